@@ -30,6 +30,9 @@ CODE_HASH: Final = "flk.dev/code-hash"
 VERSION: Final = "flk.dev/version"
 SPEC: Final = "flk.dev/spec"
 
+# Annotation of the pods.
+STARTED: Final = "flk.dev/started"  # when their job was started or resumed, in seconds since the epoch
+
 # Labels that the training operator puts on pods.
 OPERATOR_JOB_NAME: Final = "training.kubeflow.org/job-name"
 REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "50m"]
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"  # in flk's image
+DEADLINE, USED = 40, 20  # seconds of a job, and what its first pod uses of them at least
 BUSYBOX = "busybox:1.35"  # on each node of kind, for its storage; it has a shell and no Python
 
 
@@ -98,6 +100,7 @@ def test_lost_pods_use_disruptions_and_no_restarts(
     """)
     args = ["--name", "lost", "--replicas", "2", "--restarts", "0", "--image", image, *SMALL]
     assert flk("submit", "train.py", *args, cwd=folder).code == 0
+    began = submit_with_deadline(flk, image, script)
 
     def running(attempt: int) -> bool:
         state = json.loads(flk("status", "lost", "-o", "json").stdout)
@@ -112,3 +115,21 @@ def test_lost_pods_use_disruptions_and_no_restarts(
     state = json.loads(flk("status", "lost", "-o", "json").stdout)
     assert (state["restarts"], state["disruptions"], state["max_disruptions"]) == (0, 2, 100)
     assert len(state["attempts"]) == 3
+    time.sleep(max(0.0, began + USED - time.time()))  # it is over, in general
+    kubectl("delete", "pod", "late-worker-0")
+    assert flk("wait", "late").code == 124
+    late = json.loads(flk("status", "late", "-o", "json").stdout)
+    assert late["reason"] == "DeadlineExceeded"
+    # Its second pod has only the rest of the deadline.
+    last = late["attempts"][-1]
+    assert last["started"] > began + USED
+    assert last["ended"] - last["started"] < DEADLINE - USED + 2
+
+
+def submit_with_deadline(flk: Any, image: str, script: Callable[[str], Path]) -> float:
+    """Submit a job of one pod with a deadline, and return when its container started."""
+    folder = script("import time; time.sleep(600)")
+    args = ["--name", "late", "--image", image, "--deadline", f"{DEADLINE}s", *SMALL]
+    assert flk("submit", "train.py", *args, cwd=folder).code == 0
+    assert flk("wait", "late", "--for", "running").code == 0
+    return time.time()

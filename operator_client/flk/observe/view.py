@@ -161,10 +161,11 @@ class JobView:
 
     @property
     def started(self) -> float | None:
-        """When the first pod started, as far as those tell that are there; None if none did."""
+        """When the first pod started, as far as pods and records tell; None if none did."""
         earlier = [*self.replaced_pods.values(), *(self.objects[pod.name] for pod in self.pods if pod.restarts)]
         starts = [timestamp((pod.get("status") or {}).get("startTime")) for pod in earlier]
-        return min(filter(None, [*starts, *(pod.started for pod in self.pods)]), default=None)
+        told = [record.started for record in self.records]
+        return min(filter(None, [*starts, *(pod.started for pod in self.pods), *told]), default=None)
 
     @property
     def ended(self) -> float | None:

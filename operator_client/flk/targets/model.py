@@ -54,6 +54,7 @@ class Target(ABC):
     selector: ClassVar[str] = labels.JOB  # which objects of this kind are training jobs; empty: all
     controller: ClassVar[str]  # who creates the pods, with its article
     controller_pods: ClassVar[str]  # words for kubectl that show the controller's pods
+    ends_in_time: ClassVar[bool] = True  # whether its controller ends a job at its deadline, whatever happens
     scalable: ClassVar[bool] = False  # whether the number of pods can change while the job runs
     deletion: ClassVar[str] = "Foreground"  # propagation policy: the object stays until its pods are gone
 
@@ -148,6 +149,10 @@ class Target(ABC):
     def suspension(self, suspended: bool) -> Object:
         """Return the merge patch that suspends or resumes a job."""
         return {"spec": {"suspend": suspended}}
+
+    def start_mark(self, job: Object, moment: str) -> Object:
+        """Return the merge patch that tells the pods of a job when it starts; empty if they do not need to know."""
+        return {}
 
     def scaling(self, job: Object, replicas: int) -> Object:
         """Return the merge patch that changes the number of pods. Only for targets that are ``scalable``."""

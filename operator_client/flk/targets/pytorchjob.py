@@ -31,6 +31,7 @@ class PyTorchJob(Target):
     selector = ""
     controller = "the training operator"
     controller_pods = "get pods -A -l control-plane=kubeflow-training-operator"
+    ends_in_time = False  # the operator looks at the deadline when something else happens to the job
     scalable = True
 
     def render(self, parts: Parts) -> list[Object]:
@@ -114,6 +115,12 @@ class PyTorchJob(Target):
     def suspension(self, suspended: bool) -> Object:
         """Return the patch of ``spec.runPolicy.suspend``."""
         return {"spec": {"runPolicy": {"suspend": suspended}}}
+
+    def start_mark(self, job: Object, moment: str) -> Object:
+        """Return the annotation of the pods from which those of a job with a deadline read it."""
+        mark = {"template": {"metadata": {"annotations": {labels.STARTED: moment}}}}
+        roles = [role for role, replicas in self.replicas(job).items() if labels.STARTED in str(replicas.template)]
+        return {"spec": {"pytorchReplicaSpecs": dict.fromkeys(roles, mark)}} if roles else {}
 
     def scaling(self, job: Object, replicas: int) -> Object:
         """Return the patch of the number of workers. The operator deletes the highest indexes, or adds pods."""

@@ -41,7 +41,13 @@ DISRUPTIONS: Final = Variable(
     integer(),
 )
 DEADLINE: Final = Variable(
-    "FLK_DEADLINE", "seconds from the start of the launcher; 0 or unset: no deadline", 0.0, number()
+    "FLK_DEADLINE", "seconds that the job may take, from FLK_STARTED; 0 or unset: no deadline", 0.0, number()
+)
+STARTED: Final = Variable(
+    "FLK_STARTED",
+    "when the job was started or resumed, in seconds since the epoch; 0 or unset: when the launcher started",
+    0.0,
+    number(),
 )
 GRACE: Final = Variable(
     "FLK_GRACE", "seconds between the signal that stops the pod and SIGKILL for its ranks", 30.0, number()

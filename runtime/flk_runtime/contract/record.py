@@ -112,6 +112,7 @@ class JobRecord:
     no_retry_reason: str = ""  # why no attempt follows a failure
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
     standstill: Standstill | None = None  # while the job runs; None: a rank makes progress
+    started: float = 0.0  # when the job's first launcher started, as far as is known; seconds since the epoch; 0: not
     bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of this job have failed repeatedly
     goodput: Goodput | None = None  # only the launcher of pod 0 knows it
 
@@ -122,8 +123,8 @@ class JobRecord:
         traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
         """
         data = asdict(self)
-        for name in ("standstill", "goodput"):
-            if data[name] is None:
+        for name in ("standstill", "started", "goodput"):
+            if not data[name]:
                 del data[name]
         text = _dump(data)
         if limit is None or len(text.encode()) <= limit:
@@ -166,7 +167,7 @@ class ArchivedRecord:
     uid: str  # of the job; empty: not known
     pods: int
     processes: int  # ranks in each pod
-    created: float  # when this launcher started; seconds since the epoch, as `updated`
+    created: float  # when the job's first launcher of pod 0 started; seconds since the epoch, as `updated`
     updated: float
     record: JobRecord
     step: int | None = None  # optimizer steps that the first rank of pod 0 has done; None: unknown

@@ -99,7 +99,7 @@ class Agent:
         self.settings = settings
         self.wakeup = wakeup
         self.server = server
-        self.deadline = time.monotonic() + settings.deadline if settings.deadline else math.inf
+        self.deadline = time.monotonic() + settings.seconds_left(time.time())
         self.selector = selectors.DefaultSelector()
         self.selector.register(wakeup.socket, selectors.EVENT_READ)
         self.selector.register(server.socket, selectors.EVENT_READ)
@@ -432,7 +432,7 @@ class Agent:
             self.watch.update(attempt.started.number, self.ranks)
             self.records.keep_progress(rank.progress for rank in self.ranks)
         if not attempt.failures and time.monotonic() >= self.deadline:
-            message = f"{self.settings.deadline:g} s since the launcher started"
+            message = f"{self.settings.deadline:g} s since the job started"
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
 
     def _report_restored(self, attempt: PodAttempt) -> None:

@@ -51,7 +51,8 @@ class RecordArchive:
         self._last_lines = last_lines
         self._log = log
         self._folder = Path(folder or pod_layout.API_FOLDER)
-        self._created = time.time()
+        self.created = time.time()
+        """When the job's first launcher of pod 0 started, in seconds since the epoch, as far as was read."""
         self._entry: ArchivedRecord | None = None
         self._changed = False  # the record, which is written soon, as opposed to the progress
         self._puts = 0  # how often the record has changed
@@ -66,7 +67,7 @@ class RecordArchive:
         settings = self._settings
         with self._condition:
             made = self._entry or ArchivedRecord(
-                settings.job, settings.job_uid, settings.pods, settings.processes, self._created, 0.0, record
+                settings.job, settings.job_uid, settings.pods, settings.processes, self.created, 0.0, record
             )
             self._entry, self._changed = replace(made, record=record), True
             self._puts += 1
@@ -98,7 +99,10 @@ class RecordArchive:
             return None  # it may be another job's of the same name
         with contextlib.suppress(*_ERRORS):
             data: dict[str, str] = json.loads(self._request("GET")).get("data") or {}
-            return ArchivedRecord.from_json(data.get(entry_key(self._settings.job, self._settings.job_uid), ""))
+            entry = ArchivedRecord.from_json(data.get(entry_key(self._settings.job, self._settings.job_uid), ""))
+            if entry:
+                self.created = min(self.created, entry.created)
+            return entry
         return None
 
     def _run(self) -> None:

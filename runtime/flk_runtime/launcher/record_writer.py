@@ -42,6 +42,7 @@ class RecordWriter:
         self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
         """What the time of the job goes into; None: another pod knows, or nobody asks."""
         self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
+        self._started = time.time()
         self._latest: JobRecord | None = None
         self._lines = 0  # of the ranks, since the latest record was written
 
@@ -60,15 +61,12 @@ class RecordWriter:
 
     def _log_record(self, record: JobRecord) -> JobRecord:
         """Write the record as a line of the log, and return it with the goodput."""
-        self._latest = record = self._with_goodput(record)
+        self._latest = record = self._dated(record)
         self.log(log_format.RECORD_MARKER + record.to_json())
         if record.goodput:
             total = record.goodput.total
             self._renew_at = total + min(_RENEWED_MOST, max(_RENEWED_LEAST, _RENEWED * total))
         return record
-
-    def _with_goodput(self, record: JobRecord) -> JobRecord:
-        return replace(record, goodput=self.ledger.read(time.monotonic())) if self.ledger else record
 
     def former(self) -> list[Attempt]:
         """Read from the cluster the attempts of this job that no launcher knows any more, since all were killed."""
@@ -113,7 +111,7 @@ class RecordWriter:
 
     def finish(self, record: JobRecord, *, leader: bool) -> int:
         """Write the record of a job that has ended; the ``leader`` logs it too. Returns the launcher's exit code."""
-        record = self._with_goodput(record)
+        record = self._dated(record)
         write_termination_message(self._settings.termination_log, record)
         if record.outcome == "replaced" and record.failure:
             self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")
@@ -133,7 +131,7 @@ class RecordWriter:
         """
         code = exit_code_of_signal(number)
         self.log(f"received {signal.Signals(number).name}; all ranks of this pod have ended")
-        record = self._with_goodput(new_record("preempted", code, failure, history, self._settings.limits))
+        record = self._dated(new_record("preempted", code, failure, history, self._settings.limits))
         write_termination_message(self._settings.termination_log, record)
         if self._kept:  # else the next launcher would take this one for killed
             self._kept.put_record(record)
@@ -149,6 +147,11 @@ class RecordWriter:
         write_termination_message(self._settings.termination_log, record)
         self.log(f"failed: {failure.summary}")
         return failure.code if self._settings.pods == 1 else 128 + signal.SIGKILL
+
+    def _dated(self, record: JobRecord) -> JobRecord:
+        """The record with the time at which the job's first launcher started, and what the time went into."""
+        goodput = self.ledger.read(time.monotonic()) if self.ledger else None
+        return replace(record, started=self._kept.created if self._kept else self._started, goodput=goodput)
 
 
 def _new_ledger() -> Ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import re
 import socket
@@ -58,7 +59,8 @@ class Settings:
     node: str = ""
     cpus: int = 0  # CPU request of the pod; 0: no request
     limits: Limits = field(default_factory=Limits)
-    deadline: float = 0.0  # from the start of the launcher; 0: no deadline
+    deadline: float = 0.0  # that the job may take; 0: no deadline
+    started: float = 0.0  # when the job was started or resumed, seconds since the epoch; 0: not known
     join_timeout: float = user_env.JOIN_TIMEOUT.default
     lease: float = user_env.LEASE.default
     kill_timeout: float = user_env.KILL_TIMEOUT.default
@@ -81,6 +83,11 @@ class Settings:
     def session(self, purpose: str = "rendezvous", *, serves: bool, other: str = "it") -> Session:
         """One end of a connection to another launcher of this job; arguments as for `Session`."""
         return Session(self.secret, [purpose, self.job, self.job_uid, self.pods], serves=serves, other=other)
+
+    def seconds_left(self, now: float) -> float:
+        """Seconds until the job's deadline, at the time ``now`` in seconds since the epoch; infinite without one."""
+        used = max(0.0, now - self.started) if self.started else 0.0
+        return self.deadline - used if self.deadline else math.inf
 
     @property
     def trains(self) -> bool:
@@ -190,6 +197,7 @@ class Settings:
                 retry_same=bool(value(user_env.RETRY_SAME_FAILURE)),
             ),
             deadline=deadline,
+            started=value(pod_env.STARTED),
             join_timeout=min(join_timeout, deadline or join_timeout),
             lease=value(user_env.LEASE),
             kill_timeout=value(user_env.KILL_TIMEOUT),

@@ -16,6 +16,7 @@ from typing import Final
 
 from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError
+from flk.jobs.lifecycle.suspension import merge, starting
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import OWNED, JobClient, age, resource_of
 from flk.targets import target_of
@@ -98,7 +99,7 @@ def check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
 
 def _suspended(manifest: Object) -> Object:
     job = copy.deepcopy(manifest)
-    _merge(job, target_of(job).suspension(True))
+    merge(job, target_of(job).suspension(True))
     job["metadata"].setdefault("annotations", {})[labels.INCOMPLETE] = "true"
     return job
 
@@ -109,16 +110,8 @@ def _release(client: JobClient, manifest: Object, job: Object) -> Object:
     queued = labels.QUEUE in (job["metadata"].get("labels") or {})  # a webhook may have put it into a default queue
     target = target_of(manifest)
     if not (queued or target.suspended(manifest)):
-        change |= target.suspension(False)
+        change |= starting(client, manifest)
     return client.api.call("patch", client.target(resource_of(manifest), job["metadata"]["name"]), body=change)
-
-
-def _merge(base: Object, change: Object) -> None:
-    for key, value in change.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict):
-            _merge(base[key], value)
-        else:
-            base[key] = value
 
 
 def _resource(manifest: Object) -> Resource:

@@ -64,8 +64,26 @@ def resume(client: JobClient, name: str) -> bool:
 def set_suspended(client: JobClient, job: Object, suspended: bool) -> None:
     """Set or clear the field suspend of exactly this job. Raises ConflictError if another has its name now."""
     meta = job["metadata"]
-    change = {"metadata": {"uid": meta["uid"]}, **target_of(job).suspension(suspended)}
+    change = target_of(job).suspension(True) if suspended else starting(client, job)
+    change = {"metadata": {"uid": meta["uid"]}, **change}
     client.api.call("patch", client.target(resource_of(job), meta["name"]), body=change)
+
+
+def starting(client: JobClient, job: Object) -> Object:
+    """Return the merge patch that lets a job start now, from when its deadline counts."""
+    target = target_of(job)
+    change = target.suspension(False)
+    merge(change, target.start_mark(job, f"{client.now():.0f}"))
+    return change
+
+
+def merge(base: Object, change: Object) -> None:
+    """Put ``change`` into ``base``, as an API server applies a merge patch that removes nothing."""
+    for key, value in change.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merge(base[key], value)
+        else:
+            base[key] = value
 
 
 def is_suspended(job: Object) -> bool:

@@ -184,6 +184,12 @@ def test_a_foreign_job_started_before_its_container_was_started_again_or_its_pod
     assert replaced.state().started == NOW - 60
 
 
+def test_a_job_started_when_the_record_of_its_launchers_says() -> None:
+    job = JobBuilder(1).pod(0, state={"running": {"startedAt": "2026-01-01T00:00:30Z"}})
+    job.record = JobRecord("running", 0, attempts=[Attempt(30, NOW - 20)], started=NOW - 55)
+    assert job.state().started == NOW - 55
+
+
 def test_json_counts_attempts_from_1_everywhere() -> None:
     job = JobBuilder().all("ended", 100).condition("Failed")
     failure = replace(RAISED, attempt=1)

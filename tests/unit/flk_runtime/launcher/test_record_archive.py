@@ -109,6 +109,18 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
     }
 
 
+def test_the_start_of_the_job_outlives_its_only_pod(server: Any, keeper: Any) -> None:
+    first = ArchivedRecord("gpt", "uid-1", 1, 4, 1000.0, 1090.0, replace(RUNNING, outcome="preempted"))
+    server.data["gpt.uid-1"] = first.to_json()
+    kept, _ = keeper()
+    assert kept.read() is not None
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
+    assert entry is not None
+    assert kept.created == entry.created == 1000.0
+
+
 @pytest.mark.parametrize("step", [7, -1])
 def test_the_attempts_of_launchers_that_were_killed_are_read(
     server: Any, keeper: Any, tmp_path: Path, step: int

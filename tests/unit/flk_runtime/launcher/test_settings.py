@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from flk_runtime.launcher.settings import Settings, SetupError
@@ -31,6 +33,16 @@ def test_without_variables_there_is_one_pod_with_one_rank() -> None:
         "127.0.0.1",
         0,
     )
+
+
+def test_the_deadline_counts_from_the_start_of_the_job() -> None:
+    def left(**variables: str) -> float:
+        return Settings.from_environment(["t.py"], POD | variables).seconds_left(1060.0)
+
+    assert left(FLK_DEADLINE="100") == left(FLK_DEADLINE="100", FLK_STARTED="") == 100.0  # not told: from now
+    assert left(FLK_DEADLINE="100", FLK_STARTED="1000") == 40.0
+    assert left(FLK_DEADLINE="100", FLK_STARTED="1070") == 100.0  # clocks differ
+    assert left(FLK_STARTED="1000") == math.inf
 
 
 @pytest.mark.parametrize(

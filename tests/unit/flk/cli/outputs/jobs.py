@@ -50,7 +50,7 @@ HANG = Failure(
     traceback="torch/utils/data/dataloader.py:1291 in _try_get_data\ntrain.py:31: for batch in loader:",
 )
 DEADLINE = Failure(
-    Kind.DEADLINE, 0, None, "gpt-worker-0", "node-a", 0, START + 50, message="50 s since the launcher started"
+    Kind.DEADLINE, 0, None, "gpt-worker-0", "node-a", 0, START + 50, message="50 s since the job started"
 )
 USAGE = Failure(Kind.USAGE, 0, 0, "gpt-worker-0", "node-a", 0, START + 5, message="FLK_SEED=x is not a whole number")
 UNSCHEDULABLE = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flk.labels import INCOMPLETE, QUEUE
+from flk.labels import INCOMPLETE, QUEUE, STARTED
 from tests.support.jobs import JobBuilder
 
 Run = Callable[..., tuple[int, str, str]]
@@ -35,6 +36,21 @@ def test_suspend_and_resume(fake: Any, run: Run) -> None:
     code, _, stderr = run("resume", "gpt")
     assert (code, is_suspended(fake)) == (0, False)
     assert "was not suspended" in stderr
+
+
+def test_a_job_with_a_deadline_tells_its_pods_when_it_was_resumed(fake: Any, run: Run) -> None:
+    """The training operator looks at the deadline only by chance."""
+    plain, limited = JobBuilder(name="plain"), JobBuilder(name="limited")
+    field = {"fieldRef": {"fieldPath": f"metadata.annotations['{STARTED}']"}}
+    limited.container["env"] = [{"name": "FLK_STARTED", "valueFrom": field}]
+    for builder in (plain, limited):
+        builder.job["spec"]["runPolicy"]["suspend"] = True
+        builder.add_to(fake)
+        assert run("resume", builder.name)[0] == 0
+    template = fake.objects[JOBS]["limited"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert abs(float(template["metadata"]["annotations"][STARTED]) - time.time()) < 100
+    assert template["spec"]["containers"][0]["env"], "nothing else is changed"
+    assert "metadata" not in fake.objects[JOBS]["plain"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
 
 
 def test_suspend_waits_for_the_pods(fake: Any, run: Run) -> None:
