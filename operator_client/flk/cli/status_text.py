@@ -43,7 +43,7 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
         lines.append(_goodput_line(state.goodput))
     if state.attempts:
         lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide)]
-    lines += ["", *_pods(state, wide)]
+    lines += ["", *pods_table(state, wide=wide)]
     lines += [
         f"{node} may be broken: pods there have failed repeatedly, and are used last; --avoid-node {node} keeps a new "
         f"job off it, {commands.kubectl(f'cordon {node}', namespaced=False)} all pods"
@@ -145,8 +145,10 @@ def _begin(attempt: AttemptState) -> str:
     return f"{attempt.restored}{source}{lost}"
 
 
-def _pods(state: State, wide: bool) -> list[str]:
+def pods_table(state: State, *, wide: bool) -> list[str]:
+    """Return the table of pods, or with ``wide`` of ranks. Pods of one worker make their steps together."""
     progress = {item.rank: item for item in state.progress}
+    together = len(state.pods) // state.workers * state.processes  # ranks that make their steps together
     chosen = [
         pod
         for pod in state.pods
@@ -160,8 +162,10 @@ def _pods(state: State, wide: bool) -> list[str]:
         for ranks in [[rank] for rank in pod.ranks] if wide and pod.ranks else [pod.ranks]:
             numbers = "-".join(dict.fromkeys(map(str, (*ranks[:1], *ranks[-1:]))))
             known = next((progress[rank] for rank in ranks if rank in progress), None)
+            runs = ranks and str(pod.phase) == "Running"
+            of_all = progress.get(ranks[0] // together * together) if runs else None
             cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node]
-            rows.append([*cells, *(_measured(known) if progress else []), _reason(pod, state, wide)])
+            rows.append([*cells, *(_measured(known, of_all) if progress else []), _reason(pod, state, wide)])
     lines = table(header, rows)
     left = len(state.pods) - len(shown)
     if left:
@@ -169,9 +173,10 @@ def _pods(state: State, wide: bool) -> list[str]:
     return lines
 
 
-def _measured(progress: Progress | None) -> list[str]:
+def _measured(progress: Progress | None, of_all: Progress | None) -> list[str]:
+    """Return step, time and loss of a rank; of one that prints none the step that all ranks make together."""
     if progress is None:
-        return ["", "", ""]
+        return [str(of_all.step) if of_all else "", "", ""]
     time = "" if progress.step_time is None else f"{progress.step_time:.3g}s"
     return [str(progress.step), time, "" if progress.loss is None else f"{progress.loss:.4g}"]
 

@@ -27,7 +27,9 @@ STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending 
 FOREIGN_LOGS: Final = 32  # pods of a job without flk's launcher whose logs are searched
 FOREIGN_LINES: Final = 400  # last lines of each of these logs
 RECORD_LINES: Final = log_format.RECORD_INTERVAL + 100  # last lines of pod 0's log, among which there is a record
-OF_LAUNCHERS: Final = ("record", "peer")  # read for jobs that run undisturbed, too
+METRICS_LINES: Final = 100  # last lines of the first pod of each further worker of strategy diloco
+MOST_WORKERS: Final = 16  # workers whose metrics are read
+OF_LAUNCHERS: Final = ("record", "peer", "metrics")  # read for jobs that run undisturbed, too
 
 _WAITING: Final = re.compile(r"pods have joined; waiting for pods? (\d+)")
 _UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
@@ -83,6 +85,8 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             record = records[-1] if records else None
             progress = read_progress(answer.lines)
             return replace(seen, record=record, progress=progress, logs={**seen.logs, need.name: last})
+        case "metrics":
+            return replace(seen, progress=[*seen.progress, *read_progress(answer.lines)])
         case "log" | "peer":
             return replace(seen, logs={**seen.logs, need.name: answer.lines})
         case "nodes":
@@ -123,12 +127,17 @@ def _was_disturbed(view: JobView) -> bool:
 
 
 def _of_launchers(view: JobView) -> list[Need]:
-    """Return the log of pod 0, which has the record, and then the log of the launcher that it waits for."""
+    """Return the log of pod 0, which has the record, and then the log of the launcher that it waits for.
+
+    Each worker of strategy diloco prints metrics of its own, in its first pod.
+    """
     first = view.objects.get(view.pods[0].name) if view.pods else None
     if first is None or not (first.get("status") or {}).get("containerStatuses"):
         return []
     name = view.pods[0].name
     wanted = [Need("record", name, lines=RECORD_LINES)]
+    firsts = view.pods[:: len(view.pods) // view.workers][1:MOST_WORKERS]
+    wanted += [Need("metrics", pod.name, lines=METRICS_LINES) for pod in firsts if pod.phase == PodPhase.RUNNING]
     if view.around.answered.issuperset(wanted):
         lines = view.around.logs[name]
         waiting = _WAITING.search(lines[-1]) if lines else None

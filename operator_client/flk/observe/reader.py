@@ -161,7 +161,7 @@ class Reader:
         match need.what:
             case "events":
                 return Answer(items=client.list_events(need.kind, need.name))
-            case "record" | "peer" | "log":
+            case "record" | "peer" | "metrics" | "log":
                 return Answer(lines=self._log(need, seen))
             case "nodes" if not need.name:
                 return self._list(RequestTarget(NODES))

@@ -30,7 +30,7 @@ from flk.units import timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, SlowRank, Standstill
-from flk_runtime.contract.user_env import JOB
+from flk_runtime.contract.user_env import JOB, WORKERS
 
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
 # Reasons of events about pods whose containers get SIGKILL, if they do not end before.
@@ -122,6 +122,12 @@ class JobView:
         """Whether flk's launcher starts the ranks: the manifest is flk's."""
         environment = {variable.get("name") for variable in self.container.get("env") or []}
         return self.around.entry is not None or labels.JOB in self.labels or JOB in environment
+
+    @cached_property
+    def workers(self) -> int:
+        """How many groups of pods make steps of their own, as the workers of strategy diloco; 1 in other jobs."""
+        workers = self._setting(WORKERS) or 1
+        return workers if len(self.pods) % workers == 0 else 1
 
     @cached_property
     def resizable(self) -> bool:

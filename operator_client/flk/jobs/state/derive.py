@@ -38,6 +38,7 @@ def derive(view: JobView) -> State:
         spares=seen.spares,
         bad_nodes=seen.record.bad_nodes if seen.record else [],
         processes=seen.processes,
+        workers=seen.workers,
         ready=sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in seen.pods),
         restarts=seen.record.restarts if seen.record else 0,
         max_restarts=seen.record.max_restarts if seen.record else None,

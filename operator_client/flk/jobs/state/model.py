@@ -74,6 +74,7 @@ class State:
     max_size: int = 0  # how many pods may train
     spares: int = 0  # pods that wait to take the place of a lost one
     processes: int = 1  # ranks in each pod
+    workers: int = 1  # groups of pods that make steps of their own, as with strategy diloco
     ready: int = 0  # pods that run or have succeeded
     restarts: int = 0  # used: attempts that followed failures of the training code
     max_restarts: int | None = None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from flk.cli import status_text
+from flk.jobs.state import derive
 from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation
+from flk.observe.progress import Progress
+from flk.observe.view import JobView
 from flk_runtime.contract.log_format import RECORD_MARKER
-from tests.support.jobs import MADE, JobBuilder, record
+from tests.support.jobs import MADE, NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
 
 
@@ -31,6 +37,29 @@ def test_a_record_tells_that_a_job_runs_undisturbed() -> None:
     assert seen.record is not None
     assert seen.logs == {"gpt-worker-0": ["[rank 0] step 1"]}
     assert needs(seen) == []
+
+
+def test_each_worker_of_diloco_shows_its_own_step_and_pods_that_print_none_that_of_their_worker() -> None:
+    job = JobBuilder(4).all("pod").condition("Running")
+    job.container["env"] = [{"name": "FLK_WORKERS", "value": "2"}]
+    seen, logs = job.seen(), {"gpt-worker-0": 7, "gpt-worker-2": 5}
+    assert {(need.what, need.name) for need in needs(seen)} >= {("metrics", "gpt-worker-2")}
+    for need in needs(seen):
+        rank = int(need.name[-1])
+        seen = with_answer(seen, need, Answer(lines=[f'{MADE} [rank {rank}] {{"step": {logs[need.name]}}}']))
+    state = derive(JobView(seen))
+    header, *rows = status_text.pods_table(state, wide=False)
+    assert [row[header.index("STEP") :].split()[0] for row in rows] == ["7", "7", "5", "5"]
+
+
+def test_pods_of_an_elastic_job_show_the_step_that_all_make_and_those_that_wait_none() -> None:
+    job = JobBuilder(3).all("pod").condition("Running")
+    job.container["env"] = [{"name": "FLK_MIN_PODS", "value": "1"}]
+    running = record(None, None, outcome="running")
+    job.record = replace(running, attempts=[replace(running.attempts[-1], pods="0, 2")])
+    state = derive(job.view(progress=[Progress(0, 7, NOW)]))
+    header, *rows = status_text.pods_table(state, wide=False)
+    assert [row[header.index("STEP") :].split()[0] for row in rows] == ["7", "-", "7"]
 
 
 def test_a_job_that_has_succeeded_needs_nothing() -> None:

@@ -22,6 +22,7 @@ class Archive:
     """The entry of the job in the cluster."""
 
     def __init__(self, *_: Any) -> None:
+        self.created = 1e9
         self.kept: Goodput | None = None
         self.entry: ArchivedRecord | None = None
 
