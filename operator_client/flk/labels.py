@@ -20,6 +20,10 @@ SHARED: Final = "flk.dev/shared"  # "true" on a ConfigMap with an archive that a
 RECORDS: Final = "flk.dev/records"  # "true" on a ConfigMap in which launchers keep the records of jobs
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
+QUEUE_TOPOLOGY: Final = {  # on pods: the label of nodes by which Kueue keeps a job together, by how strictly
+    "required": "kueue.x-k8s.io/podset-required-topology",
+    "preferred": "kueue.x-k8s.io/podset-preferred-topology",
+}
 KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID of the job that it stands for
 
 # Annotations of the job.

@@ -15,6 +15,8 @@ from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 
+AHEAD: Final = 3  # jobs that are named before one in the queue
+
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     """Check that the Kueue queue exists and admits jobs."""
@@ -83,10 +85,34 @@ def _held_by_check(view: JobView) -> Found | None:
     return None
 
 
+def _place(view: JobView) -> tuple[str, list[Evidence]]:
+    """Return where a job stands in its queue and who is ahead, for a sentence, with the evidence; empty if unknown."""
+    own = {workload["metadata"]["name"] for workload in view.around.workloads}
+    pending = sorted(view.around.pending_workloads, key=lambda each: int(each.get("positionInClusterQueue") or 0))
+    index = next((index for index, each in enumerate(pending) if each["metadata"]["name"] in own), None)
+    if index is None:
+        return "", []
+    ahead = [_job_of(each) for each in pending[:index]]
+    elsewhere = int(pending[index].get("positionInClusterQueue") or 0) - index
+    named = ", ".join(ahead[:AHEAD]) + (f" and {len(ahead) - AHEAD} more" if len(ahead) > AHEAD else "")
+    others = f"{plural(elsewhere, 'job')} of other queues" if elsewhere > 0 else ""
+    behind = " and ".join(filter(None, (named, others)))
+    text = f"place {index + 1} of {len(pending)}" + (f", behind {behind}" if behind else "")
+    return f" at {text}", [Evidence(f"queue {view.queue}", text, "pendingworkloads")]
+
+
+def _job_of(pending: Object) -> str:
+    """Return the name of the job that a pending Workload stands for; its own name if it does not tell."""
+    owners = pending["metadata"].get("ownerReferences") or [pending["metadata"]]
+    return str(owners[0]["name"])
+
+
 def _queued(view: JobView) -> Found | None:
     if not view.suspended or not view.queue:
         return None
+    place, told = _place(view)
     evidence = [
+        *told,
         Evidence(view.subject, view.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
         _suspend_evidence(view),
     ]
@@ -95,7 +121,7 @@ def _queued(view: JobView) -> Found | None:
         if reserved.get("status") == "False" and reserved.get("message"):
             evidence.insert(0, _workload_evidence(workload, reserved))
             return Found(
-                f"it waits in queue {view.queue}: {reserved['message']}",
+                f"it waits in queue {view.queue}{place}: {reserved['message']}",
                 f"{view.flk('wait')} waits; {view.kubectl('get localqueues,workloads')} shows the queue",
                 evidence,
             )
@@ -103,7 +129,7 @@ def _queued(view: JobView) -> Found | None:
         return held
     unknown = "" if view.around.workloads else "; Kueue has no Workload for it yet"
     return Found(
-        f"it waits in queue {view.queue}{unknown}",
+        f"it waits in queue {view.queue}{place}{unknown}",
         f"{view.flk('wait')} waits; {view.kubectl(f'get localqueue {view.queue}')} shows whether the queue exists",
         evidence,
     )
@@ -133,7 +159,8 @@ CAUSES: Final = (
         "WaitingInQueue",
         "The job waits in a queue",
         "The job names a queue, and the queue has not admitted it. flk reads the condition QuotaReserved of the job's "
-        "Workload, which says what is missing.",
+        "Workload, which says what is missing, and where it may the place in the queue and who is ahead (Kueue's "
+        "Visibility API).",
         "Wait, or ask for less. A queue that does not exist never admits a job: check its name.",
         _queued,
         cured_by="the queue",

@@ -42,6 +42,7 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
             *state,
             ("get", "persistentvolumeclaims"),
             ("list", "workloads.kueue.x-k8s.io"),
+            ("get", "localqueues.visibility.kueue.x-k8s.io/pendingworkloads"),
             *(("get", group) for group in groups),
         ],
         "list": [("list", jobs), ("list", "pods")],

@@ -91,7 +91,8 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
     return {
         "metadata": {
             "labels": {**pods.labels, **labels.MANAGED_BY, labels.JOB: job.name},
-            "annotations": {"sidecar.istio.io/inject": "false", **pods.annotations},  # a pod with a sidecar goes on
+            # A pod with a sidecar goes on.
+            "annotations": {"sidecar.istio.io/inject": "false", **_queue_topology(job), **pods.annotations},
         },
         "spec": {
             "automountServiceAccountToken": False,
@@ -115,6 +116,14 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
             "volumes": volumes,
         },
     }
+
+
+def _queue_topology(job: Job) -> dict[str, str]:
+    """Return the annotation by which Kueue's scheduler of topologies keeps a job in a queue together."""
+    if not job.topology:
+        return {}
+    key, strength = split_topology(str(job.topology))
+    return {labels.QUEUE_TOPOLOGY[strength]: key}
 
 
 def _affinity(job: Job) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             return replace(seen, claims={**seen.claims, **by_name})
         case "workloads":
             return replace(seen, workloads=answer.items)
+        case "pending_workloads":
+            return replace(seen, pending_workloads=answer.items)
         case "pod_groups":
             return replace(seen, pod_groups=answer.items)
         case "other_pods":
@@ -163,7 +165,7 @@ def _around(view: JobView) -> list[Need]:
     wanted += [Need("claims", name) for name in claims]
     wanted += [Need("events", name, "PersistentVolumeClaim") for name in claims if name in view.around.claims]
     if view.suspended and view.queue:
-        wanted.append(Need("workloads"))
+        wanted += [Need("workloads"), Need("pending_workloads", view.queue)]
     if gang_of(view.job) is not None or view.run_policy.get("schedulingPolicy"):
         wanted.append(Need("pod_groups", view.name))
     if view.awaits_controller:

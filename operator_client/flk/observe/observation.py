@@ -68,6 +68,7 @@ class Observation:
     nodes: Mapping[str, Object] = field(default_factory=dict)  # by name
     claims: Mapping[str, Object] = field(default_factory=dict)  # PersistentVolumeClaims by name
     workloads: Sequence[Object] = ()  # Kueue's Workloads that the job owns
+    pending_workloads: Sequence[Object] = ()  # all that wait in the job's queue, in Kueue's order
     pod_groups: Sequence[Object] = ()  # of a scheduler of gangs, with the job's name
     other_pods: Sequence[Object] = ()  # of all jobs of flk, read where some pods of this one find no node
     controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check

@@ -27,6 +27,11 @@ _LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which it is gi
 
 NODES: Final = Resource("", "v1", "nodes")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
+# Kueue's Visibility API, the newest version first.
+_PENDING: Final = tuple(
+    Resource("visibility.kueue.x-k8s.io", version, "localqueues", "pendingworkloads")
+    for version in ("v1beta2", "v1beta1")
+)
 WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
 POD_GROUPS: Final = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
 
@@ -171,6 +176,8 @@ class Reader:
                 return self._get(client.target(CLAIMS, need.name))
             case "workloads":
                 return self._list(client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
+            case "pending_workloads":
+                return self._pending(need.name)
             case "pod_groups":
                 gang = gang_of(seen.job or {})
                 return self._get(client.target(OWNED[gang.api_version, "PodGroup"] if gang else POD_GROUPS, need.name))
@@ -204,6 +211,16 @@ class Reader:
         except ApiError as error:
             return missing if error.status == 404 else Answer()
 
+    def _pending(self, queue: str) -> Answer:
+        """Return what waits in a queue of Kueue, in the version of the API that the cluster serves."""
+        for resource in _PENDING:
+            answer = self._get(self._client.target(resource, queue))
+            if answer.items:
+                return Answer(items=answer.items[0].get("items") or [])
+            if answer.unreadable:
+                return Answer(unreadable=frozenset({resource.subresource}))
+        return Answer()
+
     def _list(self, target: RequestTarget, **query: str) -> Answer:
         try:
             return Answer(items=self._client.api.list_all(target, query)[0])
@@ -216,7 +233,7 @@ class Reader:
         pod = next(pod for pod in seen.pods if pod["metadata"]["name"] == need.name)
         if need.previous:
             return self._lines(pod, need, previous=True) or self._lines(pod, need)
-        return self._lines(pod, need, timestamps=need.what == "record")
+        return self._lines(pod, need, timestamps=need.what in ("record", "metrics"))
 
     def _lines(self, pod: Object, need: Need, **options: Any) -> list[str]:
         lines: list[str] = []

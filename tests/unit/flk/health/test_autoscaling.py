@@ -191,11 +191,44 @@ def test_a_provisioning_request_makes_the_nodes(group: str) -> None:
     assert derive(later(job)).phase == Phase.PENDING
 
 
-@pytest.mark.parametrize("state", ["Pending", "Retry", "Rejected"])
-def test_an_admission_check_of_the_queue_says_who_makes_the_nodes(state: str) -> None:
+def in_queue() -> JobBuilder:
     job = JobBuilder()
     job.job["spec"]["runPolicy"]["suspend"] = True
     job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    return job
+
+
+def waiting_in_queue(name: str, position: int, *owners: str) -> dict[str, Any]:
+    """A PendingWorkload of Kueue's Visibility API."""
+    metadata = {"name": name, "ownerReferences": [{"name": owner} for owner in owners]}
+    return {"metadata": metadata, "localQueueName": "gold", "positionInClusterQueue": position}
+
+
+@pytest.mark.parametrize(
+    ("before", "place"),
+    [
+        ([], "place 1 of 2"),
+        ([("w-a", 0, "a"), ("w-b", 2)], "place 3 of 4, behind a, w-b and 2 jobs of other queues"),
+        ([(f"w-{n}", n, f"j{n}") for n in range(5)], "place 6 of 7, behind j0, j1, j2 and 2 more"),
+    ],
+    ids=["first", "others", "many"],
+)
+def test_a_job_in_a_queue_says_its_place_and_who_is_ahead(before: list[Any], place: str) -> None:
+    own = 4 if len(before) == 2 else len(before)
+    found = [waiting_in_queue("w-later", 9, "later"), *(waiting_in_queue(*each) for each in before)]
+    found.append(waiting_in_queue("w", own, "gpt"))
+    lacks = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for gpu"}
+    workload = {"metadata": {"name": "w"}, "status": {"conditions": [lacks]}}
+    (cause,) = find(in_queue().view(workloads=[workload], pending_workloads=found))
+    assert cause.sentence == f"it waits in queue gold at {place}: insufficient quota for gpu"
+    assert place in [item.text for item in cause.evidence]
+    (unknown,) = find(in_queue().view(workloads=[workload], pending_workloads=found[:-1]))
+    assert unknown.sentence == "it waits in queue gold: insufficient quota for gpu"
+
+
+@pytest.mark.parametrize("state", ["Pending", "Retry", "Rejected"])
+def test_an_admission_check_of_the_queue_says_who_makes_the_nodes(state: str) -> None:
+    job = in_queue()
     reserved = {"type": "QuotaReserved", "status": "True", "message": "Quota reserved in ClusterQueue c"}
     check = {"name": "dws", "state": state, "message": "waiting for nodes", "lastTransitionTime": MADE}
     status = {"conditions": [reserved], "admissionChecks": [{"name": "other", "state": "Ready"}, check]}

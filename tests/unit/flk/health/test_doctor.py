@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -458,7 +459,7 @@ def test_what_a_check_finds_has_the_code_of_the_cause_that_the_job_would_have() 
 def granted(rules: list[dict[str, Any]]) -> set[tuple[str, str]]:
     """The verbs and resources that the rules of a Role give."""
     return {
-        (verb, f"{resource}.{group}" if group else resource)
+        (verb, re.sub("(?=/|$)", f".{group}", resource, count=1) if group else resource)
         for rule in rules
         for group in rule["apiGroups"]
         for resource in rule["resources"]

@@ -43,6 +43,14 @@ def test_flags_reach_the_manifest(run: Run) -> None:
     assert template["spec"]["automountServiceAccountToken"] is False
 
 
+@pytest.mark.parametrize("strength", ["required", "preferred"])
+def test_the_topology_of_a_job_is_told_to_the_scheduler_and_to_kueue(run: Run, strength: str) -> None:
+    job = rendered(run, "--queue", "gold", "--topology", f"example.com/rack:{strength}")
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert template["metadata"]["annotations"][f"kueue.x-k8s.io/podset-{strength}-topology"] == "example.com/rack"
+    assert f"{strength}DuringSchedulingIgnoredDuringExecution" in template["spec"]["affinity"]["podAffinity"]
+
+
 def test_devices_of_another_vendor(run: Run) -> None:
     job = rendered(run, "--resource", "amd.com/gpu=8", "--resource", "rdma/hca=1")
     container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from flk.cli import status_text
 from flk.jobs.state import derive
+from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation
 from flk.observe.progress import Progress
+from flk.observe.reader import view_job
 from flk.observe.view import JobView
 from flk_runtime.contract.log_format import RECORD_MARKER
 from tests.support.jobs import MADE, NOW, JobBuilder, record
@@ -78,6 +83,32 @@ def test_events_of_an_earlier_job_of_the_name_are_left_out() -> None:
     about = {"kind": "PyTorchJob", "name": "gpt", "uid": "another"}
     events = [{"metadata": {"name": "e"}, "involvedObject": about, "lastTimestamp": MADE}]
     assert with_answer(seen, Need("events", "gpt", "PyTorchJob"), Answer(events)).events == []
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+@pytest.mark.usefixtures("kubeconfig")
+def test_what_waits_in_a_queue_is_read_in_the_version_that_the_cluster_serves(fake: Any, version: str) -> None:
+    job = JobBuilder()
+    job.job["spec"]["runPolicy"]["suspend"] = True
+    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    job.add_to(fake)
+    path = f"/apis/visibility.kueue.x-k8s.io/{version}/namespaces/team/localqueues/gold/pendingworkloads"
+    fake.documents[path] = {"kind": "PendingWorkloadsSummary", "items": [{"metadata": {"name": "w"}}]}
+    client = JobClient.connect(namespace="team")
+    assert [each["metadata"]["name"] for each in view_job(client, "gpt").around.pending_workloads] == ["w"]
+    fake.refused[path] = (403, 'localqueues "gold" is forbidden: User "ada" cannot get resource "localqueues"')
+    assert "pendingworkloads" in view_job(client, "gpt").around.unreadable
+
+
+@pytest.mark.usefixtures("kubeconfig")
+def test_the_metrics_of_a_further_worker_of_diloco_are_read(fake: Any) -> None:
+    job = JobBuilder(2).all("pod").condition("Running")
+    job.container["env"] = [{"name": "FLK_WORKERS", "value": "2"}]
+    job.add_to(fake)
+    for rank, step in enumerate((7, 5)):
+        fake.written[f"gpt-worker-{rank}"] = f'[rank {rank}] {{"step": {step}}}\n'
+    found = view_job(JobClient.connect(namespace="team"), "gpt").around.progress
+    assert [(each.rank, each.step) for each in found] == [(0, 7), (1, 5)]
 
 
 def test_what_may_not_be_read_is_known_and_not_asked_again() -> None:
