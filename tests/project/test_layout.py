@@ -168,7 +168,9 @@ COVERED = {
         "flk_runtime.checkpoint.adapters.module flk_runtime.checkpoint.adapters.optimizer "
         "flk_runtime.checkpoint.adapters.wrappers flk_runtime.checkpoint.state"
     ),
-    "tests/unit/flk_runtime/data/test_iterable.py": "flk_runtime.data.factory flk_runtime.data.reader",
+    "tests/unit/flk_runtime/data/test_iterable.py": (
+        "flk_runtime.data.factory flk_runtime.data.parts flk_runtime.data.reader"
+    ),
     "tests/unit/flk_runtime/data/test_map_style.py": "flk_runtime.data.loader",
     "tests/unit/flk_runtime/diloco/test_diloco.py": (
         "flk.spec.diloco flk_runtime.diloco.compression flk_runtime.diloco.options flk_runtime.diloco.outer "

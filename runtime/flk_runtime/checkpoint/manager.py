@@ -311,6 +311,8 @@ class CheckpointManager:
         problem: RuntimeFailure | None = None
         for name, thing in self._objects.items():
             try:
+                if isinstance(thing, EpochLoader):
+                    thing.gather()
                 if isinstance(thing, DistributedStateful):
                     states[name] = thing.save_state(name)
                 elif not is_replicated(thing):

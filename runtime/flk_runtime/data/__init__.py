@@ -11,6 +11,7 @@ from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, Lo
 from flk_runtime.data.map_style import Loader
 from flk_runtime.data.micro_batches import StepShare, split
 from flk_runtime.data.partition import DataShard, shard
+from flk_runtime.data.parts import count_shards
 from flk_runtime.data.uneven_inputs import join_batches
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LoaderOptions",
     "StepShare",
     "Transform",
+    "count_shards",
     "join_batches",
     "length_of",
     "make_loader",

@@ -2,8 +2,7 @@
 
 The stream has one order, in which element i goes to rank i mod world size; so a position in it is the number of
 elements that all ranks together have consumed, and means the same at another number of ranks. Every rank reads the
-whole stream and keeps its own elements, unless the data can be read in parts: Hugging Face datasets whose shards can be
-divided evenly among the ranks. Then the order takes one element of each part in turn.
+whole stream and keeps its own elements, unless it has shards: see `parts`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from flk_runtime.data.loader import EpochLoader, LoaderContext, Transform
-from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
+from flk_runtime.data.parts import count_shards, is_hugging_face, set_epoch
+from flk_runtime.data.reader import ShareReader
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import MismatchError, SetupError
 
@@ -30,8 +30,10 @@ class IterableLoader(EpochLoader):
     """Batches of this rank's share of an iterable, as tensors on the run's device. Made by `Run.loader`.
 
     Iterating is collective: the ranks agree that all have a batch, with one all-reduce of 16 bytes. It runs during the
-    step before, so a batch is read one step ahead. If a rank has none, the epoch ends on all ranks, and rank 0 prints
-    what is left over; in an evaluation the rank repeats its latest batch, which counts 0, until no rank has another.
+    step before, so a batch is read one step ahead. Of data that has shards, the workers of all ranks read shards of
+    their own, until a rank has no full share of a step left; the ranks read the rest together. Where a rank has no more
+    data, the epoch ends on all ranks, and rank 0 prints what is left over; in an evaluation the rank repeats its latest
+    batch, which counts 0, until no rank has another.
     With ``split=False`` the data is split over ranks and workers already. ``transform`` is called with each sample of
     this rank, in the workers if there are some: with two or more, one process reads, and the workers transform and
     collate, each a step in turn. Raises SetupError for a dataset that would be split twice, and on all ranks for an
@@ -46,9 +48,12 @@ class IterableLoader(EpochLoader):
         super().__init__(context)
         self._split, self._drop_last = split, drop_last
         self._taken = 0  # steps of this epoch
-        self._reader = ShareReader(dataset, context.rank, context.world_size, context.step_size, drop_last)
-        collate = _Collate(options.pop("collate_fn", None) or default_collate, transform, counted=split)
         self._workers = options.get("num_workers", 0)
+        shards = count_shards(dataset) if split else 1
+        self._reader = ShareReader(
+            dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers, shards
+        )
+        collate = _Collate(options.pop("collate_fn", None) or default_collate, transform, counted=split)
         self._persistent = bool(options.get("persistent_workers"))
         if self._persistent:
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
@@ -59,22 +64,21 @@ class IterableLoader(EpochLoader):
             if not split:
                 data = _SplitDataset(dataset, self._reader.position)
                 return DataLoader(data, batch_size=context.options.rank_size, drop_last=drop_last, **batches)
-            if self._workers < 2:
+            if self._workers < 2 or self._reader.is_divided:
                 return DataLoader(self._reader, batch_size=None, **batches)
             reads = {**common, "num_workers": 1, "pin_memory": False}
             shares = DataLoader(self._reader, batch_size=None, collate_fn=_as_it_is, **reads)
             return DataLoader(_Given(), batch_size=None, sampler=shares, **batches)
 
         self._make_source = make_source
-        self._source = self._make_source()
-        self._start = self._reader.start  # with which the persistent workers of the source iterate
+        self._sources: dict[bool, tuple[DataLoader[Any], Any]] = {}  # for shards and for all else, with their starts
         # Its reader stays where the last iteration was left: it cannot begin again, or does not in its workers.
         self._is_iterator = isinstance(dataset, Iterator)
         self._keeps_place = self._persistent or (self._is_iterator and not self._workers)
         # Epoch and samples consumed there, and the rest.
         self._left: tuple[tuple[int, int], Iterator[tuple[Any, int, int]]] | None = None
 
-    def __iter__(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
         self._begin()
         source, evaluates = self._rest(), self._context.evaluates
         least = 1 if evaluates else self._world_size if self._split else 0
@@ -90,7 +94,7 @@ class IterableLoader(EpochLoader):
                 break
             self.consumed += total
             self._taken += 1
-            self._reader.advance(self.epoch, self.consumed, state, even=total == self._step_size)
+            self._reader.advance(self.epoch, self.consumed, state)
             if self._keeps_place:
                 self._left = (self.epoch, self.consumed), source
             yield self._give(batch, total, samples)
@@ -101,27 +105,43 @@ class IterableLoader(EpochLoader):
         """The rest of the epoch, from the dataset or from where the last iteration has been left, as `_agreed`."""
         if self._left and self._left[0] == (self.epoch, self.consumed):
             return self._left[1]
-        left, self._left = self._left, None
-        # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
-        if self._persistent and (self._reader.start != self._start or (left and self._reader.has_state)):
-            self._source, self._start = self._make_source(), self._reader.start
-        self._reader.begin(self.epoch, self.consumed)
-        source = self._timed(self._source)
+        was_left, self._left = self._left is not None, None
+        return self._steps(was_left)
+
+    def _steps(self, was_left: bool) -> Iterator[tuple[Any, int, int]]:
+        if self._reader.is_divided:
+            for step in self._agreed(self._read(was_left), by_all=True):
+                if step[1] < self._world_size:
+                    break
+                yield step
+            self._reader.join()
+        source = self._read(was_left)
         if not self._split:
             for _ in islice(source, self._taken):  # skips what has been consumed
                 pass
-        return self._agreed(source)
+        yield from self._agreed(source, by_all=not self._context.evaluates)
 
-    def _agreed(self, source: Iterator[Any]) -> Iterator[tuple[Any, int, int]]:
+    def _read(self, was_left: bool) -> Iterator[Any]:
+        """This rank's shares from the position on."""
+        key, start = self._reader.is_divided, self._reader.start
+        source, began = self._sources.get(key, (None, None))
+        # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
+        if source is None or start != began or (was_left and self._reader.has_state):
+            self._sources[key] = source, _ = self._make_source(), start
+        self._reader.begin(self.epoch, self.consumed)
+        return self._timed(source)
+
+    def _agreed(self, source: Iterator[Any], *, by_all: bool) -> Iterator[tuple[Any, int, int]]:
         """Yield this rank's next share (None: it has none), the number of ranks that have one, and of their samples.
 
-        The ranks agree on the next share while this one is in use.
+        The ranks agree on the next share while this one is in use. With ``by_all`` the last one is the first that a
+        rank does not have.
         """
         found = next(source, None)
         answer = self._ask(found)
         while True:
             this, (ranks, samples) = found, answer()
-            if ranks == self._world_size or (ranks and self._context.evaluates):
+            if ranks == self._world_size or (ranks and not by_all):
                 found = next(source, None)
                 answer = self._ask(found)
             yield this, ranks, samples
@@ -133,6 +153,9 @@ class IterableLoader(EpochLoader):
         again = self.epoch or (self._is_iterator and not samples)
         hint = ": an iterator can be iterated over only once; pass an iterable" if again else ""
         return f"{has} {samples} samples for {self._world_size} ranks{hint}"
+
+    def gather(self) -> None:
+        self._reader.gather()
 
     def state_dict(self) -> dict[str, Any]:
         """The position. It is independent of the number of ranks if the loader splits the data."""

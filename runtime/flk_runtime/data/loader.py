@@ -83,6 +83,9 @@ class LoaderEvents:
     def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
         """The loader gives a batch, which is this rank's share of a step."""
 
+    def leave(self, loader: EpochLoader) -> None:
+        """An iteration was left before its end."""
+
     def end_epoch(self, loader: EpochLoader) -> None:
         """The loader has given the last batch of an epoch."""
 
@@ -132,7 +135,18 @@ class EpochLoader:
         self._generator = torch.Generator()
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._batches()
+        except GeneratorExit:
+            self._context.events.leave(self)
+            raise
+
+    def _batches(self) -> Iterator[Any]:
+        """Yield the batches of the rest of the epoch, and go to the next one."""
         raise NotImplementedError
+
+    def gather(self) -> None:
+        """Hook: get what only other ranks know of the position, so that the state has it. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values."""

@@ -88,7 +88,7 @@ class Loader(EpochLoader):
         """Number of steps of a whole epoch; the same on every rank."""
         return step_sizes(self._samples, self._world_size, self._step_size, drop_last=self._drop_last)[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
         self._begin()
         for size, batch in zip(self._sizes(), self._timed(self._source), strict=True):
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.

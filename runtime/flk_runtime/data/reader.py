@@ -6,13 +6,17 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker
 
+from flk_runtime.data import parts
+from flk_runtime.data.partition import shard_range
+from flk_runtime.data.parts import PartsReader, PartState, set_epoch
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 
 # One rank's share of a step: samples that count for the position, the dataset's own state after the step, the samples.
@@ -56,73 +60,112 @@ def step_shares(
 
 
 class ShareReader(IterableDataset[ReadShare]):
-    """The dataset that DataLoader iterates over: this rank's share of each step, from a position on."""
+    """The dataset that DataLoader iterates over: this rank's share of each step, from a position on.
 
-    def __init__(self, dataset: Any, rank: int, world_size: int, step_size: int, drop_last: bool) -> None:
-        self._dataset, self._rank, self._world_size = dataset, rank, world_size
+    Of a stream with shards each worker reads its own parts, and gives full shares. Once `join` is called, this rank
+    reads the rest of all parts and takes its share of it, as of a stream without shards.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        rank: int,
+        world_size: int,
+        step_size: int,
+        drop_last: bool,
+        workers: int = 0,
+        shards: int = 1,
+    ) -> None:
+        self._dataset, self._rank, self._world_size, self._workers = dataset, rank, world_size, workers
         self._step_size, self._drop_last = step_size, drop_last
-        self.has_state = (
-            hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and not _has_shuffle_buffer(dataset)
-        )
-        self._parts = self._native_parts()
-        self._even = True  # whether all steps of this epoch were full
+        self.has_state = parts.has_state(dataset)
+        self._shards = shards
+        self._states: list[PartState] = []
+        self._is_joined = False
         self._data: tuple[int, int, Any] | None = None  # epoch, position, and the dataset's own state there
         # Epoch and position: a tensor, since it is shared with persistent workers.
         self.position = torch.zeros(2, dtype=torch.int64)
+        self.next_epoch()
 
     def begin(self, epoch: int, consumed: int) -> None:
         """Go to a position; the next iteration starts there."""
         self.position.copy_(torch.tensor([epoch, consumed]))
 
     @property
-    def start(self) -> tuple[int, bool, Any]:
+    def start(self) -> tuple[list[PartState], bool, Any]:
         """The state besides the position with which an iteration starts. Workers know the state of their own start."""
-        return self._parts, self._even, self._data
+        return list(self._states), self._is_joined, self._data
 
-    def advance(self, epoch: int, consumed: int, state: Any, *, even: bool) -> None:
-        """Record one step; ``state`` is the dataset's own after it, ``even`` says whether the step was full."""
-        self._even = self._even and even
-        self._data = None if state is None else (epoch, consumed, state)
+    @property
+    def is_divided(self) -> bool:
+        """Whether each worker of each rank reads parts of its own."""
+        return bool(self._states) and not self._is_joined and self._step_size >= self._world_size
+
+    def advance(self, epoch: int, consumed: int, state: Any) -> None:
+        """Record one step; ``state`` is the dataset's own after it, or those of parts; None if nothing is left."""
+        if not self._states:
+            self._data = None if state is None else (epoch, consumed, state)
+        elif state is None:
+            self._states = [(count, True, None) for count, _, _ in self._states]
+        else:
+            for part, found in state.items():
+                self._states[part] = found
+
+    def gather(self) -> None:
+        """Get from the other ranks how far they have read their parts. Collective."""
+        if self.is_divided:
+            own = {part: self._states[part] for _, each in self._lanes() for part in each}
+            for each in process_group.all_gather(own):
+                for part, state in each.items():
+                    self._states[part] = state
+
+    def join(self) -> None:
+        """Read from now on with all ranks together what is left of all parts. Collective."""
+        self.gather()
+        self._is_joined = True
 
     def next_epoch(self) -> None:
         """Forget the position in the epoch that is over."""
-        self._parts, self._even, self._data = self._native_parts(), True, None
+        lanes = self._world_size * max(1, self._workers)
+        divides = lanes > 1 and self._shards > 1
+        self._states = [parts.UNREAD] * parts.count_parts(self._shards, lanes) if divides else []
+        self._is_joined, self._data = False, None
 
     def state_dict(self) -> dict[str, Any]:
         """The state that belongs to a position besides epoch and samples consumed."""
-        return {"parts": self._parts, "even": self._even, "data": self._data[2] if self._data else None}
+        state = {"parts": len(self._states) or 1, "data": self._data[2] if self._data else None}
+        if not self._states:
+            return state
+        return {**state, "shards": self._shards, "read": [list(each) for each in self._states], "all": self._is_joined}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, given together with ``epoch`` and ``consumed``. Raises CheckpointError."""
+        kind = type(self._dataset).__name__
         if "parts" not in state:
             raise MismatchError(
-                f"the checkpoint is of data with an index, and this is an iterable, a {type(self._dataset).__name__}: "
+                f"the checkpoint is of data with an index, and this is an iterable, a {kind}: "
                 "resume with the same data, or give the loader another name="
             )
-        self._parts, self._even = state["parts"], state["even"]
+        self._is_joined = state.get("all", False)
         self._data = None if state["data"] is None else (state["epoch"], state["consumed"], state["data"])
-        if self._parts > 1 and not is_hugging_face(self._dataset):
+        if state["parts"] > 1 and state.get("shards") != self._shards:
             raise MismatchError(
-                f"the checkpoint is of a Hugging Face dataset, and this one is a {type(self._dataset).__name__}: "
-                "resume with the same data"
+                f"the checkpoint is of a stream with {state.get('shards', 'other')} shards, and this {kind} has "
+                f"{self._shards}: resume with the same data and release of flk"
             )
+        self._states = [(count, done, data) for count, done, data in state.get("read", ())]
 
     def __iter__(self) -> Iterator[ReadShare]:
         epoch, consumed = self.position.tolist()
-        return self._steps(epoch, consumed)
-
-    def _steps(self, epoch: int, consumed: int) -> Iterator[ReadShare]:
-        """Yield the shares of all steps from a position on."""
+        worker_info = get_worker_info()
         with _hidden_worker():
             set_epoch(self._dataset, epoch)
-        if self._parts == self._world_size > 1 and self._even and self._step_size % self._world_size == 0:
-            # Each rank reads a part of its own, and all ranks have consumed the same number of elements. Here a rank
-            # does not see where the parts of the others end.
-            own = _read(self._part(self._rank, epoch), consumed // self._world_size)
-            return self._batches(own)
-        if self._parts > 1:
-            parts = [_read(self._part(part, epoch)) for part in range(self._parts)]
-            return self._shares(islice(_round_robin(parts), consumed, None), lambda: None)
+        if self.is_divided:
+            _, own = self._lanes()[worker_info.id if worker_info else 0]
+            return PartsReader(own, self._states, partial(self._open, epoch)).full_shares(self._own_size)
+        if self._states:
+            rest = PartsReader(range(len(self._states)), self._states, partial(self._open, epoch))
+            return self._shares(iter(rest), rest.changes)
         dataset, skip = self._dataset, consumed
         if self._data and self._data[:2] == (epoch, consumed):
             dataset, skip = copy.copy(dataset), 0  # the given dataset starts the next epoch from its beginning
@@ -134,64 +177,23 @@ class ShareReader(IterableDataset[ReadShare]):
             stream, self._rank, self._world_size, self._step_size, drop_last=self._drop_last, state=state
         )
 
-    def _batches(self, own: Iterator[Any]) -> Iterator[ReadShare]:
-        size = self._step_size // self._world_size
-        while batch := list(islice(own, size)):
-            if len(batch) == size or not self._drop_last:
-                yield len(batch), None, batch
+    @property
+    def _own_size(self) -> int:
+        """The elements of this rank in a full step."""
+        return len(shard_range(self._step_size, self._rank, self._world_size))
 
-    def _part(self, part: int, epoch: int) -> Any:
-        from datasets.distributed import split_dataset_by_node
+    def _lanes(self) -> list[tuple[int, range]]:
+        return parts.lanes_of(self._rank, self._world_size, self._workers, self._states, self._own_size)
 
-        data = split_dataset_by_node(self._dataset, rank=part, world_size=self._parts)
-        set_epoch(data, epoch)  # a part does not have the epoch of the whole
-        return data
-
-    def _native_parts(self) -> int:
-        """Number of parts into which the dataset splits itself: one per rank, or 1 if it does not."""
-        if not is_hugging_face(self._dataset):
-            return 1
-        count = self._dataset.num_shards if hasattr(self._dataset, "num_shards") else self._dataset.n_shards
-        # If shards cannot be divided evenly, split_dataset_by_node lets each rank read everything too.
-        even = count % self._world_size == 0 and self._step_size % self._world_size == 0
-        return self._world_size if even else 1
-
-
-def set_epoch(dataset: Any, epoch: int) -> None:
-    """Tell a dataset the epoch, if it wants to know."""
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(epoch)
-
-
-def is_hugging_face(dataset: Any) -> bool:
-    """Whether ``dataset`` is an IterableDataset of Hugging Face's library datasets."""
-    datasets = sys.modules.get("datasets")
-    return datasets is not None and isinstance(dataset, datasets.IterableDataset)
-
-
-def _has_shuffle_buffer(dataset: Any) -> bool:
-    """Whether a dataset of Hugging Face has a buffer for shuffling, whose elements its state does not have."""
-    if not is_hugging_face(dataset):
-        return False
-    waiting = [dataset._ex_iterable]
-    while waiting:
-        inner = waiting.pop()
-        if "Shuffled" in type(inner).__name__ and hasattr(inner, "buffer_size"):
-            return True
-        waiting += [each for each in [getattr(inner, "ex_iterable", None), *getattr(inner, "ex_iterables", ())] if each]
-    return False
-
-
-def _round_robin(streams: list[Iterator[Any]]) -> Iterator[Any]:
-    """Yield one element of each stream in turn, until all have ended."""
-    while streams:
-        left = []
-        for stream in streams:
-            for element in stream:
-                yield element
-                left.append(stream)
-                break
-        streams = left
+    def _open(self, epoch: int, part: int, state: PartState) -> tuple[Iterator[Any], Callable[[], Any]]:
+        with _hidden_worker():
+            dataset = parts.part_of(self._dataset, part, len(self._states), epoch)
+        skip, _, data = state
+        resumes = parts.has_state(dataset)
+        if resumes and data is not None:
+            dataset.load_state_dict(data)
+            skip = 0
+        return _read(dataset, skip), dataset.state_dict if resumes else lambda: None
 
 
 def _read(dataset: Iterable[Any], skip: int = 0) -> Iterator[Any]:

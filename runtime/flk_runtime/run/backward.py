@@ -71,6 +71,7 @@ class Backward:
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None) -> None:
         """Compute the gradients of ``loss`` as `Run.backward` does. Collective with a ``weight``."""
         loop, world_size = self._loop, self._context.world_size
+        self._batches.passed()
         if loop:
             self._check_pass(loop, is_weighted=weight is not None)
             loop.passed, loop.is_weighted = loop.number, weight is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from flk_runtime.data import (
     LoaderEvents,
     LoaderOptions,
     StepShare,
+    count_shards,
     length_of,
     make_loader,
     share_of_worker,
@@ -44,6 +46,7 @@ class Batches(LoaderEvents):
         # Of the loaders that have been read since the last step, except for evaluations: without gradients.
         self._in_use: dict[EpochLoader, StepShare] = {}
         self._step_ended = False  # since the latest batch
+        self._unused: Counter[EpochLoader] = Counter()  # batches given since the latest backward pass
         self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
     def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:
@@ -146,6 +149,7 @@ class Batches(LoaderEvents):
             self._in_use.clear()
             self._step_ended = False
         self.latest = share
+        self._unused[loader] += 1
         if torch.is_grad_enabled() or loader in self._in_use:
             self._in_use[loader] = share
         for leaf in pytree.leaves(batch):
@@ -156,6 +160,14 @@ class Batches(LoaderEvents):
         self._samples += share.samples
         self._metrics.shares.add_wait(loader.waited)
         loader.waited = 0.0
+
+    def passed(self) -> None:
+        """A backward pass has been made."""
+        self._unused.clear()
+
+    def leave(self, loader: EpochLoader) -> None:
+        if self._unused[loader] > 1:  # an evaluation, and not a batch that a step takes: next(iter(loader))
+            self._in_use.pop(loader, None)
 
     def end_epoch(self, loader: EpochLoader) -> None:
         self._in_use.pop(loader, None)  # its last batch is not in use any more
@@ -168,4 +180,7 @@ def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, 
     """Raise SetupError on all ranks if the options of a loader differ between them. Collective."""
     length = length_of(dataset) if options.split else None
     common = {"batch_size": options.batch_size, "split": options.split, "length of the dataset": length}
+    shards = count_shards(dataset) if options.split else 1
+    if shards > 1:  # which are divided among the workers of all ranks
+        common |= {"shards of the dataset": shards, "num_workers": options.of_torch.get("num_workers", 0)}
     compare_options(name, common | shared)

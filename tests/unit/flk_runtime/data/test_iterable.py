@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from flk_runtime.data import IterableLoader, Loader, iterable, length_of, make_loader, shard
+from flk_runtime.data import IterableLoader, Loader, iterable, length_of, make_loader, reader, shard
 from flk_runtime.data.reader import step_shares
 from flk_runtime.errors import MismatchError, SetupError
-from tests.support.loaders import loader_context
+from tests.support.loaders import Shares, loader_context
 
 WORLDS = st.integers(1, 7)
 BATCHES = st.integers(1, 5)
@@ -382,3 +386,145 @@ def test_web_datasets_are_not_split_twice() -> None:
     webdataset = pytest.importorskip("webdataset", reason="needs webdataset from PyPI")
     with pytest.raises(SetupError, match=r"pass nodesplitter=webdataset.split_by_node, split=False"):
         one(webdataset.WebDataset("no-such.tar", shardshuffle=False))
+
+
+class Shards:
+    """A stream with shards of these sizes. An element is a thousand times its shard, and its number."""
+
+    def __init__(self, *sizes: int, chosen: range | None = None) -> None:
+        self.sizes, self.chosen = sizes, range(len(sizes)) if chosen is None else chosen
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.chosen)
+
+    def shard(self, num_shards: int, index: int) -> Shards:
+        return type(self)(*self.sizes, chosen=self.chosen[index::num_shards])
+
+    def __iter__(self) -> Iterator[int]:
+        return (1000 * shard + number for shard in self.chosen for number in range(self.sizes[shard]))
+
+
+class StatefulShards(Shards):
+    """As `Shards`, and it goes to a position without reading what comes before."""
+
+    read: ClassVar[Counter[int]] = Counter()
+    position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in list(super().__iter__())[self.position :]:
+            self.position += 1
+            StatefulShards.read[number] += 1
+            yield number
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class Ranks:
+    """Loaders of a world of ranks, each in a thread, that agree through this object."""
+
+    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.size, self._own, self._barrier = size, [None] * size, threading.Barrier(size, timeout=20)
+        self._rank = threading.local()
+        monkeypatch.setattr(reader.process_group, "all_gather", self._gather)
+        monkeypatch.setattr(IterableLoader, "_ask", self._ask)
+
+    def _gather(self, value: Any) -> list[Any]:
+        self._own[self._rank.number] = value
+        self._barrier.wait()
+        found = list(self._own)
+        self._barrier.wait()
+        return found
+
+    def _ask(self, found: Any) -> Any:
+        total = [
+            sum(each) for each in zip(*self._gather((int(found is not None), found[0] if found else 0)), strict=True)
+        ]
+        return lambda: tuple(total)
+
+    def take(self, make: Any, state: Any, steps: int, **options: Any) -> tuple[list[list[int]], Any]:
+        """What all ranks get in each of the next ``steps``, and the state after them."""
+
+        def rank(number: int) -> tuple[list[list[int]], Any]:
+            self._rank.number = number
+            shares = Shares()
+            loader = make_loader(make(), loader_context(3, number, self.size, events=shares, **options))
+            if state:
+                loader.load_state_dict(state)
+            seen = [batch[: shares.found[-1].own].tolist() for _, batch in zip(range(steps), loader, strict=False)]
+            loader.gather()
+            return seen, loader.state_dict()
+
+        with ThreadPoolExecutor(self.size) as pool:
+            found = list(pool.map(rank, range(self.size)))
+        assert len({len(seen) for seen, _ in found}) == 1
+        assert all(state == found[0][1] for _, state in found)
+        every = zip(*(seen for seen, _ in found), strict=True)
+        return [[number for batch in step for number in batch] for step in every], found[0][1]
+
+
+@pytest.mark.parametrize("sizes", [(7, 7, 7, 7, 7, 7), (20, 1, 0, 9, 2), (40, 3), (5,) * 12])
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 3), (3, 4), (4, 1)])
+def test_each_element_of_a_stream_with_shards_comes_once_though_the_world_changes(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], worlds: tuple[int, int]
+) -> None:
+    for kind, steps in itertools.product((Shards, StatefulShards), (1, 2, 3, 100)):
+        seen, state = Ranks(worlds[0], monkeypatch).take(partial(kind, *sizes), None, steps)
+        StatefulShards.read.clear()
+        if state["epoch"] == 0:
+            seen += Ranks(worlds[1], monkeypatch).take(partial(kind, *sizes), state, 100)[0]
+        assert sorted(number for step in seen for number in step) == list(Shards(*sizes))
+        assert len(seen[0]) == 3 * worlds[0]
+
+
+def test_ranks_read_shards_of_their_own_and_resume_without_reading_what_came_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(2, monkeypatch)
+    StatefulShards.read.clear()
+    begun, state = ranks.take(lambda: StatefulShards(*(12,) * 4), None, 3)
+    # A rank reads one step ahead.
+    assert StatefulShards.read == Counter(number + shard for shard in (0, 1000) for number in range(12))
+    assert state["read"] == [[9, False, {"position": 9}]] * 2
+    StatefulShards.read.clear()
+    rest, _ = ranks.take(lambda: StatefulShards(*(12,) * 4), state, 100)
+    undisturbed, _ = ranks.take(lambda: StatefulShards(*(12,) * 4), None, 100)
+    assert begun + rest == undisturbed
+    assert set(StatefulShards.read) >= {number for step in rest for number in step}
+
+
+def test_a_stream_with_other_shards_does_not_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, state = Ranks(2, monkeypatch).take(lambda: Shards(9, 9, 9, 9), None, 1)
+    for other in (Shards(9, 9), Numbers(36)):
+        with pytest.raises(MismatchError, match=r"the checkpoint is of a stream with 4 shards, and this .* has [12]:"):
+            one(other).load_state_dict(state)
+    old = {"seed": 0, "epoch": 0, "consumed": 4, "parts": 2, "even": True, "data": None}
+    with pytest.raises(MismatchError, match="of a stream with other shards"):
+        one(Shards(3, 3)).load_state_dict(old)
+
+
+def test_workers_read_shards_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # torch waits as long for those left
+    workers = 2
+
+    class Marked(Shards):
+        def __iter__(self) -> Iterator[int]:
+            begun = super().__iter__()
+            return (100_000 * os.getpid() + number for number in begun)
+
+    sizes = (8, 8, 8, 8)
+    stream = one(Marked(*sizes), num_workers=workers, collate_fn=list)
+    for _ in stream.epochs(2):
+        found = [number for batch in stream for number in batch]
+        assert sorted(number % 100_000 for number in found) == list(Shards(*sizes))
+        assert len({number // 100_000 for number in found}) == workers
+    undisturbed = list(one(Shards(*sizes), num_workers=workers, collate_fn=list))
+    left = one(Shards(*sizes), num_workers=workers, collate_fn=list)
+    begun = [batch for _, batch in zip(range(3), left, strict=False)]
+    resumed = one(Shards(*sizes), num_workers=workers, collate_fn=list)
+    resumed.load_state_dict(left.state_dict())
+    assert begun + list(resumed) == undisturbed
