@@ -420,6 +420,7 @@ with group():
     low = {"precision": flk.Precision()}
     together, sharded = losses("full_shard", False, blocks="Block", **low)
     assert (together, sharded) == (losses("full_shard", False, **low)[0], ["", *blocks])
+    assert not [each for each in warnings.filters if "FSDP" in str(each)]  # torch's warning about others is shown
     with init("full_shard") as run:
         assert len([m for m in run.parallelize(build()[0]).modules() if "FSDP" in type(m).__name__]) == 4  # small ones
     with init("full_shard") as run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from torch import nn
 
@@ -82,9 +82,9 @@ def sharded_units(
     return shardable_blocks(model, dict.fromkeys([*blocks, *apart, *in_float32]))
 
 
-def kept_units(model: nn.Module, blocks: Iterable[nn.Module], *, ends: bool) -> list[nn.Module]:
+def kept_units(model: nn.Module, units: Collection[nn.Module], *, ends: bool) -> list[nn.Module]:
     """The units whose parameters the backward pass needs right after the forward pass: the model, and heads."""
-    return [model, *(each for each in (find_ends(model, blocks) if ends else ()) if isinstance(each, nn.Linear))]
+    return [model, *(each for each in model.children() if ends and isinstance(each, nn.Linear) and each in units)]
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
@@ -44,6 +44,7 @@ class FSDP2Model(ParallelModel):
         init_follows: bool,
         ends: bool,
         prefetch: int | None,
+        offload: bool,
     ) -> None:
         """Shard ``model`` in place, each of ``blocks`` on its own; with ``ends``, its embedding and head. Collective.
 
@@ -52,8 +53,10 @@ class FSDP2Model(ParallelModel):
         forward pass; a number of ranks keeps them sharded over so many until the backward pass. Parameters outside of
         blocks and of a head are kept, since the backward pass needs them first. ``init_follows``: the model's own
         initialization sets the tensors that modules do not set. ``prefetch``: number of units that are gathered before
-        they are needed, in the order of registration; by default as torch does.
+        they are needed, in the order of registration; by default as torch does. ``offload``: shards are on the CPU.
         """
+        # Memory that is locked for a GPU's copies, so that they go on beside the computation.
+        policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
 
         def shard(block: nn.Module) -> None:
             root = block is model
@@ -64,6 +67,7 @@ class FSDP2Model(ParallelModel):
                 mesh=mesh,
                 reshard_after_forward=False if block in kept else reshards,
                 mp_policy=_mixed_precision(precision, block, root) if precision else MixedPrecisionPolicy(),
+                offload_policy=policy,
             )
 
         in_float32 = [each for each in model.modules() if precision and precision.computes_in_float32(each)]
@@ -71,11 +75,10 @@ class FSDP2Model(ParallelModel):
             if precision and not any(True for _ in each.parameters()):  # which fully_shard does not cast for
                 _cast_calls(each, precision)
         units = sharded_units(model, blocks, precision, ends=ends)
-        kept = kept_units(model, blocks, ends=ends)
-        for head in kept[1:]:  # torch warns that changes in place lose its gathering, which it does not need
-            name = f"FSDP{type(head).__name__}"
-            warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({name}\) returned a view tensor")
+        kept = kept_units(model, units, ends=ends)
         Materializer(model, units, device, init_follows=init_follows).run(shard, broadcast=broadcast)
+        for head in kept[1:]:
+            _allow_views(head)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
@@ -138,6 +141,19 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         ) from error
 
 
+def _allow_views(head: Any) -> None:
+    """Silence torch's warning that changes of an output in place lose its gathering, which ``head`` does not need."""
+    state = head._get_fsdp_state()
+    plain = state._register_pre_backward_hook
+
+    def quiet(output: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")
+            return plain(output)
+
+    state._register_pre_backward_hook = quiet
+
+
 def _prefetch(units: Sequence[FSDPModule], count: int) -> None:
     """Have each of ``units``, the model first, gather the ``count`` that follow it in a pass."""
     blocks = list(units[1:])
@@ -179,7 +195,6 @@ def _cast_calls(module: nn.Module, precision: Precision) -> None:
 
 def _shard_like(like: Any, full: torch.Tensor) -> torch.Tensor:
     """``full``, which every rank has, as a DTensor sharded as ``like`` is; without communication."""
-    full = full.to(device=like.device)
     replicated = DTensor.from_local(full, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
     shard: torch.Tensor = replicated.redistribute(placements=like.placements)
-    return shard.clone()  # not a view, which would keep all of ``full`` alive
+    return shard.to(like.device, copy=True)  # not a view, which would keep all of ``full`` alive

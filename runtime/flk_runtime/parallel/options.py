@@ -26,6 +26,8 @@ class ParallelArgs(TypedDict, total=False):
       and backward passes, under full_shard and hybrid_shard; such as a node's. Default: the whole shard group.
     - ``prefetch``: number of blocks gathered before they are needed, under strategies that shard; many need memory.
       Default: one, as torch does it.
+    - ``offload``: "cpu" keeps the shards of parameters, gradients and optimizer state in the memory of the CPU, where
+      the optimizer steps, under strategies that shard.
     - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
     - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
       values of parameters and buffers; the path of weights, as of `load_weights`; or "reset_parameters", which says
@@ -41,6 +43,7 @@ class ParallelArgs(TypedDict, total=False):
     shard_size: int | None
     reshard_after_forward: int | None
     prefetch: int | None
+    offload: str | None
     find_unused_parameters: bool
     init: Initializer | None
     save_frozen: bool
@@ -58,6 +61,7 @@ class ParallelOptions:
     shard_size: int | None = None
     reshard_after_forward: int | None = None
     prefetch: int | None = None
+    offload: str | None = None
     find_unused_parameters: bool = False
     init: Initializer | None = None
     save_frozen: bool = True

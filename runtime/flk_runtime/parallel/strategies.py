@@ -107,6 +107,7 @@ def parallelize(
     if not (strategy == "none" and _parallelized_by_script(model)):
         check_init(unset, options.init)
     _check_prefetch(options.prefetch)
+    _check_offload(options.offload, strategy)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
     recomputed = find_recomputed(model, blocks, options.recompute)
@@ -182,6 +183,7 @@ def _parallelize(
         init_follows=init_follows,
         ends=options.blocks is None,
         prefetch=options.prefetch,
+        offload=options.offload is not None,
     )
 
 
@@ -193,6 +195,13 @@ def _check_precision(precision: object) -> None:
 def _check_prefetch(blocks: object) -> None:
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
         raise SetupError(f"prefetch={blocks!r}: expected a number of blocks from 1 on")
+
+
+def _check_offload(place: object, strategy: str) -> None:
+    if place not in (None, "cpu"):
+        raise SetupError(f"offload={place!r}: expected 'cpu'")
+    if place and not STRATEGIES[strategy].shards:
+        raise SetupError(f"offload={place!r}: strategy {strategy} has no shards to move: use one that shards")
 
 
 def _check_shared(model: nn.Module) -> None:

@@ -93,8 +93,9 @@ def units_of(
     for index, block in enumerate(blocks):
         for module in block.modules():
             part.setdefault(id(module), index)
-    chosen = {id(module) for module in (*sharded_units(model, blocks, precision, ends=ends), model)}
-    kept = kept_units(model, blocks, ends=ends)
+    sharded = sharded_units(model, blocks, precision, ends=ends)
+    chosen = {id(module) for module in (*sharded, model)}
+    kept = kept_units(model, sharded, ends=ends)
     units: list[Unit] = []
     seen: set[int] = set()
     for module in reversed([each for each in model.modules() if id(each) in chosen]):  # inner ones before outer ones

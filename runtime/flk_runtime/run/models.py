@@ -48,6 +48,8 @@ class Models:
         _check_optimizers(optimizers)
         if context.options.diloco and number:
             raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
+        if context.options.diloco and options.offload:
+            raise SetupError("offload= cannot be used under strategy diloco: leave it out")
         if context.options.strategy != "none":
             self._compare(name, options)
         manager.check_model(name, model, lacks_frozen=not options.save_frozen)
