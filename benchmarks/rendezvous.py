@@ -148,6 +148,7 @@ def measure_flk(pods: int, *, profile: str = "") -> Figures:
         launchers.fail(1)
         launchers.wait_for(AttemptEnded)
         ended = time.perf_counter()
+        launchers.join()
         launchers.wait_for(AttemptStarted)
         restarted, after = time.perf_counter(), usage()
         kept = (pods - launchers.lost) / pods

@@ -29,7 +29,7 @@ from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
-from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted
+from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.launcher.transport.messages import MESSAGES, FailureReport, Heartbeat, Hello, Join, Message, Welcome
 from flk_runtime.wire import Connection, Registry
 
@@ -170,6 +170,11 @@ class Launchers:
         failure = Failure(Kind.EXCEPTION, pod, pod * RANKS, time=time.time(), type="ValueError", message="bad sample")
         self._launchers[pod].connection.send(FailureReport(self._attempt, failure))
 
+    def join(self) -> None:
+        """Have all launchers join the next attempt, as after the end of their ranks."""
+        for launcher in self._launchers.values():
+            self._join(launcher)
+
     def wait_for(self, kind: type[Message]) -> float:
         """Exchange messages until every launcher has got a message of this kind. Returns the seconds that this took."""
         began, name = time.monotonic(), kind.__name__
@@ -240,8 +245,6 @@ class Launchers:
         self.bytes[received.kind] += received.size
         if received.kind == AttemptStarted.__name__:
             self._attempt = (self.got[received.kind] - 1) // self.pods
-        elif received.kind == AttemptEnded.__name__:
-            self._join(launcher)
 
     def _beat(self) -> None:
         now = time.monotonic()
