@@ -43,10 +43,12 @@ class LogOutput:
             except OSError as error:
                 raise UsageError(f"--output-folder: cannot create {folder}: {error.strerror}") from None
 
-    def write_all(self, lines: Generator[LogLine, None, None]) -> None:
-        """Write lines as they come. The generator is closed if that fails."""
+    def write_all(self, lines: Generator[LogLine, None, None], ended: threading.Event | None = None) -> None:
+        """Write lines as they come, until ``ended`` is set. The generator is closed then, and if writing fails."""
         with closing(lines):
             for line in lines:
+                if ended is not None and ended.is_set():
+                    return
                 with self._lock:
                     if line.note:
                         note(line.message)

@@ -119,7 +119,7 @@ def logs(
         written.write_all(read(client, job.name, options))
 
     def follow_one(client: JobClient, job: JobRef, ended: threading.Event) -> int | None:
-        return _follow(client, job.name, options, written)
+        return _follow(client, job.name, options, written, ended)
 
     with closing(written):
         if first_error or previous or not follow:
@@ -131,7 +131,9 @@ def logs(
             return int(ExitCode.INTERRUPTED)
 
 
-def _follow(client: JobClient, name: str, options: LogOptions, written: LogOutput) -> int | None:
+def _follow(
+    client: JobClient, name: str, options: LogOptions, written: LogOutput, ended: threading.Event
+) -> int | None:
     """Write the lines of a job until it ends, or those that are kept of one that is gone."""
     from flk.jobs import logs as job_logs
     from flk.jobs.wait import get_state, raise_for_state
@@ -142,7 +144,7 @@ def _follow(client: JobClient, name: str, options: LogOptions, written: LogOutpu
         written.write_all(job_logs.dump(client, name, options))  # what is kept; raises the error if nothing is
         raise_for_state(get_state(client, name), client)
         return None
-    return _follow_to_end(client, name, uid, options, written)
+    return _follow_to_end(client, name, uid, options, written, ended)
 
 
 def follow_to_end(client: JobClient, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
@@ -165,13 +167,16 @@ def _follow_to_end(
     uid: str | None,
     options: LogOptions,
     written: LogOutput,
+    ended: threading.Event | None = None,
     *,
     timeout: float | None = None,
 ) -> int | None:
     from flk.jobs import logs as job_logs
     from flk.jobs.wait import raise_for_state, run_time_text, wait_until_finished
 
-    written.write_all(job_logs.follow(client, name, options, timeout=timeout, note=note))
+    written.write_all(job_logs.follow(client, name, options, timeout=timeout, note=note), ended)
+    if ended is not None and ended.is_set():
+        return None
     state = wait_until_finished(client, name, uid=uid)
     raise_for_state(state, client)
     note(f"job {name} succeeded{run_time_text(state)}")
