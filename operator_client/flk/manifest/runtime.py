@@ -23,21 +23,28 @@ from flk_runtime import contract
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
-# "training" and "preparation" are no packages, but the modules of _ELSEWHERE that only jobs use which train, or which
-# install packages or run a setup command.
-OPTIONAL: Final = frozenset({"plan", "bench", "diloco", "training", "preparation"})
+# "training", "records", "preparation" and "check" are no packages, but the modules of _ELSEWHERE that only jobs use which
+# train, keep records in the cluster, install packages or run a setup command, or check a start.
+OPTIONAL: Final = frozenset({"plan", "bench", "diloco", "training", "records", "preparation", "check"})
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
-_OF_PROGRAMS: Final = {"plan": {"plan"}, "bench": {"bench", "plan"}, "diloco": {"diloco"}}
+_OF_PROGRAMS: Final = {
+    "": {"training", "check"},
+    "bench": {"bench", "plan"},
+    "check": {"training", "check"},
+    "diloco": {"diloco"},
+    "plan": {"plan"},
+}
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
 # Modules that only an OPTIONAL package needs, outside of it.
 _ELSEWHERE: Final = {
-    "check.py": "training",
+    "check.py": "check",
     "checkpoint/gather.py": "training",
     "launcher/health.py": "training",
     "launcher/hub.py": "diloco",
     "launcher/ledger.py": "training",
     "launcher/preparation.py": "preparation",
+    "launcher/record_archive.py": "records",
     **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
     "run/adopt.py": "training",
     "run/loop.py": "training",
@@ -59,6 +66,8 @@ _STRING_OR_COMMENT: Final = re.compile(
 def used_by(job: Job) -> frozenset[str]:
     """Return which OPTIONAL packages a job uses, as far as its options tell."""
     used = {"preparation"} if job.pip or job.requirements or job.setup else set()
+    if job.records:
+        used.add("records")
     module = job.command[1].split(".") if job.command[0] == "-m" else []
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))

@@ -15,13 +15,13 @@ from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.launcher.history import after_kill, job_record, new_record
 from flk_runtime.launcher.metrics_page import MetricsPage
-from flk_runtime.launcher.record_archive import RecordArchive
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
 from flk_runtime.shared.progress import ProgressPage
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.ledger import Ledger
+    from flk_runtime.launcher.record_archive import RecordArchive
 
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
 _RENEWED, _RENEWED_LEAST, _RENEWED_MOST = 0.1, 10.0, 300.0  # the log gets the goodput anew after this share of time
@@ -37,7 +37,7 @@ class RecordWriter:
         """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` returns the latest lines."""
         self._settings = settings
         self._write = write
-        self._kept = RecordArchive(settings, last_lines, self.log) if settings.records and settings.pod == 0 else None
+        self._kept = self._open_archive(last_lines) if settings.records and settings.pod == 0 else None
         self._metrics = MetricsPage(settings, self.log) if settings.metrics_port else None
         self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
         """What the time of the job goes into; None: another pod knows, or nobody asks."""
@@ -147,6 +147,11 @@ class RecordWriter:
         write_termination_message(self._settings.termination_log, record)
         self.log(f"failed: {failure.summary}")
         return failure.code if self._settings.pods == 1 else 128 + signal.SIGKILL
+
+    def _open_archive(self, last_lines: Callable[[int], list[str]]) -> RecordArchive:
+        from flk_runtime.launcher.record_archive import RecordArchive  # only jobs that keep records have this module
+
+        return RecordArchive(self._settings, last_lines, self.log)
 
     def _dated(self, record: JobRecord) -> JobRecord:
         """The record with the time at which the job's first launcher started, and what the time went into."""
