@@ -114,6 +114,7 @@ def test_a_full_disk_ends_the_run_at_its_end_and_only_then(
 ) -> None:
     settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "0", user_env.LEASE: "3", user_env.SAVE_EVERY: "5"}
     settings |= {user_env.STORE_EVERY: "auto", user_env.CHECKPOINT: str(tmp_path / "checkpoint")}
+    settings[user_env.MEMORY_LIMIT] = "380Ki"  # two files of about 75 kB for each rank, and not three
     job = forked_pods(1, 2, script=TRAIN, **settings)
     (job.folder / "full").touch()
     job.start("train.py", "ddp", "60")
@@ -122,3 +123,5 @@ def test_a_full_disk_ends_the_run_at_its_end_and_only_then(
     assert "step-000000010: rank 0: No space left on device; training goes on, and the next save tries again" in log
     assert "cannot write the checkpoint" in log.rsplit("training goes on", 1)[1]
     assert int((job.folder / "step.0").read_text()) == 60
+    assert log.count("a save waits for storage while that still writes: no room for checkpoints") == 1
+    assert "is not in memory" not in log, log

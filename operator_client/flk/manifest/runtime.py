@@ -52,7 +52,7 @@ _ELSEWHERE: Final = {
 _BOOTSTRAP: Final = "bootstrap.py"
 # The printable characters by their codes in the archive. bzip2 sorts by codes, and where characters that stand in like
 # places are neighbours, as here, the archive takes a hundredth less. A search has found the order.
-_ORDER: Final = b"@ .=!:}][),*\\{Z'(_->&+/z#~0<|X1234^56798VABCDUMHRJKLG`S$NYOPQITEFWsgq;aeoubd?fhrlmn\"jktcwpviyx%"
+_ORDER: Final = b"@ .=!:}][),*\\{Z'(_->&+/z#~X0<|1234^56798VABCDUMHRJKLG`S$NYOPQITEFWsgq;aeoubd?fhrlmn\"jktcwpviy%x"
 _DIGEST: Final = hashlib.sha256().digest_size
 # Functions of flk_runtime.contract with the position of the argument that only the documentation reads.
 _DOCUMENTED: Final = {"Variable": 1, "Setting": 1, "Meaning": 0}

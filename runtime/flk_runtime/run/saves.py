@@ -52,7 +52,7 @@ class Saves:
             self._store = None
             context.say("store_every has no effect, since there is no storage for checkpoints")
         elif self._store and not self.manager.keeps_in_memory:
-            context.say("no checkpoints in memory here: they are saved as often as store_every says, not save_every")
+            context.say("no checkpoints in memory here: store_every says how often one is saved")
         context.page.restored_from = SOURCES.index(self.manager.source)
         context.page.restored = self.manager.steps
 

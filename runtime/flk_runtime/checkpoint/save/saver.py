@@ -150,8 +150,8 @@ class Saver:
             self._slow = True
             if self._rank == 0:
                 self._warn(
-                    f"the state after step {step} is not stored yet, since storage still writes an earlier one: it "
-                    "takes longer than its interval, and a later save is stored. This is said once"
+                    f"step {step} is not stored, since storage still writes: it takes longer than its interval; a "
+                    "later save is stored (said once)"
                 )
         return stored
 
@@ -289,14 +289,13 @@ class Saver:
         if self._memory is None:
             return
         sizes = dict(enumerate(process_group.all_gather(size + _GROWTH)))
-        if self._separate:
-            refusal = self._try_to_reserve(self._memory, sizes, third=True)
-            self._third = not refusal
-            if self._third:
-                return
-            if self._rank == 0:
-                self._warn(f"a save waits for storage while that still writes: {refusal}")
+        no_third = self._try_to_reserve(self._memory, sizes, third=True) if self._separate else ""
+        self._third = self._separate and not no_third
+        if self._third:
+            return
         refusal = self._try_to_reserve(self._memory, sizes, third=False)
+        if no_third and not refusal and self._rank == 0:
+            self._warn(f"a save waits for storage while that still writes: {no_third}")
         if refusal:
             self._memory = None
             if self._rank == 0:
@@ -311,6 +310,7 @@ class Saver:
         refusal: str = process_group.on_main(lambda: next((text for text in refusals or () if text), ""))
         if refusal:
             memory.release()
+            process_group.maximum(0)  # no rank gives up what another one has reserved since then
         return refusal
 
     def _try_to_serialize(self, plain: Mapping[str, Any]) -> tuple[bytes, CheckpointError | None]:
