@@ -180,7 +180,6 @@ COVERED = {
         "flk_runtime.discovery.environment flk_runtime.discovery.launchers flk_runtime.discovery.rank_info "
         "flk_runtime.discovery.readers flk_runtime.discovery.variables"
     ),
-    "tests/unit/flk_runtime/launcher/coordinator/test_membership.py": "flk_runtime.launcher.history",
     "tests/unit/flk_runtime/launcher/hangs/test_hangs.py": (
         "flk_runtime.launcher.hangs.collect flk_runtime.launcher.hangs.diagnosis "
         "flk_runtime.launcher.hangs.detector flk_runtime.launcher.hangs.report "
