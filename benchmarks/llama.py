@@ -3,8 +3,8 @@
     flk plan benchmarks/llama.py --replicas 1 --gpu 8 --gpu-type h100-96gb -- --size 8b
 
 The shapes are the same as in the published models. Rotary embeddings and norms compute in float32 with separate
-kernels, as torch did then. Recomputation is selective: attention and every second matrix product are kept, everything
-else is computed again.
+kernels, as torch did then. `--recompute operations` keeps attention and every second matrix product and computes
+everything else again, `layers` computes every second layer again, and `all` every layer.
 """
 
 from __future__ import annotations
@@ -118,21 +118,23 @@ def selective() -> Any:
     return contexts(policy)
 
 
-def recomputed(forward: Callable[..., Any], *args: Any) -> Any:
-    """A block's forward pass with selective recomputation."""
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=selective, preserve_rng_state=False)
+def recomputed(forward: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
+    """A block's forward pass with recomputation."""
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="8b")
     parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--recompute", choices=("operations", "layers", "all"), default="operations")
     arguments = parser.parse_args()
+    options = {"context_fn": selective} if arguments.recompute == "operations" else {}
     with flk.init() as run:
         model: nn.Module = Llama(*SIZES[arguments.size])
-        for block in model.modules():
-            if isinstance(block, Block):
-                block.forward = functools.partial(recomputed, block.forward)  # type: ignore[method-assign]
+        for number, block in enumerate(each for each in model.modules() if isinstance(each, Block)):
+            if arguments.recompute != "layers" or number % 2:
+                block.forward = functools.partial(recomputed, block.forward, options)  # type: ignore[method-assign]
         optimizer = torch.optim.AdamW(model.parameters())
         precision = flk.Precision(output=torch.bfloat16)
         model, optimizer = run.parallelize(model, optimizer, blocks="Block", precision=precision)
