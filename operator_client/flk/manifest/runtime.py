@@ -23,8 +23,8 @@ from flk_runtime import contract
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
-# "training", "records", "preparation" and "check" are no packages, but the modules of _ELSEWHERE that only jobs use which
-# train, keep records in the cluster, install packages or run a setup command, or check a start.
+# "training", "records", "preparation" and "check" are no packages, but the modules of _ELSEWHERE that only jobs use
+# which train, keep records in the cluster, install packages or run a setup command, or check a start.
 OPTIONAL: Final = frozenset({"plan", "bench", "diloco", "training", "records", "preparation", "check"})
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
 _OF_PROGRAMS: Final = {

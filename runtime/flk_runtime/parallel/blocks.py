@@ -51,13 +51,19 @@ def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
     A tied weight has to be gathered together with all modules that use it, so a block with a weight that is tied to one
     outside is sharded as a part of what is around it.
     """
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    result = []
-    for block in blocks:
-        inside = Counter(id(p) for module in block.modules() for p in module._parameters.values() if p is not None)
-        if inside and all(uses[key] == count for key, count in inside.items()):
-            result.append(block)
-    return result
+
+    def uses(whole: nn.Module) -> Counter[int]:  # of parameters, and of modules, which may be shared too
+        found = (
+            each for module in whole.modules() for each in (*module._parameters.values(), *module._modules.values())
+        )
+        return Counter(id(each) for each in found if each is not None)
+
+    everywhere = uses(model)
+    return [
+        block
+        for block in blocks
+        if any(True for _ in block.parameters()) and all(everywhere[key] == count for key, count in uses(block).items())
+    ]
 
 
 def find_ends(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.model import AVERAGED, ParallelModel, parameters_in, refuse_others
 
 
 class DDPModel(ParallelModel):
@@ -38,10 +41,52 @@ class DDPModel(ParallelModel):
             find_unused_parameters=find_unused_parameters,
         )
         super().__init__(model, module)
+        _Passes(module, self.trained())
         self.beside = {"order": GradientOrder(module, self.trained(), device)}
+
+    def attach(self, optimizer: Optimizer) -> None:
+        refuse_others(optimizer)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
+
+
+class _Passes:
+    """Refuses gradients that DDP does not average: it averages one backward pass after each of its calls."""
+
+    def __init__(self, module: DistributedDataParallel, trained: Mapping[str, nn.Parameter]) -> None:
+        self._module, self._own = module, {id(each) for each in trained.values()}
+        # Parameters that have got a gradient since the latest call; None: DDP was not ready.
+        self._passed: set[str] | None = None
+        module.register_forward_pre_hook(self._call)
+        for name, parameter in trained.items():
+            setattr(parameter, AVERAGED, True)
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
+        found = weakref.WeakMethod(self._check)  # the hook stays for ever
+
+        def check(optimizer: Optimizer, *_: Any) -> None:
+            if own := found():
+                own(optimizer)
+
+        register_optimizer_step_pre_hook(check)
+
+    def _call(self, *_: Any) -> None:
+        if torch.is_grad_enabled():
+            self._passed = set() if self._module.require_backward_grad_sync else None
+
+    def _accumulated(self, name: str, _: torch.Tensor) -> None:
+        if not self._module.require_backward_grad_sync:
+            return
+        if self._passed is None or name in self._passed:
+            raise SetupError(
+                f"strategy ddp does not average this gradient of {name!r}: before each backward pass, call the module "
+                "that parallelize returned, outside of no_sync"
+            )
+        self._passed.add(name)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        if torch._C._current_graph_task_id() != -1 and any(id(each) in self._own for each in parameters_in(optimizer)):
+            raise SetupError("strategy ddp averages gradients after hooks: call optimizer.step() after backward()")
 
 
 class GradientOrder:

@@ -14,11 +14,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import reshard
+from flk_runtime.checkpoint import is_sharded, reshard
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.meta_init import Materializer
-from flk_runtime.parallel.model import ParallelModel, full
+from flk_runtime.parallel.model import ParallelModel, full, refuse_others
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
@@ -86,12 +86,18 @@ class FSDP2Model(ParallelModel):
         type(model).__call__ = _call  # type: ignore[method-assign]
         if prefetch:
             _prefetch(self._fsdp_modules, prefetch)
-        self._keeps_full = not reshards
+        self._keeps_full, self._communicates = not reshards, mesh.size() > 1
+        for module in self._fsdp_modules:
+            changes = _Changes()
+            module.register_forward_pre_hook(changes.before)
+            module.register_forward_hook(changes.after)
+        for parameter in model.parameters():
+            parameter.register_hook = _refuse_hook  # type: ignore[method-assign]
         self._unused: UnusedParameters | None = None
         if find_unused_parameters:
             for module in self._fsdp_modules:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
-            self._unused = UnusedParameters(self._fsdp_modules, communicates=mesh.size() > 1)
+            self._unused = UnusedParameters(self._fsdp_modules, communicates=self._communicates)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -109,6 +115,8 @@ class FSDP2Model(ParallelModel):
 
     def attach(self, optimizer: Optimizer) -> None:
         explain_errors(optimizer)
+        if self._communicates:
+            refuse_others(optimizer)
         # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
         # module, which the optimizer step would not change.
         optimizer.register_step_pre_hook(lambda *_: reshard(self.model))
@@ -131,7 +139,10 @@ def _refuse_copy(module: nn.Module, memo: Any) -> None:
 
 def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     try:
-        return nn.Module.__call__(model, *args, **kwargs)
+        result = nn.Module.__call__(model, *args, **kwargs)
+        if not torch.is_grad_enabled():  # no backward pass frees full parameters, whose changes would be lost
+            reshard(model)
+        return result
     except RuntimeError as error:
         if "DTensor" not in str(error):
             raise
@@ -139,6 +150,34 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             f"{type(model).__name__.removeprefix('FSDP')} uses a parameter of a block without calling the block: "
             f"{str(error).splitlines()[0]}; leave it out of the blocks, as in parallelize(…, blocks='layers.*')"
         ) from error
+
+
+def _refuse_hook(*_: Any) -> None:
+    raise SetupError(
+        "register_hook of a sharded parameter would have no effect: use register_post_accumulate_grad_hook"
+    )
+
+
+class _Changes:
+    """Refuses a forward pass that changes a parameter in place: its full copy is freed, and with it the change."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[str, torch.Tensor, int]] = []
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before(self, unit: nn.Module, *_: Any) -> None:
+        """Note the versions of the full parameters of ``unit``."""
+        self._seen = [(name, each, each._version) for name, each in unit.named_parameters() if not is_sharded(each)]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(self, unit: nn.Module, *_: Any) -> None:
+        """Compare the versions."""
+        seen, self._seen = self._seen, []
+        if changed := [name for name, each, version in seen if each._version != version]:
+            raise SetupError(
+                f"the forward pass of {type(unit).__name__.removeprefix('FSDP')} changes its parameter {changed[0]!r}, "
+                "which is lost where it is sharded: use strategy ddp"
+            )
 
 
 def _allow_views(head: Any) -> None:

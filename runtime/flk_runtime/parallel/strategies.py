@@ -102,6 +102,8 @@ def parallelize(
     _check_precision(options.precision)
     _check_shared(model)
     _check_model(model, strategy, options)
+    if STRATEGIES[strategy].shards or (world_size > 1 and strategy != "none"):
+        _check_max_norm(model)
     _check_optimizers(optimizers, strategy, options)
     unset = meta_names(model)
     if not (strategy == "none" and _parallelized_by_script(model)):
@@ -224,10 +226,21 @@ def _check_model(model: nn.Module, strategy: str, options: ParallelOptions) -> N
         raise SetupError(f"{found}: pass the model that is not wrapped, or use strategy none")
     if STRATEGIES[strategy].shards:
         for name, parameter in model.named_parameters():
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise SetupError(
+                    f"{name!r} has hooks, which strategy {strategy} would lose: register them after parallelize, with "
+                    "register_post_accumulate_grad_hook"
+                )
             if parameter.dim() == 0:
                 raise SetupError(
                     f"{name!r} is a scalar, which strategy {strategy} cannot shard: give it the shape (1,)"
                 )
+
+
+def _check_max_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None:  # an embedding, whose forward pass changes its weight
+            raise SetupError(f"{name!r} has a max_norm, for which each rank would change other rows: leave it out")
 
 
 def _parallelized_by_script(model: nn.Module) -> str:

@@ -57,7 +57,7 @@ class UnusedParameters:
     def _watch(self, places: Iterable[tuple[nn.Module, str, nn.Parameter]]) -> None:
         for module, name, parameter in places:
             full = module._parameters[name]
-            if full is not None and full is not parameter and full not in self._full:
+            if full is not None and full.requires_grad and full is not parameter and full not in self._full:
                 self._full[full] = True
                 full.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     lambda _, each=parameter: self._passed.add(each)
