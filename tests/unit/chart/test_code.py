@@ -49,7 +49,9 @@ def chart() -> Rendered:
 
 
 def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
-    shipped = runtime_archive(used_by(validated({"command": "train.py", "strategy": "auto", "setup": "true"})))
+    job = {"command": "train.py", "strategy": "auto", "setup": "true", "records": "records"}
+    check = {"command": ["-m", "flk_runtime.check"]}
+    shipped = runtime_archive(used_by(validated(job)) | used_by(validated(check)))
     assert mounted(chart)[pod_layout.RUNTIME_ARCHIVE] == shipped
     words = of_job(chart)["containers"][0]["command"]
     archive = f"{pod_layout.SHIP_FOLDER}/{pod_layout.RUNTIME_ARCHIVE}"

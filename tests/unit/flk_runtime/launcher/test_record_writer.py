@@ -10,7 +10,7 @@ import pytest
 
 from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord
-from flk_runtime.launcher import record_writer
+from flk_runtime.launcher import record_archive, record_writer
 from flk_runtime.launcher.record_writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
     made = Archive()
-    monkeypatch.setattr(record_writer, "RecordArchive", lambda *_: made)
+    monkeypatch.setattr(record_archive, "RecordArchive", lambda *_: made)
     return made
 
 
