@@ -212,3 +212,12 @@ def test_the_pod_of_a_rank_that_survives_sigkill_is_replaced(forked_pods: Callab
     first = job.record(0).attempts[0].failure
     assert first is not None
     assert (first.rank, first.signal) == (0, signal.SIGKILL)  # the cause, and not what its end has shown
+
+
+def test_later_attempts_get_the_arguments_for_them_after_the_scripts_own(forked_pods: Callable[..., Pods]) -> None:
+    script = "import os, sys\nprint('arguments', sys.argv[1:])\nos.environ['FLK_ATTEMPT'] == '1' or os._exit(1)\n"
+    job = forked_pods(1, 1, script=script, FLK_RESTARTS="1", FLK_ON_RESTART="--init_from=resume --name 'a b'")
+    job.start("train.py", "--init_from=scratch")
+    assert job.wait() == [0], job.log(0)
+    assert "arguments ['--init_from=scratch']\n" in job.log(0)
+    assert "arguments ['--init_from=scratch', '--init_from=resume', '--name', 'a b']" in job.log(0)

@@ -32,6 +32,7 @@ from flk.spec.gpus import gpu_types
 from flk_runtime.contract import user_env
 from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
+from flk_runtime.contract.variable import words
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
 TORCH_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -142,6 +143,12 @@ def _save_every(value: Any) -> Any:
 def _shell_command(value: str) -> str:
     if not names.text(value).strip():
         raise ValueError("must be a shell command, not empty")
+    return value
+
+
+def _arguments(value: str) -> str:
+    if not words(names.text(value)):
+        raise ValueError("must be arguments of the script, not empty")
     return value
 
 
@@ -275,6 +282,7 @@ RequirementsFile = Annotated[
     AfterValidator(packages.requirements_path),
     WithJsonSchema(text_schema(r"[^:\x00-\x1f]*[^:/\x00-\x1f][^:\x00-\x1f]*")),
 ]
+Arguments = Annotated[str, AfterValidator(_arguments), WithJsonSchema(text_schema(r"(.|\n)*\S(.|\n)*"))]
 ShellCommand = Annotated[str, AfterValidator(_shell_command), WithJsonSchema(text_schema(r"(.|\n)*\S(.|\n)*"))]
 Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
 

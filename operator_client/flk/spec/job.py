@@ -21,6 +21,7 @@ from flk.spec.fields import (
     DEFAULT_TARGET,
     NO_GANG,
     PULL_POLICIES,
+    Arguments,
     Checkpoint,
     Command,
     Cpu,
@@ -243,6 +244,18 @@ class Job(StrictModel):
         ),
     ] = Field(
         default=None, description="shell command that runs once in each pod, after pip and before the ranks start"
+    )
+    on_restart: Annotated[
+        Arguments | None,
+        Option(
+            "ARGUMENTS",
+            help="arguments that the script gets after its own in every attempt but the first: --resume=auto",
+            example="--resume=auto",
+            variable=pod_env.ON_RESTART,
+        ),
+    ] = Field(
+        default=None,
+        description="arguments that the script gets after its own in later attempts, as a shell reads them",
     )
     replicas: Annotated[int, Option("N", Form.NUMBER, empty="1, or MAX of an elastic job")] = Field(
         default=1, ge=1, le=MOST_REPLICAS, description="number of pods"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk_runtime.contract.variable import Variable, choice, integer, number
+from flk_runtime.contract.variable import Variable, choice, integer, number, words
 
 BATCHES: Final = ("keep", "scale")
 
@@ -68,6 +68,9 @@ PIP: Final = Variable("FLK_PIP", "packages that are installed before the ranks s
 REQUIREMENTS: Final = Variable("FLK_REQUIREMENTS", "pip's file of packages that are installed as well", "")
 SETUP: Final = Variable("FLK_SETUP", "shell command that runs once in each pod before the ranks start", "")
 PREPARATION: Final = (PIP, REQUIREMENTS, SETUP)
+ON_RESTART: Final[Variable[tuple[str, ...]]] = Variable(
+    "FLK_ON_RESTART", "arguments that the script gets after its own in every attempt but the first", (), words
+)
 PACKAGES: Final = Variable("FLK_PACKAGES", "folder of the packages (set by `flk run`)", "")
 SETUP_DONE: Final = Variable("FLK_SETUP_DONE", "file that says that FLK_SETUP has run (set by `flk run`)", "")
 WORK: Final = Variable("FLK_WORK", "folder into which the code is unpacked; working folder of the ranks", "")

@@ -64,6 +64,16 @@ def number(least: float = 0, what: str = "a number of seconds") -> Callable[[str
     return parse
 
 
+def words(text: str) -> tuple[str, ...]:
+    """Read words as a shell does. Raises ValueError for an open quotation."""
+    import shlex  # few jobs have such a variable
+
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"expected words as a shell reads them: {str(error).lower()}") from None
+
+
 def integer(least: int = 0) -> Callable[[str], int]:
     """Return a parser of integers that are at least ``least`` and fit into 64 bits."""
 

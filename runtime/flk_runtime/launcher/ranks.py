@@ -130,7 +130,8 @@ class Ranks:
                 self._selector.register(fd, selectors.EVENT_READ)
         environment = {**rank_environment(settings, attempt, local_rank, self._error_folder), **variables}
         page = ProgressPage.create(Path(environment[pod_env.PROGRESS]))
-        pid = self._server.launch(settings.command, environment, settings.work, *pipes.write_ends)
+        command = settings.command + (settings.on_restart if attempt.number else ())
+        pid = self._server.launch(command, environment, settings.work, *pipes.write_ends)
         pipes.close_write_ends()
         self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)
 

@@ -37,6 +37,7 @@ class Settings:
     """Settings of one launcher. Times are in seconds."""
 
     command: tuple[str, ...]  # script.py args, or -m module args
+    on_restart: tuple[str, ...] = ()  # more arguments in every attempt but the first
     workers: int = 1  # of strategy diloco, among which the pods of the job are divided
     worker: int = 0  # number of this pod's worker
     first_pod: int = 0  # index, in the job, of the first pod of that worker
@@ -166,6 +167,7 @@ class Settings:
         join_timeout = value(user_env.JOIN_TIMEOUT)
         return cls(
             command=tuple(command),
+            on_restart=value(pod_env.ON_RESTART),
             job=value(user_env.JOB) or cls.job,
             job_uid=value(pod_env.JOB_UID),
             secret=secret,

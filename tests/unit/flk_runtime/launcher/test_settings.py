@@ -76,6 +76,10 @@ def test_ipv6_addresses_are_in_brackets() -> None:
         ({"FLK_RDZV_ENDPOINT": "gpt-worker-0"}, ["FLK_RDZV_ENDPOINT"]),
         ({"FLK_RDZV_ENDPOINT": "gpt-worker-0:70000"}, ["FLK_RDZV_ENDPOINT"]),
         ({"FLK_RESTARTS": "-2"}, ["FLK_RESTARTS=-2: expected an integer, 0 or more"]),
+        (
+            {"FLK_ON_RESTART": "--a 'b"},
+            ["FLK_ON_RESTART=--a 'b: expected words as a shell reads them: no closing quotation"],
+        ),
         ({"FLK_START": "forkserver"}, ["FLK_START=forkserver: expected fork or spawn"]),
     ],
 )

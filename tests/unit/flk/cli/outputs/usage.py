@@ -32,6 +32,7 @@ JOB_OPTIONS = [
     "--pip -r",
     "--requirements none.txt",
     "--setup ''",
+    '--on-restart "\'open"',
     "--strategy magic",
     "--strategy diloco --diloco every=0",
     "--strategy diloco --replicas 3 --diloco workers=2",
