@@ -89,7 +89,9 @@ def test_jobs_share_their_code_and_the_last_takes_it_along(
     # A new pod mounts the code anew.
     eventually("it runs", lambda: "begun" in flk("logs", "two", "--no-follow").stdout)
     kubectl("delete", "pod", "two-worker-0", "--force")
-    eventually("its next pod runs", lambda: kubectl("logs", "two-worker-0", "--ignore-errors").count("begun") == 1)
+    running = "jsonpath={.items[?(@.status.phase=='Running')].metadata.name}"
+    eventually("its next pod runs", lambda: "two-worker-0" in kubectl("get", "pods", "-o", running))
+    eventually("it has the code", lambda: kubectl("logs", "two-worker-0").count("begun") == 1)
 
     assert flk("delete", "two").code == 0
     eventually("the code is gone", lambda: archives(kubectl) == {})
