@@ -15,7 +15,6 @@ from flk_runtime.contract.record import Attempt
 
 NO_PROGRESS: Final = "NoProgress"
 STANDSTILL: Final = "Standstill"
-GOING_ON: Final = (NO_PROGRESS, STANDSTILL)  # causes of a job whose ranks run
 FRUITLESS: Final = 3  # attempts in a row without a further step before flk says so
 SHORT: Final = 120.0  # seconds: a longer attempt of a script that tells no steps may have made some
 

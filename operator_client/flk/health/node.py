@@ -80,7 +80,7 @@ def _evicted(view: JobView) -> Found | None:
 
 
 def node_lost(view: JobView) -> Found | None:
-    hit = _disrupted(view, ("DeletionByTaintManager", "DeletionByPodGC", "DeviceTaintManager"))
+    hit = _disrupted(view, ("DeletionByTaintManager", "DeletionByPodGC"))
     lost: list[tuple[PodState, Evidence]] = []
     for pod in view.pods:
         node = view.around.nodes.get(pod.node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -10,7 +11,14 @@ from flk.kube import Object
 from flk.units import parse_quantity
 
 Amounts = dict[str, float]  # by resource name; cores, bytes or a number
-NODE_STATE: Final = "node.kubernetes.io/"  # how the taints begin with which Kubernetes marks nodes that are not ready
+# Taints of nodes that report a fault: of NVSentinel, and as its guides name them.
+FAULT_TAINT: Final = re.compile(
+    r"AggregatedNodeHealth\b|GPUHealth\b|nvidia\.com/\S+-error\b|(gpu|nvlink|nvswitch)\.health/"
+)
+# Taints of nodes that are not ready or go away: of Kubernetes, its cloud controllers and autoscalers.
+_NODE_STATE: Final = re.compile(
+    r"node(\.cloudprovider)?\.kubernetes\.io/|karpenter\.sh/(disrupted|unregistered)\b|ToBeDeletedByClusterAutoscaler\b"
+)
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
 _BINARY: Final = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -117,8 +125,18 @@ def untolerated(node: Object, spec: Object) -> Iterator[str]:
     """Yield the taints of a node that keep a pod away, as ``key=value:effect``."""
     for taint in (node.get("spec") or {}).get("taints") or []:
         if taint.get("effect") in _BLOCKING and not any(_tolerates(t, taint) for t in spec.get("tolerations") or []):
-            value = f"={taint['value']}" if taint.get("value") else ""
-            yield f"{taint.get('key')}{value}:{taint.get('effect')}"
+            yield taint_text(taint)
+
+
+def taint_text(taint: Object) -> str:
+    """Return a taint as ``key=value:effect``."""
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint.get('key')}{value}:{taint.get('effect')}"
+
+
+def is_node_state(taint: str) -> bool:
+    """Return whether a taint, as ``key=value:effect``, says that its node is broken, not ready or going away."""
+    return bool(_NODE_STATE.match(taint) or FAULT_TAINT.match(taint))
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:
@@ -134,5 +152,5 @@ def is_allowed(node: Object, spec: Object, *, when_back: bool = False) -> bool:
 
     ``when_back`` asks for the time when the node is ready and takes pods again.
     """
-    taints = [taint for taint in untolerated(node, spec) if not (when_back and taint.startswith(NODE_STATE))]
+    taints = [taint for taint in untolerated(node, spec) if not (when_back and is_node_state(taint))]
     return is_selected(node, spec) and not taints and (when_back or not is_cordoned(node))

@@ -10,7 +10,6 @@ from flk.health.autoscaling import refusal
 from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, first_said, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import (
-    NODE_STATE,
     Amounts,
     allocatable,
     amount_text,
@@ -18,6 +17,7 @@ from flk.health.resources import (
     is_accelerator,
     is_allowed,
     is_cordoned,
+    is_node_state,
     is_selected,
     node_affinity_text,
     quantity,
@@ -134,7 +134,7 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
     # A cordoned node has a taint too, which says less.
     taints = [next(untolerated(node, spec)) for node in selected if not is_cordoned(node)]
     reasons = {f"taint {taint}" for taint in taints} | {"it is cordoned" for node in selected if is_cordoned(node)}
-    code = "NodesNotReady" if all(taint.startswith(NODE_STATE) for taint in taints) else "TaintNotTolerated"
+    code = "NodesNotReady" if all(map(is_node_state, taints)) else "TaintNotTolerated"
     return f"no node accepts the job's pods: {'; '.join(sorted(reasons))}", code
 
 
@@ -168,7 +168,7 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
     if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and spec.get("nodeSelector"))):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
-        reason = away if away and tainted.startswith(NODE_STATE) else reason
+        reason = away if away and is_node_state(tainted) else reason
     elif reason.kind == "volume" or (reason.kind == "selector" and not spec.get("nodeSelector")):
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
@@ -177,7 +177,7 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
 
 def _is_away(reason: NodeReason) -> bool:
     """Return whether nodes refuse a pod because they are cordoned or not ready, so that they may come back."""
-    return reason.kind == "unschedulable" or (reason.kind == "taint" and reason.detail.startswith(NODE_STATE))
+    return reason.kind == "unschedulable" or (reason.kind == "taint" and is_node_state(reason.detail))
 
 
 def is_short_of_resources(message: str) -> bool:
@@ -201,7 +201,7 @@ def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
     # A control plane has its taint in each cluster. It is the reason only if the job wants to run there.
     others = [taint for taint in taints if not taint.startswith(_CONTROL_PLANE)]
     # A node that comes back can take the pod, whatever taints the others have.
-    return next(iter(sorted(others, key=lambda taint: not taint.startswith(NODE_STATE)) or taints), None)
+    return next(iter(sorted(others, key=lambda taint: not is_node_state(taint)) or taints), None)
 
 
 def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail: True) -> Locate:
@@ -291,7 +291,7 @@ def _selector(view: JobView) -> Found | None:
 
 
 def _nodes_not_ready(view: JobView) -> Trace | None:
-    tainted = _refused_by_nodes("taint", lambda taint: taint.startswith(NODE_STATE))
+    tainted = _refused_by_nodes("taint", is_node_state)
     return tainted(view) or _refused_by_nodes("unschedulable")(view)
 
 
@@ -380,7 +380,7 @@ CAUSES: Final = (
     Cause(
         "NodesNotReady",
         "The nodes that could run the pods are not ready or take no pods",
-        f"Nodes are cordoned, not ready or unreachable. {_READ}",
+        f"Nodes are cordoned, not ready or unreachable, go away, or have a taint for a fault that they report. {_READ}",
         "The administrator of the cluster can bring the nodes back.",
         tell(
             _nodes_not_ready,
@@ -400,7 +400,7 @@ CAUSES: Final = (
         f"Nodes that are set aside for other work have a taint. {_READ}",
         "Add --toleration KEY=VALUE if the job may run there.",
         tell(
-            _refused_by_nodes("taint", lambda taint: not taint.startswith(NODE_STATE)),
+            _refused_by_nodes("taint", lambda taint: not is_node_state(taint)),
             lambda view, trace: (
                 f"{trace}: the nodes that could run it have {f'the taint {trace[1]}' if trace[1] else 'a taint'}, "
                 "which the pods do not tolerate"

@@ -13,6 +13,7 @@ from flk.health import (
     controllers,
     deadlock,
     deletion,
+    devices,
     ending,
     gang,
     images,
@@ -31,6 +32,7 @@ from flk.health.cause import Cause
 from flk.health.cluster import Cluster, Level, Pods, Result
 from flk.health.scheduling import UNSCHEDULABLE
 from flk.observe.model import Finding
+from flk.observe.suspects import may_be_of_hardware
 from flk.observe.view import JobView
 
 # The checks of a cluster and, given a job, of the job's needs, in the order of the report.
@@ -58,6 +60,7 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     volumes.CAUSES,
     (*autoscaling.CAUSES, *scheduling.CAUSES),
     (UNSCHEDULABLE,),
+    devices.CAUSES,
     (*node.CAUSES, *preparation.CAUSES, *rendezvous.CAUSES),
     attempts.CAUSES,
     ending.CAUSES,
@@ -78,6 +81,9 @@ _OF_PLACEMENT: Final = frozenset(
         UNSCHEDULABLE,
     )
 )
+GOING_ON: Final = (*(cause.code for cause in attempts.CAUSES), devices.UNHEALTHY)  # of a job whose ranks run
+_OF_HARDWARE: Final = tuple(cause.code for cause in devices.CAUSES)
+ENDS: Final = tuple(cause.code for cause in ending.CAUSES)
 # Ends without an explanation of their own. A cause that kept a pod away, or ended it from outside, explains them.
 _ABSENT: Final = ("RendezvousTimeout", "PodLost", "FailedWithoutTrace")
 _SHALLOW: Final = ("ExitedWithCode", "KilledBySignal", "Failed")
@@ -127,9 +133,8 @@ def find(view: JobView) -> list[Finding]:
         return sorted(found, key=lambda finding: (finding is not before, finding.code in LATER))
     if not view.failed:
         return sorted(found, key=lambda f: (f.code in LATER, f.resolves_itself, _order_now(f, found)))
-    codes = {cause.code for cause in ending.CAUSES}
-    end = next((finding for finding in found if finding.code in codes), None)
-    return sorted(found, key=lambda finding: (not _explains(finding, end), finding is not end))
+    end = next((finding for finding in found if finding.code in ENDS), None)
+    return sorted(found, key=lambda finding: (not _explains(view, finding, end), finding is not end))
 
 
 def _stuck_after(view: JobView, finding: Finding) -> float | None:
@@ -149,8 +154,10 @@ def _order_now(finding: Finding, found: Sequence[Finding]) -> int:
     return 2 if is_past else 1
 
 
-def _explains(finding: Finding, end: Finding | None) -> bool:
+def _explains(view: JobView, finding: Finding, end: Finding | None) -> bool:
     """Return whether a finding explains the end of a job better than the end itself."""
+    if finding.code in _OF_HARDWARE:
+        return may_be_of_hardware(ending.job_failure(view))
     if end is None or finding is end or (finding.resolves_itself and finding.code not in _FROM_OUTSIDE):
         return False
     same_pod = bool(set(finding.pods) & set(end.pods))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from flk.health.table import LATER, find
+from flk.health.table import ENDS, LATER, find
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodPhase, PodState
 from flk.observe.observation import event_time
@@ -163,6 +163,8 @@ def _other_findings(view: JobView, found: list[Finding]) -> list[Other]:
     for finding in found[1:]:
         if finding.code in LATER:
             why_not = "it happened later: the cause above kept the job from running"
+        elif view.failed and finding.code in ENDS:
+            why_not = "it is a consequence of the cause"
         elif view.failed:
             why_not = "it did not end the job"
         elif finding.resolves_itself and not found[0].resolves_itself:

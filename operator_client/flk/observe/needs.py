@@ -15,6 +15,7 @@ from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
 from flk.observe.observation import LOG_LINES, Need, Observation, event_time
 from flk.observe.progress import read_progress
+from flk.observe.suspects import suspects
 from flk.observe.view import JobView, pod_spec
 from flk.targets import target_of
 from flk.targets.gang import gang_of
@@ -24,6 +25,7 @@ from flk_runtime.contract import log_format
 EVENTS_AFTER: Final = 10.0  # seconds in which a pod may be pending before its events are read
 LATE: Final = 30.0  # seconds after the job's start: a pod that was created later may have taken another one's place
 STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
+SUSPECTS: Final = 3  # nodes that are read because they may be at fault
 FOREIGN_LOGS: Final = 32  # pods of a job without flk's launcher whose logs are searched
 FOREIGN_LINES: Final = 400  # last lines of each of these logs
 RECORD_LINES: Final = log_format.RECORD_INTERVAL + 100  # last lines of pod 0's log, among which there is a record
@@ -51,8 +53,10 @@ def needs(seen: Observation) -> list[Need]:
     view = JobView(seen)
     # A connection that broke is no cause: the events may name one.
     known_end = view.failed and any(_is_cause(pod) for pod in view.pods)
-    if known_end or view.deletion_began or (view.succeeded and not view.failed):
+    if view.deletion_began or (view.succeeded and not view.failed):
         return []
+    if known_end:
+        return [need for need in _suspects(view) if need not in seen.answered]
     wanted = _of_launchers(view) if view.from_flk and not view.suspended else []
     if any(pod.phase != PodPhase.RUNNING for pod in view.pods) or _was_disturbed(view):
         about_job = [Need("events", name, kind) for kind, name in view.target.event_objects(view.name)]
@@ -158,8 +162,7 @@ def _around(view: JobView) -> list[Need]:
         if any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in view.pods):
             wanted.append(Need("other_pods"))
     else:
-        silent = {pod.node for pod in view.pods if pod.phase == PodPhase.UNKNOWN and pod.node}
-        wanted += [Need("nodes", name) for name in sorted(silent)[:3]]
+        wanted += _suspects(view)
     wanted += [Need("events", name, "Pod") for name in [*view.recreations][:STUCK_PODS]]
     claims = _claim_names(view, pods)
     wanted += [Need("claims", name) for name in claims]
@@ -175,6 +178,10 @@ def _around(view: JobView) -> list[Need]:
     if view.failed and not view.records:
         wanted += [Need("log", name, lines=FOREIGN_LINES) for name in _foreign_logs(view)]
     return wanted
+
+
+def _suspects(view: JobView) -> list[Need]:
+    return [Need("nodes", name) for name in sorted(suspects(view))[:SUSPECTS]]
 
 
 def _foreign_logs(view: JobView) -> list[str]:

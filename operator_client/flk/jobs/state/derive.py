@@ -129,7 +129,7 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
             return replace(base, phase=Phase.RESTARTING)
         if cause is not None and last is None and seen.from_flk:
             return replace(base, phase=Phase.STARTING)  # the launchers have not met yet
-        goes_on = cause is None or (cause.code in GOING_ON and last is not None)
+        goes_on = cause is None or cause.code in GOING_ON
         return replace(base, phase=Phase.RUNNING if goes_on else Phase.RESTARTING)
     without_node = any(pod.phase in (PodPhase.MISSING, PodPhase.PENDING) for pod in seen.pods)
     phase = Phase.RESTARTING if seen.began else Phase.PENDING if without_node else Phase.STARTING

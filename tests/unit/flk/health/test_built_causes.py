@@ -29,6 +29,8 @@ ELSEWHERE = {
     "NoProgress": "health/test_attempts.py",
     "Standstill": "health/test_attempts.py",
     "Deleted": "observe/test_archive.py",
+    "DeviceUnhealthy": "health/test_devices.py",
+    "NodeFaulty": "health/test_devices.py",
 }
 MISSING: set[str] = set()  # causes without a test
 
