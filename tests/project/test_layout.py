@@ -119,6 +119,7 @@ COVERED = {
         "flk.health.page flk.health.queue flk.health.rendezvous flk.health.scheduler_message "
         "flk.health.scheduling flk.health.starting flk.health.table flk.health.volumes flk.health.why"
     ),
+    "tests/unit/flk/health/test_devices.py": "flk.observe.suspects",
     "tests/unit/flk/health/test_doctor.py": (
         "flk.cli.doctor flk.health.admission flk.health.cluster flk.health.controllers flk.health.quota "
         "flk.health.references flk.health.resources flk.health.rights flk.jobs.choice flk.targets.controllers "

@@ -170,7 +170,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- end }}
 {{- $spec = include "flk.merged" (list $spec (dict "name" $name "command" (include "flk.code" . | fromJson).command
   "replicas" (int64 $count.replicas) "strategy" ($spec.strategy | lower | trimPrefix "_") "resources" $resources "env" $env
-  "secrets" ($job.secrets | default dict) "volumes" $volumes "patch" ($job.patch | default dict) "ship" true
+  "secrets" ($job.secrets | default dict) "volumes" $volumes "claims" ($job.claims | default list) "patch" ($job.patch | default dict) "ship" true
   "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations
   "avoid" ($nodes.avoid | default list)))) | fromJson }}
 {{- with $job.pods }}

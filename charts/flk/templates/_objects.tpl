@@ -191,6 +191,12 @@ Service and PodGroup. */}}
 {{- $all := include "flk.merged" (list (get $resources . | default dict) $added) | fromJson }}
 {{- if $all }}{{ $_ := set $resources . $all }}{{ end }}
 {{- end }}
+{{- $claims := list }}
+{{- range $number, $name := $spec.claims }}
+{{- $claims = append $claims (dict "name" (printf "claim-%d" $number) "resourceClaimTemplateName" $name) }}
+{{- $_ := set $resources "claims" (append ($resources.claims | default list) (dict "name" (printf "claim-%d" $number))) }}
+{{- end }}
+{{- with $claims }}{{ $_ := set $pod "resourceClaims" . }}{{ end }}
 {{- with $resources }}{{ $_ := set $container "resources" . }}{{ end }}
 
 {{- with $spec.patch }}

@@ -61,6 +61,7 @@ class Cluster:
     autoscaler: str = ""  # who may add nodes; empty: nobody is known to
     # Only with a job: the objects that its pods name, by kind and name, as ("secrets", "wandb").
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)
+    devices: Object | Unreadable | None = None  # the APIGroup of claims of devices; None: the pods claim none
     target: Target = DEFAULT  # the target of jobs
     gang: Gang | None = None  # the gang scheduler of the job
     gang_api: Object | Unreadable | None = None  # the resources of its PodGroup's API version; None: no gang
@@ -96,6 +97,19 @@ class Pods:
         """Names of the PersistentVolumeClaims that the pods mount."""
         volumes = self.spec.get("volumes") or []
         return sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if v.get("persistentVolumeClaim")})
+
+    @property
+    def device_claims(self) -> list[tuple[str, str]]:
+        """What the pods claim devices by: ``resourceclaimtemplates`` or ``resourceclaims``, and the name."""
+        found = set()
+        for claim in self.spec.get("resourceClaims") or []:
+            for field_name, plural in (
+                ("resourceClaimTemplateName", "resourceclaimtemplates"),
+                ("resourceClaimName", "resourceclaims"),
+            ):
+                if claim.get(field_name):
+                    found.add((plural, str(claim[field_name])))
+        return sorted(found)
 
     @property
     def mounted(self) -> list[tuple[str, str]]:

@@ -12,7 +12,18 @@ _INSUFFICIENT: Final = re.compile(r"Insufficient (\S+?)\.?$")
 _CONTROL_PLANE: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 # The scheduler tests a node in this order and reports the first test that the node fails, so a node that fails a later
 # test is closer to taking the pod.
-_ORDER: Final = ("unschedulable", "taint", "selector", "ports", "resource", "volume", "spread", "affinity", "other")
+_ORDER: Final = (
+    "unschedulable",
+    "taint",
+    "selector",
+    "ports",
+    "resource",
+    "volume",
+    "spread",
+    "affinity",
+    "claims",
+    "other",
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ def _reason(nodes: int, text: str) -> NodeReason:
     if text.startswith("Too many pods"):
         return NodeReason("resource", nodes, text, "pods")
     for kind, words in (
+        ("claims", ("cannot allocate all claims", "resourceclaim")),
         ("selector", ("node affinity/selector", "node selector", "didn't match Pod's node affinity")),
         (
             "volume",

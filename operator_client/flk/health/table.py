@@ -13,6 +13,7 @@ from flk.health import (
     controllers,
     deadlock,
     deletion,
+    device_claims,
     devices,
     ending,
     gang,
@@ -48,6 +49,7 @@ OF_JOB: Final[tuple[Callable[[Cluster, Pods], Iterator[Result]], ...]] = (
     queue.before,
     references.before,
     volumes.before,
+    device_claims.before,
     scheduling.before,
 )
 # Of each group only the first cause that is found counts: the most specific one comes first, the most general one last.
@@ -58,6 +60,7 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     images.CAUSES,
     (*references.CAUSES, *starting.CAUSES),
     volumes.CAUSES,
+    device_claims.CAUSES,
     (*autoscaling.CAUSES, *scheduling.CAUSES),
     (UNSCHEDULABLE,),
     devices.CAUSES,
@@ -68,7 +71,7 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
 )
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
 
-_OF_SCHEDULER: Final = frozenset(cause.code for cause in (*scheduling.CAUSES, UNSCHEDULABLE))
+_OF_SCHEDULER: Final = frozenset(cause.code for cause in (*device_claims.CAUSES, *scheduling.CAUSES, UNSCHEDULABLE))
 # Causes of pods that have no node: the job's --stuck-after limits how long they may last.
 _OF_PLACEMENT: Final = frozenset(
     cause.code
@@ -76,6 +79,7 @@ _OF_PLACEMENT: Final = frozenset(
         *gang.CAUSES,
         *deadlock.CAUSES,
         *volumes.CAUSES,
+        *device_claims.CAUSES,
         *autoscaling.CAUSES,
         *scheduling.CAUSES,
         UNSCHEDULABLE,

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
-from flk.health import autoscaling
+from flk.health import autoscaling, device_claims
 from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights
 from flk.jobs.choice import RUNTIMES
@@ -39,6 +39,7 @@ _LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
 _VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
 _KARPENTER: Final = Document(Resource("karpenter.sh", "v1", ""), document="/apis/karpenter.sh")
 _AUTOSCALER_STATUS: Final = RequestTarget(Resource("", "v1", "configmaps"), "kube-system", "cluster-autoscaler-status")
+_DEVICES: Final = Document(Resource(device_claims.GROUP, "", ""), document=f"/apis/{device_claims.GROUP}")
 _REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     """
     target, gang = (pods.target, pods.gang) if pods else (DEFAULT, None)
     version = _call(client, "get", _VERSION)
+    devices = _call(client, "get", _DEVICES) if pods and pods.device_claims else None
     with ThreadPoolExecutor(_THREADS) as pool:
         futures: dict[str, Future[Any]] = {
             "api": pool.submit(_call, client, "get", _api(target.api_version)),
@@ -71,6 +73,10 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
             for each in CONTROLLERS[target.name]
         }
         named = {key: pool.submit(_named, client, *key) for key in (pods.named if pods else [])}
+        if pods and (of_devices := device_claims.version_of(devices)):
+            for kind, name in pods.device_claims:
+                target_of_claim = client.target(Resource(device_claims.GROUP, of_devices, kind), name)
+                named[kind, name] = pool.submit(_call, client, "get", target_of_claim)
         values: dict[str, Any] = {name: future.result() for name, future in futures.items()}
         exist = [not isinstance(future.result(), Unreadable) for future in autoscalers]
         deployments = {check: future.result() for check, future in controllers.items()}
@@ -84,6 +90,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         skew=client.now() - time.time(),
         target=target,
         gang=gang,
+        devices=devices,
         controllers=deployments,
         named=objects,
         autoscaler=autoscaling.of_cluster([] if isinstance(values["nodes"], Unreadable) else values["nodes"], *exist),

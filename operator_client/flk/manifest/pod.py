@@ -112,10 +112,16 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
             **({"nodeSelector": dict(job.nodes.selector)} if job.nodes.selector else {}),
             **({"tolerations": tolerations} if tolerations else {}),
             **({"affinity": affinity} if (affinity := _affinity(job)) else {}),
+            **({"resourceClaims": _claims(job)} if job.claims else {}),
             "containers": [container],
             "volumes": volumes,
         },
     }
+
+
+def _claims(job: Job) -> list[dict[str, str]]:
+    """Return the claims of devices of a pod. Names of templates may be too long for the names of claims in a pod."""
+    return [{"name": f"claim-{n}", "resourceClaimTemplateName": name} for n, name in enumerate(job.claims)]
 
 
 def _queue_topology(job: Job) -> dict[str, str]:
@@ -215,5 +221,7 @@ def _resources(job: Job) -> dict[str, Any]:
     requests = {"cpu": wanted.cpu, **amounts}
     kinds = {"limits": limits, "requests": requests}
     given = {kind: {name: amount for name, amount in of.items() if amount is not None} for kind, of in kinds.items()}
-    resources = {kind: of for kind, of in given.items() if of}
+    resources: dict[str, Any] = {kind: of for kind, of in given.items() if of}
+    if job.claims:
+        resources["claims"] = [{"name": claim["name"]} for claim in _claims(job)]
     return {"resources": resources} if resources else {}

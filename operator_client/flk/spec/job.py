@@ -473,6 +473,19 @@ class Job(StrictModel):
         list[Mount],
         Option("VOLUME", Form.LIST, ("--volume",), f"what to mount: {mounts.FORMS}", "[my-data:/data]"),
     ] = Field(default_factory=list, description=f"what to mount, each as one of {mounts.FORMS}")
+    claims: Annotated[
+        list[ObjectName],
+        Option(
+            "TEMPLATE",
+            Form.LIST,
+            ("--claim",),
+            "ResourceClaimTemplate by which each pod claims devices (dynamic resource allocation)",
+            "[one-gpu]",
+        ),
+    ] = Field(
+        default_factory=list,
+        description="ResourceClaimTemplates by which each pod claims devices (dynamic resource allocation)",
+    )
     nodes: Annotated[Nodes, Option(example="{selector: {pool: gpu}, tolerations: [nvidia.com/gpu:NoSchedule]}")] = (
         Field(default=Nodes(), description="which nodes the pods may run on")
     )

@@ -133,6 +133,7 @@ SAMPLES: dict[str, list[Any]] = {
         ["data:/data/:ro", "nfs://fs.example.com/a//b/:/nfs", "nfs://10.0.0.1/:/root"],
         ["secret:keys:/keys:ro", "configmap:settings:/s", "hostpath:/mnt//x/:/x:ro", "data:/a", "data:/b:ro"],
     ],
+    "claims": [["one-gpu", "nic.fast"]],
     "nodes.selector": [{"pool": "gpu"}],
     "nodes.tolerations": [["gpu:NoSchedule"]],
     "nodes.avoid": [["node-a", "node-b.example.com"]],

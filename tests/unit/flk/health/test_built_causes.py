@@ -29,6 +29,9 @@ ELSEWHERE = {
     "NoProgress": "health/test_attempts.py",
     "Standstill": "health/test_attempts.py",
     "Deleted": "observe/test_archive.py",
+    "DeviceClaimMissing": "health/test_device_claims.py",
+    "DeviceClassMissing": "health/test_device_claims.py",
+    "NotEnoughDevices": "health/test_device_claims.py",
     "DeviceUnhealthy": "health/test_devices.py",
     "NodeFaulty": "health/test_devices.py",
 }

@@ -1,0 +1,152 @@
+"""Devices that pods claim (dynamic resource allocation): checks of the templates, and claims that are not fulfilled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from flk.health.cause import Cause, Find, Locate, Trace, event_evidence, names, tell
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
+from flk.health.scheduling import scheduling_evidence, unschedulable
+from flk.kube import Object
+from flk.observe.model import PodPhase
+from flk.observe.pods import one_line
+from flk.observe.view import JobView
+
+GROUP: Final = "resource.k8s.io"
+KNOWN: Final = ("v1", "v1beta2", "v1beta1")  # versions of the group that flk reads, the best first
+_KINDS: Final = {"resourceclaimtemplates": "ResourceClaimTemplate", "resourceclaims": "ResourceClaim"}
+_MISSING: Final = re.compile(r'resourceclaim(template)?(?:\.resource\.k8s\.io)? "([^"]+)" not found')
+_CLASS_MISSING: Final = re.compile(r"device class (\S+) does not exist")
+
+
+def version_of(group: Object | Unreadable | None) -> str:
+    """Return the version of the API in which flk reads claims, by the APIGroup that the cluster serves; empty: none."""
+    served = _served(group) if isinstance(group, dict) else ()
+    return next((version for version in KNOWN if version in served), "")
+
+
+def _served(group: Object) -> list[str]:
+    return [str(each.get("version")) for each in group.get("versions") or []]
+
+
+def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check that the cluster knows claims of devices, and that the templates and claims that the pods name exist."""
+    if not pods.device_claims:
+        return
+    group = cluster.devices
+    if isinstance(group, Unreadable) and not group.missing:
+        yield Result("devices", Level.UNKNOWN, f"{GROUP} cannot be read: {group.reason}")
+        return
+    if not isinstance(group, dict):
+        found = f"the cluster serves no {GROUP}, so its pods cannot claim devices"
+        yield Result("devices", Level.FAILED, found, "it needs Kubernetes 1.34; leave out --claim")
+        return
+    if not version_of(group):
+        found = f"the cluster serves {GROUP} in version {', '.join(_served(group))} only, and flk knows "
+        yield Result("devices", Level.FAILED, found + ", ".join(KNOWN), "use a flk of the cluster's age")
+        return
+    fine: list[str] = []
+    for plural, name in pods.device_claims:
+        kind, item = _KINDS[plural], cluster.named.get((plural, name))
+        if not isinstance(item, Unreadable):
+            fine.append(name)
+        elif item.missing:
+            remedy = f"create it ({cluster.commands.kubectl('apply -f FILE')}), or correct --claim"
+            yield Result("devices", Level.FAILED, f"there is no {kind} {name}", remedy, "DeviceClaimMissing")
+        else:
+            yield Result("devices", Level.UNKNOWN, f"{kind} {name} cannot be read: {item.reason}")
+    if fine:
+        yield Result("devices", Level.OK, f"claims exist: {', '.join(fine)}")
+
+
+def _refused(pattern: re.Pattern[str]) -> Locate:
+    """Return a Locate for pods about which the scheduler says what matches ``pattern``."""
+
+    def locate(view: JobView) -> Trace | None:
+        pods = [pod for pod in view.unschedulable if pattern.search(pod.message)]
+        match = pattern.search(pods[0].message) if pods else None
+        return Trace(names(pods), [scheduling_evidence(view, pods[0])], match.groups("")) if match else None
+
+    return locate
+
+
+def _missing(view: JobView) -> Trace | None:
+    """Find pods whose claim cannot be made, which no condition tells, or whose claim the scheduler does not find."""
+    pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and not pod.reason]
+    for pod in pods:
+        for event in reversed(view.pod_events.get(pod.name, [])):
+            match = _MISSING.search(one_line(event.get("message")))
+            if match and event.get("reason") == "FailedResourceClaimCreation":
+                return Trace(names(pods), [event_evidence(event)], match.groups(""))
+    return _refused(_MISSING)(view)
+
+
+def _not_allocated(view: JobView) -> Trace | None:
+    found = unschedulable(view)
+    if found is None or found[1].kind != "claims":
+        return None
+    pods, reason, evidence = found
+    return Trace(names(pods), evidence, (reason.text,))
+
+
+def _kind(trace: Trace) -> str:
+    return _KINDS["resourceclaimtemplates" if trace[0] else "resourceclaims"]
+
+
+_FIND_MISSING: Final[Find] = tell(
+    _missing,
+    lambda view, trace: (
+        f"{trace} cannot be scheduled: the {_kind(trace)} {trace[1]} does not exist in namespace {view.namespace}"
+    ),
+    lambda view, trace: (
+        f"{view.kubectl(f'get {_kind(trace).lower()}s')} shows those that exist; create it, or correct --claim and "
+        "submit again"
+    ),
+)
+CAUSES: Final = (
+    Cause(
+        "DeviceClaimMissing",
+        "A ResourceClaimTemplate or a ResourceClaim does not exist",
+        "The pods claim devices by a template (--claim) that the namespace does not have, or by a ResourceClaim. flk "
+        "reads the event FailedResourceClaimCreation of the pods, and the condition PodScheduled.",
+        "Create it, or correct --claim.",
+        _FIND_MISSING,
+        grace=30,
+    ),
+    Cause(
+        "DeviceClassMissing",
+        "A DeviceClass does not exist",
+        "The template of a claim names a class of devices that the cluster does not have: the driver of the devices "
+        "may not be installed. flk reads the condition PodScheduled of the pods.",
+        "Install the driver, or correct the class in the template.",
+        tell(
+            _refused(_CLASS_MISSING),
+            lambda view, trace: f"{trace}: the DeviceClass {trace[0]} does not exist, which a claim names",
+            lambda view, trace: (
+                f"{view.kubectl_of_cluster('get deviceclasses')} shows those that exist; install the driver of the "
+                "devices, or correct the class in the template"
+            ),
+        ),
+        grace=60,
+    ),
+    Cause(
+        "NotEnoughDevices",
+        "No node has the devices free that the pods claim",
+        "The scheduler cannot allocate the claims of the pods on any node: the devices are in use, or none has what "
+        "the claims ask for, which the scheduler does not tell apart. flk reads the condition PodScheduled.",
+        "Wait for other jobs to end, or compare what the template asks for with the devices that the nodes offer "
+        "(ResourceSlices).",
+        tell(
+            _not_allocated,
+            lambda view, trace: f"{trace}: no node has the devices free that it claims ({trace[0]})",
+            lambda view, trace: (
+                f"{view.flk('wait')} waits for other jobs to end; {view.kubectl_of_cluster('get resourceslices')} "
+                f"shows the devices of the nodes, and {view.kubectl('get resourceclaims')} who has them"
+            ),
+        ),
+        grace=60,
+        cured_by="other jobs that end",
+    ),
+)
