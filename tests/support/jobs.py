@@ -137,10 +137,12 @@ class JobBuilder:
         return self
 
     def add_to(self, server: FakeApiServer) -> JobBuilder:
-        """Put the job, its pods and its events into a fake API server."""
+        """Put the job, its pods, their nodes and its events into a fake API server."""
         server.add("pytorchjobs", self.job)
         for pod in self.pods.values():
             server.add("pods", pod)
+        for name in {pod["spec"].get("nodeName") for pod in self.pods.values()} - {None}:
+            server.documents[f"/api/v1/nodes/{name}"] = {"metadata": {"name": name}}
         for number, event in enumerate(self.events):
             server.add("events", {"metadata": {"name": f"{self.name}.{number}"}, **event})
         return self
