@@ -116,6 +116,8 @@ class LongServer:
             self.reply(handler, 200, jobs.log_of(0, record).encode())
         elif kind == "events":
             self.reply(handler, 200, {"items": [], "metadata": {}})
+        elif "/nodes/" in parts.path:
+            self.reply(handler, 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"})
         elif "watch" in query:
             self.watch(handler, kind, int(query["resourceVersion"]))
         else:
