@@ -101,8 +101,8 @@ _FIND_MISSING: Final[Find] = tell(
         f"{trace} cannot be scheduled: the {_kind(trace)} {trace[1]} does not exist in namespace {view.namespace}"
     ),
     lambda view, trace: (
-        f"{view.kubectl(f'get {_kind(trace).lower()}s')} shows those that exist; create it, or correct --claim and "
-        "submit again"
+        f"{view.kubectl(f'get {_kind(trace).lower()}s')} shows those that exist; create it, and the pods go on, or "
+        "correct --claim and submit again"
     ),
 )
 CAUSES: Final = (
@@ -111,7 +111,7 @@ CAUSES: Final = (
         "A ResourceClaimTemplate or a ResourceClaim does not exist",
         "The pods claim devices by a template (--claim) that the namespace does not have, or by a ResourceClaim. flk "
         "reads the event FailedResourceClaimCreation of the pods, and the condition PodScheduled.",
-        "Create it, or correct --claim.",
+        "Create it: the pods go on then. Or correct --claim and submit again.",
         _FIND_MISSING,
         grace=30,
     ),

@@ -62,7 +62,10 @@ def test_devices_that_no_node_has_free(message: str) -> None:
 
 
 def test_a_class_of_devices_that_does_not_exist() -> None:
-    message = "0/3 nodes are available: request gpu: device class gpu.example.com does not exist. not found"
+    message = (
+        "0/3 nodes are available: request gpu: device class gpu.example.com does not exist. no new claims to "
+        "deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+    )
     (found,) = find(pending(message).view())
     assert (found.code, found.resolves_itself) == ("DeviceClassMissing", False)
     assert "the DeviceClass gpu.example.com does not exist" in found.sentence
