@@ -16,6 +16,7 @@ from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.shared import shard_file
 
 gather._BUCKET = 1 << 10  # many buckets
+os.chdir(os.path.dirname(__file__))  # the files of this test alone
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 SHAPES = {"a": (33, 5), "b": (40,), "c": (), "d": (3, 7, 2), "e": (1, 4)}
