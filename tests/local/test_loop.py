@@ -92,7 +92,7 @@ def test_a_loop_trains_the_same_on_every_mesh_and_after_a_change_of_the_mesh(ran
 
 
 REFUSED = """
-    import os, torch, torch.distributed as dist
+    import contextlib, os, torch, torch.distributed as dist
     from torch import nn
     import flk_runtime as flk
 
@@ -126,6 +126,8 @@ REFUSED = """
     for each in stage.parameters():
         each.data.zero_()
     own = dict(model=flk.per_rank(stage), optimizer=flk.per_rank(optimizer))
+    with contextlib.suppress(KeyError), flk.adopt(checkpoint=os.environ["FOLDER"], store_every=5, **own):
+        raise KeyError("the loop that failed is over, and another one may begin")
     with flk.adopt(checkpoint=os.environ["FOLDER"], **own) as loop:
         assert loop.steps == 1
         assert all(torch.equal(*pair) for pair in zip(before, stage.parameters(), strict=True))

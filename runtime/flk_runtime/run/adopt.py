@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-import torch.distributed as dist
 from torch import nn
 
 from flk_runtime.checkpoint.adapters import parameters_of
 from flk_runtime.checkpoint.stateful import Declared
-from flk_runtime.discovery import discover
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run import current
 from flk_runtime.run.context import RunContext
-from flk_runtime.run.group import open_group
+from flk_runtime.run.group import entered
 from flk_runtime.run.loop import Loop
-from flk_runtime.run.options import LOG_EVERY, RunOptions
+from flk_runtime.run.options import LOG_EVERY
 
 _STRATEGY: Final = "none"  # the script parallelizes its model itself
 
@@ -26,6 +24,7 @@ def adopt(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | str | None = None,
+    store_every: int | str | None = None,
     keep: int | None = None,
     keep_every: int | None = None,
     log_every: int = LOG_EVERY,
@@ -47,7 +46,7 @@ def adopt(
 
     The script parallelizes its model and opens the process group itself. Without one, that of `init` is opened for a
     job of several ranks. Seeds are left alone, and the random states of every rank are restored. ``checkpoint``,
-    ``save_every``, ``keep``, ``keep_every`` and ``log_every`` are as in `init`.
+    ``save_every``, ``store_every``, ``keep``, ``keep_every`` and ``log_every`` are as in `init`.
 
     Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages
     do: pass these as `per_rank`), or a run of `init` is open; CheckpointError if a state does not fit.
@@ -61,19 +60,16 @@ def adopt(
         "strategy": _STRATEGY,
         "checkpoint": checkpoint,
         "save_every": save_every,
+        "store_every": store_every,
         "keep": keep,
         "keep_every": keep_every,
         "log_every": log_every,
     }
     if not objects:
         raise SetupError("adopt: there is nothing to keep: pass the model and its optimizer by name, as model=model")
-    rank_info = discover()
-    owns_group = not dist.is_initialized()
-    options = RunOptions.read(rank_info, given, defer_error=owns_group)
-    if owns_group:
-        open_group(rank_info, options)
-    compare_options("adopt", _described(objects))
-    current.loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)
+    with entered(given) as (rank_info, options, owns_group):
+        compare_options("adopt", _described(objects))
+        current.loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)
     return current.loop
 
 

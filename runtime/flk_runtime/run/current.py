@@ -21,6 +21,6 @@ def is_open() -> bool:
 
 
 def checkpoints() -> CheckpointManager | None:
-    """The checkpoint manager of the run or the loop; None if there is neither."""
-    owner = run or loop
+    """The checkpoint manager of the run or the loop, of the open one if there is one; None if there is neither."""
+    owner = next((each for each in (run, loop) if each is not None and not each.closed), run or loop)
     return owner._saves.manager if owner else None

@@ -1,10 +1,12 @@
-"""open_group(): connect to the other ranks, run the preflight check, and open the process group."""
+"""entered() and open_group(): connect to the other ranks, run the preflight check, and open the process group."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 
@@ -13,14 +15,40 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from flk_runtime.contract import VERSION
-from flk_runtime.discovery import RankInfo
+from flk_runtime.discovery import RankInfo, discover
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import RendezvousError
 from flk_runtime.preflight import RankReport, exchange_reports, report
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.run.options import RunOptions
+from flk_runtime.shared import progress
+from flk_runtime.shared.progress import Phase
 from flk_runtime.system import device as devices
 
 _ERROR_TIMEOUT: Final = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
+
+
+@contextlib.contextmanager
+def entered(given: dict[str, Any]) -> Iterator[tuple[RankInfo, RunOptions, bool]]:
+    """Be in the process group, as this rank, with the options from ``given``; tell whether it was opened here.
+
+    ``given`` are arguments of `init`. A group that was opened here is left if the block raises. Raises SetupError as
+    `init` does. Collective.
+    """
+    rank_info = discover()
+    progress.own_page().phase = Phase.RENDEZVOUS
+    owns_group = not dist.is_initialized()
+    options = RunOptions.read(rank_info, given, defer_error=owns_group)
+    if owns_group:
+        open_group(rank_info, options)
+    elif options.error:
+        raise options.error
+    try:
+        yield rank_info, options, owns_group
+    except BaseException:
+        if owns_group:
+            process_group.leave(at_once=True)
+        raise
 
 
 def open_group(rank_info: RankInfo, options: RunOptions) -> list[RankReport]:

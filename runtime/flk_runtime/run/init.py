@@ -8,20 +8,15 @@ import os
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from flk_runtime import automatic
 from flk_runtime.contract.strategies import AUTO
 from flk_runtime.diloco import DiLoCo
-from flk_runtime.discovery import discover
-from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
-from flk_runtime.run.group import open_group
-from flk_runtime.run.options import LOG_EVERY, TIMEOUT, RunOptions
+from flk_runtime.run.group import entered
+from flk_runtime.run.options import LOG_EVERY, TIMEOUT
 from flk_runtime.run.run import Run
-from flk_runtime.shared import progress
-from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
 
 _arguments: dict[str, Any] = {}  # of the latest run
@@ -91,24 +86,12 @@ def init(
         raise SetupError(
             "init: flk.adopt keeps the state of this process's loop: use one of both, or close the loop before"
         )
-    rank_info = discover()
-    progress.own_page().phase = Phase.RENDEZVOUS
-    owns_group = not dist.is_initialized()
-    options = RunOptions.read(rank_info, given, defer_error=owns_group)
-    if owns_group:
-        open_group(rank_info, options)
-    elif options.error:
-        raise options.error
-    try:
+    with entered(given) as (rank_info, options, owns_group):
         if options.strategy == AUTO:
             chosen = automatic.choose(rank_info, options.device, options.timeout)
             options = dataclasses.replace(options, strategy=chosen)
         rng.seed_all(options.seed)
         current.run = Run(rank_info, options, owns_group=owns_group)
-    except BaseException:
-        if owns_group:
-            process_group.leave(at_once=True)
-        raise
     _arguments = given
     return current.run
 

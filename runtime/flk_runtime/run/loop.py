@@ -12,7 +12,7 @@ from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.errors import SetupError
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
-from flk_runtime.run.ending import complete_at_the_end
+from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.ranks import Ranks
 from flk_runtime.run.saves import Saves
@@ -97,14 +97,22 @@ class Loop(Ranks):
             self._steps.close()
             if self._owns_group:
                 self.barrier()  # no rank leaves while another still communicates
-            self._leave(at_once=False)
+            self._end(at_once=False)
+
+    def abandon(self) -> None:
+        """End the loop without saving and without waiting for other ranks, which may have died."""
+        if not self.closed:
+            self._end(at_once=True)
+
+    def _end(self, *, at_once: bool) -> None:
+        forget(self._saves.manager)
+        self._leave(at_once=at_once)
 
     def __enter__(self) -> Loop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if not kind:
-            self.close()
+        self.abandon() if kind else self.close()
 
 
 def _part(mesh: Any) -> tuple[int, int] | None:
