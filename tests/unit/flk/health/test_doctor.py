@@ -100,6 +100,8 @@ def key(secret: str = "wandb", name: str = "token") -> dict[str, Any]:
 
 CPU = {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
 GPU = {"limits": {"nvidia.com/gpu": "4"}}
+_REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": gpu_terms("H100")}}
+ON_H100 = {"affinity": {"nodeAffinity": _REQUIRED}}
 NO_PATCH = {**dict.fromkeys(all_rights(DEFAULT), True), ("patch", "pytorchjobs.kubeflow.org"): False}
 RUNNING = [
     {"spec": {"nodeName": n, "containers": [{"resources": {"requests": {"nvidia.com/gpu": "5"}}}]}} for n in ("a", "b")
@@ -384,32 +386,14 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     "type of GPUs that no node has": (
         "capacity",
         {"nodes": [node("a", labels={"nvidia.com/gpu.product": "Tesla-T4"}, **{"nvidia.com/gpu": "8"})]},
-        pods(
-            1,
-            spec={
-                "affinity": {
-                    "nodeAffinity": {
-                        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": gpu_terms("H100")}
-                    }
-                }
-            },
-        ),
+        pods(1, spec=ON_H100),
         Level.FAILED,
         "nvidia.com/gpu.product In NVIDIA-H100-80GB-HBM3, NVIDIA-H100-NVL, NVIDIA-H100-PCIe",
     ),
     "type of GPUs": (
         "capacity",
         {"nodes": [node("a", labels={"karpenter.k8s.aws/instance-gpu-name": "h100"}, **{"nvidia.com/gpu": "8"})]},
-        pods(
-            1,
-            spec={
-                "affinity": {
-                    "nodeAffinity": {
-                        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": gpu_terms("H100")}
-                    }
-                }
-            },
-        ),
+        pods(1, spec=ON_H100),
         Level.OK,
         "this one has 1",
     ),

@@ -364,6 +364,13 @@ def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer,
     assert cause.code == "Deleted"
 
 
+def keep_in_cluster(fake: FakeApiServer, view: JobView, record: JobRecord, time: float) -> None:
+    """Keep the record of a job as its launchers do."""
+    entry = ArchivedRecord("gpt", view.job["metadata"]["uid"], 3, 1, time, time, record)
+    meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
+    fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
+
+
 def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
     fake: FakeApiServer, client: JobClient
 ) -> None:
@@ -371,10 +378,7 @@ def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
     followed(client, view)
     failure = Failure(Kind.EXCEPTION, 0, 0, type="ValueError", message="no label")
     record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1e9, 1e9 + 60, failure)])
-    later = client.now() + 60
-    entry = ArchivedRecord("gpt", view.job["metadata"]["uid"], 3, 1, later, later, record)
-    meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
-    fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
+    keep_in_cluster(fake, view, record, client.now() + 60)
     cause = diagnose(view_job(client, "gpt")).cause
     assert cause
     assert cause.code == "ExceptionRaised"
@@ -388,11 +392,8 @@ def test_a_job_that_only_its_launchers_have_told_of_was_seen_by_its_operator(
     writer = ArchiveWriter(client)
     writer.observe(view.around, derive(view))
     writer.close()
-    later = client.now() + 60
     record = JobRecord("running", 0, attempts=[Attempt(0, 1e9, None, None)])
-    entry = ArchivedRecord("gpt", view.job["metadata"]["uid"], 2, 1, later, later, record)
-    meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
-    fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
+    keep_in_cluster(fake, view, record, client.now() + 60)
     cause = diagnose(view_job(client, "gpt")).cause
     assert cause
     assert cause.code == "Deleted"
