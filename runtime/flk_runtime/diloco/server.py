@@ -187,7 +187,7 @@ class Hub:
             if self._peers.get(worker) is peer:
                 del self._peers[worker]
                 self._last_left = time.monotonic()
-                if self._rounds:
+                if self._rounds and not self._closed.is_set():  # a hub that closes has lost nobody
                     self._rounds.leave(worker, time.monotonic(), reason)
 
     def _forget(self, peer: _Peer) -> None:

@@ -21,9 +21,10 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.diloco import DiLoCo, Membership
 from flk_runtime.diloco.compression import ErrorFeedback, decode, encode, encoded_size
 from flk_runtime.diloco.fragments import Schedule
-from flk_runtime.diloco.messages import MESSAGES, CatchUp, Contribution, FromHub, Peer, Result, session
+from flk_runtime.diloco.messages import MESSAGES, CatchUp, Contribution, FromHub, Hello, Peer, Result, session
 from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
+from flk_runtime.diloco.server import Hub
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
 from flk_runtime.wire import Stream
@@ -383,6 +384,34 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         return one, server.accept()[0]
+
+
+def test_a_hub_that_closes_has_lost_no_worker() -> None:
+    said: list[str] = []
+    hub = Hub("127.0.0.1", 0, "secret", log=said.append)
+    hub.start()
+    layout = {"workers": 2, "wait": 60.0, "timeout": 60.0, "sizes": [1], "dtype": "fp32"}
+    workers = [_connected(hub, worker, layout) for worker in range(2)]
+    hub.close()
+    for worker in workers:
+        worker.close()
+    deadline = time.monotonic() + 20
+    while hub._peers:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert said == ["begin with 2 of 2 workers, at round 0"]
+
+
+def _connected(hub: Hub, worker: int, layout: dict[str, Any]) -> Peer:
+    """A worker that the hub knows."""
+    tcp = socket.create_connection(("127.0.0.1", hub.port))
+    stream: Peer = Stream(tcp, session("secret", serves=False), MESSAGES, 15.0)
+    stream.send(Hello(worker, layout, [0], "", "it"))
+    deadline = time.monotonic() + 20
+    while worker not in hub._peers:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return stream
 
 
 def test_a_tls_connection_carries_both_directions_at_once(tmp_path: Path) -> None:
