@@ -39,6 +39,22 @@ def shared_modules(run):
     model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return train(run, model, optimizer, steps=3)
 
+class InPlace(Net):
+    def forward(self, x):
+        x = self.embedding(x)
+        for block in self.blocks:
+            y = block(x)  # a view, since its last layer has a bias
+            y += x
+            x = y
+        return self.head(x)
+
+def changed_outputs(run):
+    model = build()[0]
+    model.__class__, model.norm = InPlace, nn.Identity()
+    model.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)) for _ in range(2))
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return train(run, model, optimizer, steps=3)
+
 def frozen_in_the_middle(run):
     model, optimizer = made(run, find_unused_parameters=True)
     blocks = (model.module if hasattr(model, "module") else model).blocks
@@ -112,12 +128,12 @@ def hooked(run, late):
 with group():
     if "RANK" not in os.environ:
         with init("none") as run:
-            for each in (changed_after_an_evaluation, shared_modules, frozen_in_the_middle):
+            for each in (changed_after_an_evaluation, shared_modules, changed_outputs, frozen_in_the_middle):
                 tell(each.__name__, each(run))
         with init("ddp") as run:
             bounded(run)  # it changes all that it should in one process
     for strategy in ("ddp", "full_shard") if "RANK" in os.environ else ():
-        for each in (changed_after_an_evaluation, shared_modules, frozen_in_the_middle):
+        for each in (changed_after_an_evaluation, shared_modules, changed_outputs, frozen_in_the_middle):
             with init(strategy) as run:
                 tell(f"{each.__name__} {strategy}", each(run))
         wrong = {"has a max_norm": bounded, "of shape (1,) of SGD was frozen or absent": added}
@@ -145,6 +161,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 6
+    assert len(found) == 8
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

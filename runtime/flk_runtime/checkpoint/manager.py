@@ -81,6 +81,7 @@ class CheckpointManager:
         self._restored: dict[str, SavedObject] = {}  # states in the checkpoint, until the first step
         self._unclaimed: set[str] = set()  # names in the checkpoint for which no object is registered yet
         self._rng_state: dict[str, Any] | None = None  # of this rank, from the checkpoint
+        self._draws_as = self._saved_as = process_group.rank()  # ranks with one number draw the same random numbers
         self._rng_started = False  # whether this rank draws random numbers of its own
         self._finished = False  # restoring: the first step has been made
         self._saved: Any = None  # the progress at the latest checkpoint
@@ -179,10 +180,11 @@ class CheckpointManager:
         self._own_of_rank_0 = content["own"]
         self._unclaimed = set(self._restored) | set(content["own"])
         if rank < world_size:
+            self._saved_as = values[own].get("draws_as", rank)
             self._rng_state = values[own]["random"]  # None: the weights were imported, and the run starts with them
         else:  # the checkpoint was written by fewer ranks
-            rng.seed_all(rng.derive_seed("rank", self._seed, rank, self.steps))
-            self._rng_state = rng.get_state()
+            self._saved_as = -1
+            self._rng_state = self._fresh_rng_state()
         self._saved = _progress(self.steps, content["objects"])
         self._log(f"flk: resumed at step {self.steps} from {checkpoint.place}")
 
@@ -228,6 +230,17 @@ class CheckpointManager:
         if name in self._restored and (mismatch := _mismatch(model, self._restored[name], lacks_frozen)):
             raise MismatchError(f"{self._restored[name].checkpoint.place} does not fit the model: {mismatch}")
 
+    def draw_as(self, number: int) -> None:
+        """Have ranks with the same ``number`` draw the same random numbers from `start_rank_rng` on. Collective."""
+        self._draws_as = number
+        same = process_group.all_true(self._saved_as == number)  # as when the checkpoint was saved
+        if not same() and self._rng_state is not None:
+            self._rng_state = self._fresh_rng_state()
+
+    def _fresh_rng_state(self) -> dict[str, Any]:
+        rng.seed_all(rng.derive_seed("rank", self._seed, self._draws_as, self.steps))
+        return rng.get_state()
+
     def start_rank_rng(self) -> None:
         """Until the first step, set the random generators to where this rank's training starts or resumes."""
         if self._finished:
@@ -235,7 +248,7 @@ class CheckpointManager:
         if self._rng_state is not None:
             rng.set_state(self._rng_state)
         elif not self._rng_started:
-            rng.seed_all(rng.derive_seed("rank", self._seed, process_group.rank(), 0))
+            rng.seed_all(rng.derive_seed("rank", self._seed, self._draws_as, 0))
         self._rng_started = True
 
     def finish_restoring(self) -> None:
@@ -285,6 +298,7 @@ class CheckpointManager:
             "objects": {name: state.plain for name, state in states.items()} if process_group.rank() == 0 else {},
             "own": own,
             "random": rng.get_state(),
+            "draws_as": self._draws_as,
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
         if self._saver.save(steps, chunks, plain, problem, store=self._is_stored(steps) if store is None else store):

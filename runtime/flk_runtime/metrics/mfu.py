@@ -142,6 +142,7 @@ class Meter:
 
     def __init__(self, device: torch.device, world_size: int, warn: Callable[[str], None]) -> None:
         self.flops_per_step: float | None = None  # of all ranks together
+        self.copies = world_size  # of the model, each of which makes passes over samples of its own
         self._device, self._world_size, self._warn = device, world_size, warn
         self._name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._countable = peak(self._name, torch.bfloat16) is not None
@@ -224,7 +225,7 @@ class Meter:
             if not called:
                 raise ValueError("it was not called in the first step")
             flops = sum(count(watched.skeleton, watched.calls) for watched in called if watched.skeleton)
-            self.flops_per_step = float(flops * self._world_size)
+            self.flops_per_step = float(flops * self.copies)
         except Exception as error:  # a model may need data, and raise anything
             self._uncountable(error)
 

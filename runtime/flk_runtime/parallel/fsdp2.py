@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import is_sharded, reshard
+from flk_runtime.checkpoint import reshard
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.meta_init import Materializer
@@ -42,6 +42,7 @@ class FSDP2Model(ParallelModel):
         precision: Precision | None,
         find_unused_parameters: bool,
         init_follows: bool,
+        resets: bool = True,
         ends: bool,
         prefetch: int | None,
         offload: bool,
@@ -52,8 +53,9 @@ class FSDP2Model(ParallelModel):
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
         forward pass; a number of ranks keeps them sharded over so many until the backward pass. Parameters outside of
         blocks and of a head are kept, since the backward pass needs them first. ``init_follows``: the model's own
-        initialization sets the tensors that modules do not set. ``prefetch``: number of units that are gathered before
-        they are needed, in the order of registration; by default as torch does. ``offload``: shards are on the CPU.
+        initialization sets the tensors that modules do not set, and with ``resets`` they set theirs here. ``prefetch``:
+        number of units that are gathered before they are needed, in the order of registration; by default as torch
+        does. ``offload``: shards are on the CPU.
         """
         # Memory that is locked for a GPU's copies, so that they go on beside the computation.
         policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
@@ -76,9 +78,12 @@ class FSDP2Model(ParallelModel):
                 _cast_calls(each, precision)
         units = sharded_units(model, blocks, precision, ends=ends)
         kept = kept_units(model, units, ends=ends)
-        Materializer(model, units, device, init_follows=init_follows).run(shard, broadcast=broadcast)
-        for head in kept[1:]:
-            _allow_views(head)
+        for unit in units:
+            if unit not in kept:
+                unit.register_forward_hook(_copy_views)  # before that of fully_shard
+        Materializer(model, units, device, init_follows=init_follows, resets=resets).run(shard, broadcast=broadcast)
+        for unit in kept:
+            _allow_views(unit)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
@@ -87,8 +92,9 @@ class FSDP2Model(ParallelModel):
         if prefetch:
             _prefetch(self._fsdp_modules, prefetch)
         self._keeps_full, self._communicates = not reshards, mesh.size() > 1
+        shards = {id(each) for each in model.parameters()}
         for module in self._fsdp_modules:
-            changes = _Changes()
+            changes = _Changes(shards)
             module.register_forward_pre_hook(changes.before)
             module.register_forward_hook(changes.after)
         for parameter in model.parameters():
@@ -161,13 +167,17 @@ def _refuse_hook(*_: Any) -> None:
 class _Changes:
     """Refuses a forward pass that changes a parameter in place: its full copy is freed, and with it the change."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: Collection[int]) -> None:
+        """``shards``: the ids of the sharded parameters."""
+        self._shards = shards
         self._seen: list[tuple[str, torch.Tensor, int]] = []
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(self, unit: nn.Module, *_: Any) -> None:
         """Note the versions of the full parameters of ``unit``."""
-        self._seen = [(name, each, each._version) for name, each in unit.named_parameters() if not is_sharded(each)]
+        self._seen = [
+            (name, each, each._version) for name, each in unit.named_parameters() if id(each) not in self._shards
+        ]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after(self, unit: nn.Module, *_: Any) -> None:
@@ -180,9 +190,19 @@ class _Changes:
             )
 
 
-def _allow_views(head: Any) -> None:
-    """Silence torch's warning that changes of an output in place lose its gathering, which ``head`` does not need."""
-    state = head._get_fsdp_state()
+def _copy_views(unit: nn.Module, arguments: Any, output: Any) -> Any:
+    """Copy outputs that are views: FSDP2 cannot gather the unit again if one is changed in place, as in ``y += x``."""
+    return pytree.map_leaves(
+        output,
+        lambda leaf: (
+            leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf._is_view() else leaf
+        ),
+    )
+
+
+def _allow_views(unit: Any) -> None:
+    """Silence the warning that changes of an output in place lose its gathering, which a kept unit does not need."""
+    state = unit._get_fsdp_state()
     plain = state._register_pre_backward_hook
 
     def quiet(output: Any) -> Any:

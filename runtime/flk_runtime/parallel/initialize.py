@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.meta_init import reset_method
+from flk_runtime.parallel.meta_init import reset_method, reset_modules
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.system import pytree
 
@@ -50,11 +50,14 @@ def check_init(names: Collection[str], init: Initializer | None) -> None:
         )
 
 
-def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str], *, broadcast: bool) -> None:
+def initialize(
+    parallel: ParallelModel, init: Initializer, names: Collection[str], *, broadcast: bool, resets: bool = False
+) -> None:
     """Call ``init`` with the model, of which the tensors with ``names`` were on the meta device. Collective.
 
-    ``init`` may also be a path of weights. ``broadcast``: rank 0's values are sent to all ranks. Raises SetupError if a
-    tensor is left unset, or ``init`` puts another one in the place of a parameter.
+    ``init`` may also be a path of weights. ``broadcast``: rank 0's values are sent to all ranks. ``resets``: the
+    methods that `RESETS` names are called before. Raises SetupError if a tensor is left unset, or ``init`` puts another
+    one in the place of a parameter.
     """
     parameters = parallel.parameters()
     reset = {
@@ -70,17 +73,20 @@ def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str
     }
     whole = _WholeParameters(parallel, broadcast)
     with torch.no_grad():
-        if callable(init):
+        if callable(init) or resets:
             collects = gc.isenabled()
             gc.disable()  # so that a view dies at the same operation on all ranks
             try:
                 with whole:
-                    init(parallel.model)
+                    if resets:
+                        reset_modules(parallel.model)
+                    if callable(init):
+                        init(parallel.model)
             finally:
                 if collects:
                     gc.enable()
             whole.close()
-        else:
+        if not callable(init) and init != RESETS:
             load_weights(parallel, init)
     after = _tensors(parallel.model)
     for name, parameter in parallel.parameters().items():

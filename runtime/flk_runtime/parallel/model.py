@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import DistributedStateful, ModuleState, Stateful, is_sharded, module_state, parameters_of
 from flk_runtime.errors import SetupError
+
+if TYPE_CHECKING:
+    from flk_runtime.parallel.mesh import Mesh
 
 AVERAGED = "_flk_averaged"  # attribute of a whole parameter whose gradient is averaged over the ranks
 
@@ -29,6 +32,7 @@ class ParallelModel:
         self.beside: Mapping[
             str, Stateful | DistributedStateful
         ] = {}  # objects that checkpoints have beside it, and may lack
+        self.mesh: Mesh | None = None  # that the script's own parallelism uses
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torch import nn
 
 from flk_runtime.parallel.blocks import Blocks
 from flk_runtime.parallel.initialize import Initializer
 from flk_runtime.parallel.precision import Precision
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Parallelizer = Callable[[nn.Module, "DeviceMesh"], object]
 
 
 class ParallelArgs(TypedDict, total=False):
@@ -32,6 +39,16 @@ class ParallelArgs(TypedDict, total=False):
     - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
       values of parameters and buffers; the path of weights, as of `load_weights`; or "reset_parameters", which says
       that the methods of this name of its modules set all values.
+    - ``mesh``: dimensions of the script's own parallelism and their sizes, such as ``{"tp": 2, "cp": 2}``. flk makes a
+      DeviceMesh with these inside of the data's dimensions, over which FSDP2 shards. The ranks of one place in the
+      data's dimensions get the same batches. ``cp`` counts as one of FSDP2's: its ranks have parts of the same
+      sequences. Strategies that shard only; call parallelize before `loader`.
+    - ``parallelize``: a function of the model and the DeviceMesh with the dimensions of ``mesh``, which splits the
+      model in place, with DTensors: tensor, sequence, context or expert parallelism, by torch's or the model's code.
+    - ``tp``: number of ranks over which linear layers and embeddings are split by ``tp_plan``, in place of ``mesh`` and
+      ``parallelize``.
+    - ``tp_plan``: styles by the paths of modules, such as ``{"layers.*.up": "colwise", "layers.*.down": "rowwise"}``.
+      Default: the plan that a model of Hugging Face has.
     - ``save_frozen``: whether checkpoints have the parameters that require no gradient. With False, as for the base
       of LoRA, the script loads them before each start, and a checkpoint has only the hashes of their values.
     """
@@ -46,6 +63,10 @@ class ParallelArgs(TypedDict, total=False):
     offload: str | None
     find_unused_parameters: bool
     init: Initializer | None
+    mesh: Mapping[str, int] | None
+    parallelize: Parallelizer | None
+    tp: int | None
+    tp_plan: Mapping[str, str] | None
     save_frozen: bool
 
 
@@ -64,6 +85,10 @@ class ParallelOptions:
     offload: str | None = None
     find_unused_parameters: bool = False
     init: Initializer | None = None
+    mesh: Mapping[str, int] | None = None
+    parallelize: Parallelizer | None = None
+    tp: int | None = None
+    tp_plan: Mapping[str, str] | None = None
     save_frozen: bool = True
 
     @classmethod

@@ -21,9 +21,10 @@ from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
+from flk_runtime.parallel.mesh import CONTEXT, Mesh, check_sizes, make_mesh, split
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
-from flk_runtime.parallel.options import ParallelOptions
+from flk_runtime.parallel.options import Parallelizer, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import rebind_optimizers
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
@@ -110,12 +111,17 @@ def parallelize(
         check_init(unset, options.init)
     _check_prefetch(options.prefetch)
     _check_offload(options.offload, strategy)
-    shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
+    sizes, function = _own_parallelism(model, strategy, options)
+    ranks = check_sizes(sizes, world_size)  # that get the same data
+    shard_size = _shard_size(strategy, options.shard_size, world_size // ranks, max(1, local_world_size // ranks))
     blocks = find_blocks(model, options.blocks)
     recomputed = find_recomputed(model, blocks, options.recompute)
     reshards = _reshards(STRATEGIES[strategy], options.reshard_after_forward, shard_size)
 
     def apply() -> ParallelModel:
+        mesh = None
+        if function:
+            split(model, function, mesh := make_mesh(sizes, device, world_size, shard_size), device)
         for each in recomputed:
             recompute_activations(each)
         for module in (blocks or [model]) if options.compile else ():
@@ -130,11 +136,12 @@ def parallelize(
             world_size=world_size,
             shard_size=shard_size,
             reshards=reshards,
+            mesh=mesh,
         )
 
     parallel = rebind_optimizers(optimizers, model, apply, strict=strategy != "none")
-    if options.init not in (None, RESETS) and unset:
-        initialize(parallel, options.init, unset, broadcast=strategy != "none")
+    if options.init is not None and unset and (options.init != RESETS or function):
+        initialize(parallel, options.init, unset, broadcast=strategy != "none", resets=function is not None)
     if not options.save_frozen:
         if not parallel.named:
             raise SetupError("save_frozen=False needs the parameters of the model, which FSDP1 flattens: use FSDP2")
@@ -154,8 +161,9 @@ def _parallelize(
     world_size: int,
     shard_size: int,
     reshards: bool | int,
+    mesh: Mesh | None,
 ) -> ParallelModel:
-    kind, init_follows = STRATEGIES[strategy], options.init not in (None, RESETS)
+    kind, init_follows = STRATEGIES[strategy], options.init not in (None, RESETS) or mesh is not None
     if strategy == "none" and _parallelized_by_script(model):
         return ParallelModel(model)  # and it stays where the script has put it
     if not kind.shards and options.precision is None:
@@ -173,20 +181,45 @@ def _parallelize(
             f"find_unused_parameters with FSDP2 needs a newer torch than {torch.__version__}: update torch, or use "
             "strategy ddp"
         )
-    return fsdp2.FSDP2Model(
-        model,
-        blocks,
-        _own_mesh(device) if strategy == "none" else _device_mesh(device, world_size, shard_size),
-        device,
-        broadcast=strategy != "none",
-        reshards=reshards,
-        precision=options.precision,
-        find_unused_parameters=options.find_unused_parameters,
-        init_follows=init_follows,
-        ends=options.blocks is None,
-        prefetch=options.prefetch,
-        offload=options.offload is not None,
-    )
+    chosen: dict[str, Any] = {
+        "reshards": reshards,
+        "precision": options.precision,
+        "find_unused_parameters": options.find_unused_parameters,
+        "init_follows": init_follows,
+        "ends": options.blocks is None,
+        "prefetch": options.prefetch,
+        "offload": options.offload is not None,
+    }
+    if mesh:
+        from flk_runtime.parallel.mesh_model import MeshModel
+
+        return MeshModel(model, blocks, mesh, device, **chosen)
+    over = _own_mesh(device) if strategy == "none" else _device_mesh(device, world_size, shard_size)
+    return fsdp2.FSDP2Model(model, blocks, over, device, broadcast=strategy != "none", **chosen)
+
+
+def _own_parallelism(
+    model: nn.Module, strategy: str, options: ParallelOptions
+) -> tuple[Mapping[str, int], Parallelizer | None]:
+    """The dimensions of the script's own parallelism, and the function that applies it; none by default."""
+    given = next((each for each in ("mesh", "parallelize", "tp", "tp_plan") if getattr(options, each) is not None), "")
+    if not given:
+        return {}, None
+    if not STRATEGIES[strategy].shards:
+        raise SetupError(f"{given}= needs a strategy that shards, and this run has {strategy}: use full_shard")
+    if options.tp is None and options.tp_plan is None:
+        if not options.mesh or not callable(options.parallelize):
+            raise SetupError("mesh= and parallelize= need each other: pass sizes of dimensions, and a function")
+        if STRATEGIES[strategy].replicates and CONTEXT in options.mesh:
+            raise SetupError(
+                f"the mesh has a dimension {CONTEXT}, which strategy {strategy} cannot use: use full_shard"
+            )
+        return options.mesh, options.parallelize
+    if options.tp is None or options.mesh is not None or options.parallelize is not None:
+        raise SetupError(f"{given}=: pass tp= with or without tp_plan=, or mesh= and parallelize=")
+    from flk_runtime.parallel.tensor_parallel import by_plan
+
+    return {"tp": options.tp}, by_plan(model, options.tp_plan)
 
 
 def _check_precision(precision: object) -> None:

@@ -138,7 +138,7 @@ class _Session:
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> ParallelModel:
         if self.captured is not None:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
-        for name in ("reshard_after_forward", "prefetch", "offload"):
+        for name in ("reshard_after_forward", "prefetch", "offload", "mesh", "tp"):
             if getattr(options, name):
                 raise SetupError(f"plan does not model {name}: leave it out to compare strategies")
         unset = [name for name, each in model.named_parameters() if getattr(each, _META, False)]

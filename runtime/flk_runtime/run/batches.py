@@ -38,7 +38,8 @@ class Batches(LoaderEvents):
     def __init__(self, context: RunContext, steps: Steps, saves: Saves, metrics: Metrics) -> None:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
-        self._said_not_saved = False
+        self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
+        self._evaluates = self._said_not_saved = False
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
         self.latest = StepShare(context.world_size, 1, 1)
@@ -59,8 +60,8 @@ class Batches(LoaderEvents):
         saved = options.name is not None or not self._steps.began
         name = options.name or ("loader" if self._count == 0 else f"loader-{self._count}")
         self._count += 1
-        number, parts = part or (context.rank, context.world_size)
-        full = context.full_world_size if context.options.keep_batch else context.world_size
+        number, parts = part or self._part
+        full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
         loader_context = LoaderContext(
             options,
             number,
@@ -89,11 +90,29 @@ class Batches(LoaderEvents):
     def make_evaluation(self, dataset: Any, options: LoaderOptions) -> EvaluationLoader:
         """A loader as `Run.evaluation` describes it. Collective."""
         context = self._context
-        loader_context = LoaderContext(
-            options, context.rank, context.world_size, context.options.device, context.options.seed, "evaluation"
-        )
+        self._evaluates = True
+        loader_context = LoaderContext(options, *self._part, context.options.device, context.options.seed, "evaluation")
         _compare("evaluation", dataset, options, {})
         return EvaluationLoader(dataset, loader_context)
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of the data: of ranks that get different batches."""
+        return self._part[1]
+
+    def check_unused(self) -> None:
+        """Raise SetupError if a loader has been made, whose data would be divided otherwise after `divide`."""
+        if self._count or self._evaluates:
+            raise SetupError("a loader was made before parallelize with mesh= or tp=: make loaders after it")
+
+    def divide(self, number: int, parts: int) -> None:
+        """Give this rank part ``number`` of ``parts`` of the data of all loaders."""
+        if self._part not in ((self._context.rank, self._context.world_size), (number, parts)):
+            raise SetupError(
+                "parallelize was called with another mesh before: use one number of ranks with the same data"
+            )
+        self._part = (number, parts)
+        self.latest = StepShare(parts, 1, 1)
 
     @property
     def epoch(self) -> int | None:
@@ -112,7 +131,7 @@ class Batches(LoaderEvents):
 
     def weight(self) -> float:
         """The factor of the mean loss of the latest batch. Raises SetupError if loaders give batches that differ."""
-        return self._only(lambda share: share.weight(self._context.world_size))
+        return self._only(lambda share: share.weight(self.parts))
 
     def counts(self) -> bool:
         """Whether the samples of the latest batch count for this rank. Raises SetupError as `weight` does."""

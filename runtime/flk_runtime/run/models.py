@@ -23,6 +23,7 @@ from flk_runtime.parallel import (
     parallelize,
 )
 from flk_runtime.preflight.options import compare_options
+from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
@@ -32,8 +33,9 @@ from flk_runtime.run.steps import Steps
 class Models:
     """Applies the run's strategy to models, and has them saved."""
 
-    def __init__(self, context: RunContext, steps: Steps, saves: Saves, metrics: Metrics) -> None:
+    def __init__(self, context: RunContext, steps: Steps, saves: Saves, metrics: Metrics, batches: Batches) -> None:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
+        self._batches = batches
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
         self._averages = 0
         self.is_held = False
@@ -50,6 +52,11 @@ class Models:
             raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
         if context.options.diloco and options.offload:
             raise SetupError("offload= cannot be used under strategy diloco: leave it out")
+        has_mesh = options.mesh is not None or options.tp is not None
+        if has_mesh and context.options.diloco:
+            raise SetupError("mesh= and tp= cannot be used under strategy diloco: leave them out")
+        if has_mesh:
+            self._batches.check_unused()
         if context.options.strategy != "none":
             self._compare(name, options)
         manager.check_model(name, model, lacks_frozen=not options.save_frozen)
@@ -64,6 +71,10 @@ class Models:
             local_world_size=context.rank_info.local_world_size,
         )
         self._models[name] = parallel
+        if parallel.mesh:
+            self._batches.divide(parallel.mesh.part, parallel.mesh.parts)
+            self._metrics.utilisation.copies = parallel.mesh.sharding.size()
+            manager.draw_as(parallel.mesh.seed)
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
             manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)

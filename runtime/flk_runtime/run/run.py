@@ -46,8 +46,8 @@ class Run(Ranks):
         self._metrics = Metrics(context)
         self._saves = Saves(context)
         self._steps = Steps(context, self._saves, self._metrics)
-        self._models = Models(context, self._steps, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
+        self._models = Models(context, self._steps, self._saves, self._metrics, self._batches)
         self._backward = Backward(context, self._models, self._batches)
 
     @property

@@ -1,0 +1,102 @@
+"""MeshModel: a model that the script's own parallelism has split, and FSDP2 shards over the data's dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from flk_runtime.checkpoint import parameters_of
+from flk_runtime.distributed import comm_device
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel.fsdp2 import FSDP2Model
+from flk_runtime.parallel.mesh import CONTEXT, Mesh
+from flk_runtime.parallel.model import full, local
+
+_TOLERANCE: Final = 1e-2  # of the sum of absolute values: what the order of additions may change in a gradient
+
+
+class MeshModel(FSDP2Model):
+    """A model whose parameters may be DTensors of different meshes: of the data's dimensions, or of all."""
+
+    def __init__(
+        self, model: nn.Module, blocks: Collection[nn.Module], mesh: Mesh, device: torch.device, **options: Any
+    ) -> None:
+        """Shard ``model`` as `FSDP2Model` does with ``options``, after the script's function has split it."""
+        super().__init__(model, blocks, mesh.sharding, device, broadcast=False, resets=False, **options)
+        self.mesh: Mesh = mesh
+        self._whole = {each: name for name, each in parameters_of(model).items() if self._is_whole(each)}
+
+    def attach(self, optimizer: Optimizer) -> None:
+        super().attach(optimizer)
+
+        def check(*_: Any) -> None:
+            first.remove()
+            self._compare([each for group in optimizer.param_groups for each in group["params"]])
+
+        first = optimizer.register_step_pre_hook(check)
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+        by_mesh: dict[Any, list[nn.Parameter]] = {}
+        for each in self.model.parameters():
+            if each.grad is not None:
+                by_mesh.setdefault(each.device_mesh, []).append(each)  # type: ignore[attr-defined]
+        norms = [
+            full(nn.utils.get_total_norm([each.grad for each in group if each.grad is not None], norm_type))
+            for group in by_mesh.values()
+        ]
+        total = nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite)
+        for group in by_mesh.values():
+            nn.utils.clip_grads_with_norm_(group, max_norm, total)
+        return total
+
+    def _is_whole(self, parameter: Any) -> bool:
+        """Whether all ranks of the script's dimensions hold the same shard of ``parameter``."""
+        data = self.mesh.sharding.mesh_dim_names or ()
+        if not isinstance(parameter, DTensor):
+            return False
+        names = parameter.device_mesh.mesh_dim_names or ()
+        return all(
+            name in data or placement.is_replicate()
+            for name, placement in zip(names, parameter.placements, strict=True)
+        )
+
+    def _compare(self, parameters: list[nn.Parameter]) -> None:
+        """Raise SetupError if gradients of the first step differ where ranks hold the same parameters. Collective.
+
+        A computation that is complete on each rank gives them the same gradient. If it is a part of a sum, as that of a
+        norm of heads that are split, the ranks would train apart, and FSDP2 would not notice it.
+        """
+        compared = [each for each in parameters if each in self._whole]
+        if not compared:
+            return
+        device = comm_device(local(compared[0]).device)
+        sums = torch.stack([_sums(each.grad).to(device) for each in compared])
+        own, differs = self.mesh.own, torch.zeros(len(compared), device=device)
+        for number, name in enumerate(own.mesh_dim_names or ()):
+            if name != CONTEXT and own.size(number) > 1:
+                low, high = sums.clone(), sums.clone()
+                dist.all_reduce(low, dist.ReduceOp.MIN, own.get_group(name))
+                dist.all_reduce(high, dist.ReduceOp.MAX, own.get_group(name))
+                differs += ((high - low) > _TOLERANCE * high[:, 1:]).any(dim=1)
+        dist.all_reduce(differs)  # so that all ranks raise
+        for parameter, count in zip(compared, differs.tolist(), strict=True):
+            if count:
+                raise SetupError(
+                    f"the gradient of {self._whole[parameter]!r} differs between ranks that hold the same values of "
+                    "it: what parallelize= has made of the model leaves out a reduction, such as that of the gradient "
+                    "of a norm whose inputs are split"
+                )
+
+
+def _sums(gradient: torch.Tensor | None) -> torch.Tensor:
+    """The sum and the sum of the absolute values of this rank's shard, in float64; of shape (2,)."""
+    if gradient is None:
+        return torch.zeros(2, dtype=torch.float64)
+    wide = local(gradient).to(torch.float64)
+    return torch.stack([wide.sum(), wide.abs().sum()])

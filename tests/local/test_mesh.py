@@ -1,0 +1,293 @@
+"""parallelize with mesh=, parallelize=, tp= and tp_plan=: the script's own parallelism beside FSDP2."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import told
+
+# A transformer whose heads have a norm of their own, and whose sequences may be split over a group (all-to-all).
+MODEL = """
+    import json, os, torch, torch.distributed as dist
+    import torch.nn.functional as F
+    from torch import nn
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    import flk_runtime as flk
+
+    dist.init_process_group("gloo")
+
+    class Exchange(torch.autograd.Function):
+        # (batch, part of the sequence, heads, size) to (batch, sequence, part of the heads, size), and back.
+        @staticmethod
+        def forward(ctx, x, group, back):
+            ctx.group, ctx.back = group, back
+            ranks = dist.get_world_size(group)
+            parts = [each.contiguous() for each in x.chunk(ranks, 1 if back else 2)]
+            got = [torch.empty_like(each) for each in parts]
+            own = dist.get_rank(group)
+            for root in range(ranks):  # gloo has no all_to_all of lists
+                every = [torch.empty_like(parts[0]) for _ in range(ranks)] if own == root else None
+                dist.gather(parts[root], every, group_dst=root, group=group)
+                got = every if own == root else got
+            return torch.cat(got, 2 if back else 1)
+        @staticmethod
+        def backward(ctx, gradient):
+            return Exchange.apply(gradient, ctx.group, not ctx.back), None, None
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head_norm, self.group = nn.LayerNorm(16), nn.LayerNorm(4), None
+            self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+            self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        def forward(self, x):
+            y = self.norm(x)
+            q, k, v = (each(y).unflatten(-1, (-1, 4)) for each in (self.q, self.k, self.v))
+            q, k = self.head_norm(q), self.head_norm(k)
+            if self.group:
+                q, k, v = (Exchange.apply(each, self.group, False) for each in (q, k, v))
+            y = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v)), is_causal=True)
+            y = y.transpose(1, 2)
+            if self.group:
+                y = Exchange.apply(y, self.group, True)
+            x = x + self.o(y.flatten(2))
+            return x + self.down(F.gelu(self.up(x)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(11, 16), nn.Linear(16, 11)
+            self.layers = nn.ModuleList(Block() for _ in range(2))
+        def forward(self, x):
+            x = self.embed(x)
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x)
+
+    PLAN = {
+        "layers.*.[qkv]": "colwise", "layers.*.head_norm": "replicated_with_grad_allreduce", "layers.*.o": "rowwise",
+        "layers.*.up": "colwise", "layers.*.down": "rowwise",
+        "embed": "embedding_rowwise", "head": "colwise_gather_output",
+    }
+
+    def split(model, mesh):
+        from flk_runtime.parallel.tensor_parallel import by_plan
+        if "tp" in mesh.mesh_dim_names:
+            by_plan(model, PLAN)(model, mesh["tp"])
+        if "cp" in mesh.mesh_dim_names and mesh["cp"].size() > 1:
+            for layer in model.layers:
+                layer.group = mesh["cp"].get_group()
+        split.mesh = mesh
+
+    source = torch.Generator().manual_seed(7)
+    data = [(torch.randint(0, 11, (8,), generator=source), torch.randint(0, 11, (8,), generator=source), n)
+            for n in range(24)]
+
+    def build():
+        torch.manual_seed(3)
+        model = Model()
+        for each in model.parameters():  # so that gradients of norms and biases matter
+            each.data.add_(torch.randn_like(each) * 0.05)
+        return model
+
+    def one_process(steps):
+        model = build()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        losses, norms = [], []
+        for step in range(steps):
+            x, y, _ = map(torch.stack, zip(*[(a, b, torch.tensor(n)) for a, b, n in data[step * 8:step * 8 + 8]]))
+            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            optimizer.zero_grad(), loss.backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, norms, model.state_dict()
+
+    def train(name, strategy, until, options):
+        with flk.init(strategy=strategy, checkpoint=os.environ["FOLDER"] + name, seed=1, log_every=0) as run:
+            model = build()
+            if options.pop("meta", False):
+                values, model = model.state_dict(), model.to("meta")
+                def init(model):
+                    for key, each in model.named_parameters():
+                        each.data.copy_(values[key])
+                options["init"] = init
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            model, optimizer = run.parallelize(model, optimizer, **options)
+            sizes = options.get("mesh") or {"tp": options.get("tp", 1)}
+            parts = run.world_size
+            for size in sizes.values():
+                parts //= size
+            cp = sizes.get("cp", 1)
+            place = split.mesh["cp"].get_local_rank() if cp > 1 else 0
+            losses, norms = [], []
+            for x, y, n in run.loader(data, 8 // parts, shuffle=False).steps(until):
+                x, y = (each.chunk(cp, 1)[place] for each in (x, y))
+                loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+                optimizer.zero_grad(), run.backward(loss)
+                norms.append(float(run.clip_grad_norm(0.5)))
+                optimizer.step()
+                run.step()
+                losses.append(run.mean(loss.item(), len(x)))
+            file = os.environ["FOLDER"] + name + ".safetensors"
+            run.export(file)
+            random = [None] * run.world_size
+            dist.all_gather_object(random, float(torch.rand(())))
+            return losses, norms, random, run.accumulation
+"""
+
+TRAINS = (
+    MODEL
+    + """
+    TP, CP, BOTH = ({"mesh": mesh, "parallelize": split} for mesh in ({"tp": 2}, {"cp": 2}, {"tp": 2, "cp": 2}))
+    PLANNED = {"tp": 2, "tp_plan": PLAN}
+    found = {"expected": one_process(3)[:2]}
+    for name, strategy, options in (
+        ("tp", "full_shard", TP), ("cp", "full_shard", CP), ("both", "shard_grad_op", BOTH),
+        ("tp 4", "full_shard", PLANNED | {"tp": 4}), ("planned", "full_shard", PLANNED),
+        ("hybrid", "hybrid_shard", TP | {"shard_size": 1}),
+        ("meta", "full_shard", TP | {"meta": True}), ("recompute", "full_shard", TP | {"recompute": True}),
+    ):
+        losses, norms, random, _ = train(name, strategy, 3, dict(options))
+        found[name] = losses, norms
+        if name in ("tp", "cp"):
+            print("=", json.dumps(["random " + name, random]))
+    for first, second in ((TP, CP), (CP, PLANNED | {"tp": 4}), ({}, TP), (BOTH, {})):
+        name = f"{len(found)}"
+        begun = train(name, "full_shard", 2, dict(first))
+        ended = train(name, "full_shard", 3, dict(second))
+        found[f"{sorted(first)} {sorted(second)} {name}"] = begun[0] + ended[0], begun[1] + ended[1]
+        print("=", json.dumps(["random " + name, ended[2]]))
+    print("=", json.dumps(["found", found]))
+    from safetensors.torch import load_file
+    if dist.get_rank() == 0:
+        expected = one_process(3)[2]
+        for name in ("tp", "both", "meta"):
+            for key, value in load_file(os.environ["FOLDER"] + name + ".safetensors").items():
+                torch.testing.assert_close(value, expected[key], rtol=0, atol=2e-5)
+    dist.barrier()
+"""
+)
+
+
+def test_each_mesh_trains_as_one_process_also_after_another_mesh(ranks: Ranks, tmp_path: Path) -> None:
+    seen = told(ranks(TRAINS, 4, {"FOLDER": f"{tmp_path}/"})[0])
+    losses, norms = seen["found"].pop("expected")
+    assert len(set(losses)) == 3
+    for name, (own_losses, own_norms) in seen["found"].items():
+        assert own_losses == pytest.approx(losses, abs=2e-6), name
+        assert own_norms == pytest.approx(norms, rel=2e-5), name
+    first, second, third, fourth = seen["random tp"]
+    assert first == second, "ranks with the same data draw the same random numbers"
+    assert third == fourth != first
+    assert len(set(seen["random cp"])) == 4
+
+
+HUGGING_FACE = """
+    import os, torch, torch.distributed as dist
+    import flk_runtime as flk
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    dist.init_process_group("gloo")
+    x = torch.randint(0, 32, (2, 2, 8), generator=torch.Generator().manual_seed(5))
+    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+                 intermediate_size=32, vocab_size=32, bos_token_id=1, eos_token_id=2)
+    for kind, config in ((LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)):
+        for tied in (False, True):
+            torch.manual_seed(3)
+            plain = kind(config(tie_word_embeddings=tied, **sizes))
+            for each in plain.parameters():
+                each.data.add_(torch.randn_like(each) * 0.05)
+            with flk.init(strategy="full_shard", log_every=0) as run:
+                model = kind(config(tie_word_embeddings=tied, **sizes))
+                model.load_state_dict(plain.state_dict())
+                optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, model)]
+                model, _ = run.parallelize(model, optimizers[1], tp=2)
+                for step in range(2):
+                    losses = []
+                    for each, optimizer in zip((plain, model), optimizers):
+                        losses.append(each(input_ids=x[step], labels=x[step]).loss)
+                        optimizer.zero_grad(), losses[-1].backward(), optimizer.step()
+                    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=2e-6)
+                    run.step()
+            print("same", kind.__name__, tied)
+    dist.barrier()
+"""
+
+
+def test_a_model_of_hugging_face_is_split_by_its_own_plan(ranks: Ranks) -> None:
+    result, _ = ranks(HUGGING_FACE, 2, {})
+    assert result.output.count("same") == 4
+
+
+REFUSED = (
+    MODEL
+    + """
+    def refused(strategy="full_shard", model=None, before=lambda run: None, **options):
+        with flk.init(strategy=strategy, log_every=0) as run:
+            try:
+                before(run)
+                model = model or build()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                model, optimizer = run.parallelize(model, optimizer, **options)
+                model(torch.zeros(1, 8, dtype=torch.int64)).square().mean().backward()
+                optimizer.step()
+            except flk.SetupError as error:
+                print(f"refused: {error}")
+            else:
+                print("refused: nothing")
+
+    tied = build()
+    tied.head.weight = tied.embed.weight
+    TP = {"mesh": {"tp": 2}}
+    refused("ddp", tp=2, tp_plan=PLAN)
+    refused(tp=3, tp_plan=PLAN)
+    refused(tp=2)
+    refused(tp=2, tp_plan={"layers.*.out": "colwise"})
+    refused(tp=2, tp_plan={"head": "packed_colwise"})
+    refused(tp_plan=PLAN)
+    refused(mesh={"tp": 2})
+    refused(mesh={"pp": 2}, parallelize=split)
+    refused(mesh={"shard": 2}, parallelize=split)
+    refused(mesh={"tp": 0}, parallelize=split)
+    refused(**TP, parallelize=lambda model, mesh: nn.Linear(1, 1))
+    refused(**TP, parallelize=lambda model, mesh: delattr(model.layers[0], "up"))
+    refused(**TP, parallelize=lambda model, mesh: setattr(model.head, "weight", nn.Parameter(torch.zeros(6, 16))))
+    refused(model=tied, tp=2, tp_plan=PLAN)
+    refused(tp=2, tp_plan={key: style for key, style in PLAN.items() if "norm" not in key})
+    refused(tp=2, tp_plan=PLAN, before=lambda run: run.loader(data, 2))
+    refused("hybrid_shard", mesh={"cp": 2}, parallelize=split)
+    dist.barrier()
+"""
+)
+
+
+def test_what_a_mesh_cannot_do_is_refused_by_name(ranks: Ranks) -> None:
+    result, _ = ranks(REFUSED, 2, {})
+    expected = [
+        r"tp= needs a strategy that shards, and this run has ddp: use full_shard",
+        r"the mesh \(tp 3\) does not divide the world size, 2: choose sizes that do",
+        r"tp= needs a plan, and Model has none: pass tp_plan= with styles by paths",
+        r"tp_plan= has 'layers\.\*\.out', and the model has no such module",
+        r"the plan has the style 'packed_colwise' for 'head', which flk does not know: expected one of colwise, .*",
+        r"tp_plan=: pass tp= with or without tp_plan=, or mesh= and parallelize=",
+        r"mesh= and parallelize= need each other: pass sizes of dimensions, and a function",
+        r"the mesh has a dimension pp, .* pass them to flk\.adopt as flk\.per_rank\(stage\)",
+        r"the mesh has a dimension 'shard': expected an identifier such as tp, and none of .*",
+        r"the mesh has the size 0 for tp: expected a number of ranks from 1 on",
+        r"parallelize= returned a Linear that is not the model: .*",
+        r"parallelize= has removed the parameter 'layers\.0\.up\.weight' of the model: .*",
+        r"parallelize= has changed the shape of 'head\.weight' from \(11, 16\) to \(6, 16\): use DTensors, .*",
+        r"parallelize= has untied 'head\.weight' from 'embed\.weight', which would be trained apart: .*",
+        r"the gradient of 'layers\.0\.head_norm\.weight' differs between ranks that hold the same values of it: .*",
+        r"a loader was made before parallelize with mesh= or tp=: make loaders after it",
+        r"the mesh has a dimension cp, which strategy hybrid_shard cannot use: use full_shard",
+    ]
+    refused = re.findall(r"refused: (.*)", result.output)
+    assert len(refused) == len(expected)
+    for line, pattern in zip(refused, expected, strict=True):
+        assert re.fullmatch(pattern, line), (line, pattern)
