@@ -148,15 +148,15 @@ TRAINS = (
     found = {"expected": one_process(3)[:2]}
     for name, strategy, options in (
         ("tp", "full_shard", TP), ("cp", "full_shard", CP), ("both", "shard_grad_op", BOTH),
-        ("tp 4", "full_shard", PLANNED | {"tp": 4}), ("planned", "full_shard", PLANNED),
+        ("tp 4", "full_shard", PLANNED | {"tp": 4}),
         ("hybrid", "hybrid_shard", TP | {"shard_size": 1}),
-        ("meta", "full_shard", TP | {"meta": True}), ("recompute", "full_shard", TP | {"recompute": True}),
+        ("meta", "full_shard", TP | {"meta": True, "recompute": True}),
     ):
         losses, norms, random, _ = train(name, strategy, 3, dict(options))
         found[name] = losses, norms
         if name in ("tp", "cp"):
             print("=", json.dumps(["random " + name, random]))
-    for first, second in ((TP, CP), (CP, PLANNED | {"tp": 4}), ({}, TP), (BOTH, {})):
+    for first, second in ((TP, CP), (CP, PLANNED | {"tp": 4}), (BOTH, {})):
         name = f"{len(found)}"
         begun = train(name, "full_shard", 2, dict(first))
         ended = train(name, "full_shard", 3, dict(second))
