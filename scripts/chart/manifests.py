@@ -62,7 +62,7 @@ def options() -> str:
         "defaults": {name: value for name, value in defaults.items() if name in marks and value is not None},
         "images": DEFAULT_IMAGE,
         "targets": {t.name: {k: getattr(t, v) for k, v in _OF_TARGET.items()} for t in TARGETS.values()},
-        "gangs": {name: gang.api_version for name, gang in GANGS.items()},
+        "gangs": {name: [f"{gang.group}/{version}" for version in gang.versions] for name, gang in GANGS.items()},
         "trainjob": {"pod": PATCHABLE, "container": PATCHABLE_OF_CONTAINER, "trainer": OF_TRAINER},
     }
     return compact_json(data) + "\n"

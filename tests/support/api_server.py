@@ -57,6 +57,7 @@ class FakeApiServer:
             "/api/v1/namespaces/team/secrets": {},
             "/api/v1/namespaces/team/pods": {},
             "/api/v1/namespaces/team/events": {},
+            "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads": {},
         }
         self.watches: dict[str, deque[list[bytes]]] = defaultdict(deque)
         self.logs: dict[str, deque[bytes]] = {}  # by pod: the answers to successive requests for its log
@@ -152,6 +153,8 @@ class FakeApiServer:
         if request.path in self.refused:
             status, message = self.refused[request.path]
             return status, failure(status, message)
+        if served := self._discovery(request.path):
+            return 200, served
         if request.path in self.documents:
             return 200, self.documents[request.path]
         if request.path in self.objects:
@@ -173,6 +176,16 @@ class FakeApiServer:
         if request.method == "PATCH":
             return self._patch(path, name, found, request)
         return 200, found
+
+    def _discovery(self, path: str) -> dict[str, Any]:
+        """Return the versions of a group, or the kinds of a version, of which there are collections or documents."""
+        parts = [each.split("/")[2:] for each in (*self.objects, *self.documents) if each.startswith(f"{path}/")]
+        if path in self.documents or not parts or not path.startswith("/apis/") or path.count("/") > 3:
+            return {}
+        if path.count("/") == 2:
+            return {"kind": "APIGroup", "versions": [{"version": name} for name in dict.fromkeys(p[1] for p in parts)]}
+        names = dict.fromkeys(p[4] if p[2] == "namespaces" else p[2] for p in parts)
+        return {"kind": "APIResourceList", "resources": [{"name": name} for name in names]}
 
     def _patch(self, collection: str, name: str, item: dict[str, Any], request: Request) -> tuple[int, Any]:
         """Merge a patch into an object, as RFC 7396 describes it. A UID in the patch must be the object's.

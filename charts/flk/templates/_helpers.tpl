@@ -32,7 +32,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- with .Values.rbac.gangs }}
 - apiGroups:
   {{- range . }}
-  - {{ get $known.gangs . | dir }}
+  - {{ get $known.gangs . | first | dir }}
   {{- end }}
   resources: [podgroups]
   verbs: [create, get, list]

@@ -26,10 +26,19 @@ the values of the marks, what depends on lists and mappings of the job, and what
 {{- $name = "none" }}
 {{- $gangs := (.Files.Get "files/options.json" | fromJson).gangs }}
 {{- range ternary list (list "coscheduling" "volcano" "native") (eq (include "flk.targetName" .) "trainjob") }}
-{{- if $.Capabilities.APIVersions.Has (printf "%s/PodGroup" (get $gangs .)) }}{{ $name = . }}{{ end }}
+{{- if include "flk.podGroupVersion" (list $ (get $gangs .)) }}{{ $name = . }}{{ end }}
 {{- end }}
 {{- end }}
 {{- $name }}
+{{- end }}
+
+{{/* The best of some versions of PodGroups that the cluster serves, empty if it serves none. Takes a list of the context and the
+versions. */}}
+{{- define "flk.podGroupVersion" -}}
+{{- $served := "" }}
+{{- $cluster := (first .).Capabilities }}
+{{- range reverse (last .) }}{{ if $cluster.APIVersions.Has (printf "%s/PodGroup" .) }}{{ $served = . }}{{ end }}{{ end }}
+{{- $served }}
 {{- end }}
 
 {{/* The value at a path of a mapping, as text; empty if it has none. Takes a list of the two. */}}
@@ -240,7 +249,13 @@ Service and PodGroup. */}}
 {{- $objects = append $objects . }}
 {{- end }}
 {{- with $parts.PodGroup }}
+{{- $known := $.Files.Get "files/options.json" | fromJson }}
+{{- $_ := set . "apiVersion" (include "flk.podGroupVersion" (list $ (get $known.gangs $spec.gang)) | default .apiVersion) }}
 {{- if and (eq $spec.gang "volcano") $pods.priority_class }}{{ $_ := set .spec "priorityClassName" $pods.priority_class }}{{ end }}
+{{- $topology := splitList ":" ($spec.topology | default "") }}
+{{- if and (eq $spec.gang "native") (first $topology) (ne (last $topology) "preferred") }}
+{{- $_ := set .spec "schedulingConstraints" (dict "topology" (list (dict "key" (first $topology)))) }}
+{{- end }}
 {{- $objects = append $objects . }}
 {{- end }}
 {{- toJson $objects }}

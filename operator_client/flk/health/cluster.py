@@ -10,7 +10,7 @@ from functools import cached_property
 from flk import labels
 from flk.commands import Commands
 from flk.health.resources import Amounts, requests
-from flk.kube import Object
+from flk.kube import Object, Resource
 from flk.targets import DEFAULT, Target, target_of
 from flk.targets.gang import Gang, gang_of
 
@@ -41,6 +41,7 @@ class Unreadable:
 
     reason: str
     missing: bool = False
+    remedy: str = ""  # where the error has one
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Cluster:
     commands: Commands  # makes the commands that are suggested
     version: Object | Unreadable  # of the API server
     skew: float  # seconds by which this machine's clock is behind the API server's
-    api: Object | Unreadable  # the resources of the target's API version
+    api: Resource | Unreadable  # the target's objects, in the version that the cluster serves
     controllers: Mapping[str, Sequence[Object] | Unreadable]  # Deployments of the target's controllers, by check
     rights: Mapping[tuple[str, str], bool] | Unreadable  # by verb and resource: whether the user may do it
     quotas: Sequence[Object] | Unreadable
@@ -61,10 +62,10 @@ class Cluster:
     autoscaler: str = ""  # who may add nodes; empty: nobody is known to
     # Only with a job: the objects that its pods name, by kind and name, as ("secrets", "wandb").
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)
-    devices: Object | Unreadable | None = None  # the APIGroup of claims of devices; None: the pods claim none
+    devices: Resource | Unreadable | None = None  # the templates of claims of devices; None: the pods claim none
     target: Target = DEFAULT  # the target of jobs
     gang: Gang | None = None  # the gang scheduler of the job
-    gang_api: Object | Unreadable | None = None  # the resources of its PodGroup's API version; None: no gang
+    gang_api: Resource | Unreadable | None = None  # its PodGroups; None: no gang
     runtime: Object | Unreadable | None = None  # flk's ClusterTrainingRuntime; None: the target needs none
     admission: Object | Unreadable | None = None  # a pod of the job as the API server would admit it; None: not tried
 

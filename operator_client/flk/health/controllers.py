@@ -66,20 +66,13 @@ def _check_server(cluster: Cluster) -> Iterator[Result]:
 def _check_api(cluster: Cluster) -> Iterator[Result]:
     """Check that the cluster serves the kind of objects that jobs become."""
     target, kinds = cluster.target, f"{cluster.target.kind}s"
-    install = next((controller.install for controller in CONTROLLERS[target.name]), "")
-    if isinstance(cluster.api, Unreadable):
-        if cluster.api.missing:
-            found = f"the cluster does not serve {kinds} ({target.api_version})"
-            yield Result(target.plural, Level.FAILED, found, install)
-        else:
-            found = f"the API {target.api_version} cannot be read: {cluster.api.reason}"
-            yield Result(target.plural, Level.UNKNOWN, found)
-        return
-    names = {resource.get("name") for resource in cluster.api.get("resources") or []}
-    if target.plural not in names:
-        yield Result(target.plural, Level.FAILED, f"the API {target.api_version} has no {kinds}", install)
+    if not isinstance(cluster.api, Unreadable):
+        yield Result(target.plural, Level.OK, f"the cluster serves {kinds} ({cluster.api.api_version})")
+    elif cluster.api.missing:
+        yield Result(target.plural, Level.FAILED, cluster.api.reason, cluster.api.remedy)
     else:
-        yield Result(target.plural, Level.OK, f"the cluster serves {kinds} ({target.api_version})")
+        found = f"the API {target.api_version} cannot be read: {cluster.api.reason}"
+        yield Result(target.plural, Level.UNKNOWN, found)
 
 
 def _check_runtime(cluster: Cluster) -> Iterator[Result]:

@@ -9,43 +9,28 @@ from typing import Final
 from flk.health.cause import Cause, Find, Locate, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.scheduling import scheduling_evidence, unschedulable
-from flk.kube import Object
+from flk.kube import Resource
 from flk.observe.model import PodPhase
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
 
-GROUP: Final = "resource.k8s.io"
-KNOWN: Final = ("v1", "v1beta2", "v1beta1")  # versions of the group that flk reads, the best first
+TEMPLATES: Final = Resource("resource.k8s.io", "v1", "resourceclaimtemplates", others=("v1beta2", "v1beta1"))
 _KINDS: Final = {"resourceclaimtemplates": "ResourceClaimTemplate", "resourceclaims": "ResourceClaim"}
 _MISSING: Final = re.compile(r'resourceclaim(template)?(?:\.resource\.k8s\.io)? "([^"]+)" not found')
 _CLASS_MISSING: Final = re.compile(r"device class (\S+) does not exist")
-
-
-def version_of(group: Object | Unreadable | None) -> str:
-    """Return the version of the API in which flk reads claims, by the APIGroup that the cluster serves; empty: none."""
-    served = _served(group) if isinstance(group, dict) else ()
-    return next((version for version in KNOWN if version in served), "")
-
-
-def _served(group: Object) -> list[str]:
-    return [str(each.get("version")) for each in group.get("versions") or []]
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     """Check that the cluster knows claims of devices, and that the templates and claims that the pods name exist."""
     if not pods.device_claims:
         return
-    group = cluster.devices
-    if isinstance(group, Unreadable) and not group.missing:
-        yield Result("devices", Level.UNKNOWN, f"{GROUP} cannot be read: {group.reason}")
-        return
-    if not isinstance(group, dict):
-        found = f"the cluster serves no {GROUP}, so its pods cannot claim devices"
-        yield Result("devices", Level.FAILED, found, "it needs Kubernetes 1.34; leave out --claim")
-        return
-    if not version_of(group):
-        found = f"the cluster serves {GROUP} in version {', '.join(_served(group))} only, and flk knows "
-        yield Result("devices", Level.FAILED, found + ", ".join(KNOWN), "use a flk of the cluster's age")
+    served = cluster.devices
+    if isinstance(served, Unreadable):
+        if served.missing:
+            remedy = served.remedy or "claims of devices need Kubernetes 1.34; leave out --claim"
+            yield Result("devices", Level.FAILED, served.reason, remedy)
+        else:
+            yield Result("devices", Level.UNKNOWN, f"{served.reason}")
         return
     fine: list[str] = []
     for plural, name in pods.device_claims:

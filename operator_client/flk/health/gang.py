@@ -19,15 +19,15 @@ def before(cluster: Cluster) -> Iterator[Result]:
     gang, api = cluster.gang, cluster.gang_api
     if gang is None or api is None:
         return
-    if isinstance(api, Unreadable) and not api.missing:
-        yield Result("gang", Level.UNKNOWN, f"the API {gang.api_version} cannot be read: {api.reason}")
-    elif isinstance(api, Unreadable) or "podgroups" not in {each.get("name") for each in api.get("resources") or []}:
+    if not isinstance(api, Unreadable):
+        yield Result("gang", Level.OK, f"the cluster serves PodGroups ({api.api_version})")
+    elif api.missing:
         name = next(name for name, each in GANGS.items() if each is gang)
         others = ", ".join(f"--gang {other}" for other in (*GANGS, NONE) if other != name)
-        found = f"the cluster serves no PodGroups ({gang.api_version}), which gang {name} needs"
-        yield Result("gang", Level.FAILED, found, f"install this gang scheduler, or choose another: {others}")
+        remedy = api.remedy or "install this gang scheduler"
+        yield Result("gang", Level.FAILED, f"gang {name}: {api.reason}", f"{remedy}, or choose another: {others}")
     else:
-        yield Result("gang", Level.OK, f"the cluster serves PodGroups ({gang.api_version})")
+        yield Result("gang", Level.UNKNOWN, f"the API {gang.api_version} cannot be read: {api.reason}")
 
 
 def _unscheduled(group: Object) -> Object:

@@ -127,6 +127,13 @@ def _queued(view: JobView) -> Found | None:
             )
     if held := _held_by_check(view):
         return held
+    if unserved := view.around.not_served.get("workloads"):
+        return Found(
+            f"it waits in queue {view.queue}, and nobody starts it: {unserved}",
+            f"install Kueue, or delete the job ({view.flk('delete')}) and submit it again without --queue",
+            evidence,
+            resolves_itself=False,
+        )
     unknown = "" if view.around.workloads else "; Kueue has no Workload for it yet"
     return Found(
         f"it waits in queue {view.queue}{place}{unknown}",
@@ -161,7 +168,8 @@ CAUSES: Final = (
         "The job names a queue, and the queue has not admitted it. flk reads the condition QuotaReserved of the job's "
         "Workload, which says what is missing, and where it may the place in the queue and who is ahead (Kueue's "
         "Visibility API).",
-        "Wait, or ask for less. A queue that does not exist never admits a job: check its name.",
+        "Wait, or ask for less. A queue that does not exist never admits a job: check its name. A cluster without "
+        "Kueue never starts a job with a queue.",
         _queued,
         cured_by="the queue",
     ),

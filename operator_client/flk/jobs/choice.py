@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.errors import ApiError, ForbiddenError
-from flk.kube import Document, Object, RequestTarget, Resource
-from flk.observe.client import OWNED, RESOURCES, JobClient
+from flk.errors import ApiError, ForbiddenError, MissingApiError
+from flk.kube import Object, RequestTarget, Resource
+from flk.observe.client import POD_GROUPS, RESOURCES, JobClient
 from flk.spec.job import Job
 from flk.targets.gang import GANGS, NONE
 from flk.targets.trainjob import RUNTIME
@@ -37,14 +37,17 @@ def _gang(client: JobClient, job: Job) -> str:
     if job.target == "trainjob":
         return NONE
     for name, gang in GANGS.items():
-        if _serves(client, OWNED[gang.api_version, "PodGroup"]):
+        if _serves(client, POD_GROUPS[gang.group]):
             return name
     return NONE
 
 
 def _serves(client: JobClient, resource: Resource) -> bool:
-    found = _found(client, Document(resource, document=f"/apis/{resource.group}/{resource.version}")) or {}
-    return any(item.get("name") == resource.plural for item in found.get("resources") or [])
+    try:
+        client.api.served(resource)
+    except MissingApiError:
+        return False
+    return True
 
 
 def _has_runtime(client: JobClient) -> bool:

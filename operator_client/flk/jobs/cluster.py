@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -15,7 +16,7 @@ from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights
 from flk.jobs.choice import RUNTIMES
 from flk.kube import Document, Object, RequestTarget, Resource
-from flk.observe.client import JobClient
+from flk.observe.client import POD_GROUPS, RESOURCES, JobClient
 from flk.targets import DEFAULT
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.trainjob import RUNTIME
@@ -28,7 +29,9 @@ _RESOURCES: Final = {
     "serviceaccounts": Resource("", "v1", "serviceaccounts"),
     "priorityclasses": Resource("scheduling.k8s.io", "v1", "priorityclasses"),
     "storageclasses": Resource("storage.k8s.io", "v1", "storageclasses"),
-    "localqueues": Resource("kueue.x-k8s.io", "v1beta1", "localqueues"),
+    "localqueues": Resource("kueue.x-k8s.io", "v1beta2", "localqueues", others=("v1beta1",)),
+    "resourceclaimtemplates": device_claims.TEMPLATES,
+    "resourceclaims": replace(device_claims.TEMPLATES, plural="resourceclaims"),
 }
 _NAMING: Final = ("serviceAccountName", "priorityClassName")  # fields of a pod
 _OF_CLUSTER: Final = ("priorityclasses", "storageclasses")
@@ -39,7 +42,6 @@ _LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
 _VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
 _KARPENTER: Final = Document(Resource("karpenter.sh", "v1", ""), document="/apis/karpenter.sh")
 _AUTOSCALER_STATUS: Final = RequestTarget(Resource("", "v1", "configmaps"), "kube-system", "cluster-autoscaler-status")
-_DEVICES: Final = Document(Resource(device_claims.GROUP, "", ""), document=f"/apis/{device_claims.GROUP}")
 _REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 T = TypeVar("T")
@@ -53,10 +55,10 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     """
     target, gang = (pods.target, pods.gang) if pods else (DEFAULT, None)
     version = _call(client, "get", _VERSION)
-    devices = _call(client, "get", _DEVICES) if pods and pods.device_claims else None
+    devices = _served(client, device_claims.TEMPLATES) if pods and pods.device_claims else None
     with ThreadPoolExecutor(_THREADS) as pool:
         futures: dict[str, Future[Any]] = {
-            "api": pool.submit(_call, client, "get", _api(target.api_version)),
+            "api": pool.submit(_served, client, RESOURCES[target.name]),
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
             "quotas": pool.submit(_list, client, client.target(_QUOTAS)),
             "limit_ranges": pool.submit(_list, client, client.target(_LIMIT_RANGES)),
@@ -65,18 +67,15 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         }
         autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
         if gang is not None:
-            futures["gang_api"] = pool.submit(_call, client, "get", _api(gang.api_version))
+            futures["gang_api"] = pool.submit(_served, client, POD_GROUPS[gang.group])
         if target.name == "trainjob":
             futures["runtime"] = pool.submit(_call, client, "get", RequestTarget(RUNTIMES, None, RUNTIME))
         controllers = {
             each.check: pool.submit(_attempt, partial(client.list_deployments, each))
             for each in CONTROLLERS[target.name]
         }
-        named = {key: pool.submit(_named, client, *key) for key in (pods.named if pods else [])}
-        if pods and (of_devices := device_claims.version_of(devices)):
-            for kind, name in pods.device_claims:
-                target_of_claim = client.target(Resource(device_claims.GROUP, of_devices, kind), name)
-                named[kind, name] = pool.submit(_call, client, "get", target_of_claim)
+        of_devices = pods.device_claims if pods and isinstance(devices, Resource) else []
+        named = {key: pool.submit(_named, client, *key) for key in [*(pods.named if pods else []), *of_devices]}
         values: dict[str, Any] = {name: future.result() for name, future in futures.items()}
         exist = [not isinstance(future.result(), Unreadable) for future in autoscalers]
         deployments = {check: future.result() for check, future in controllers.items()}
@@ -99,10 +98,8 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     )
 
 
-def _api(version: str) -> Document:
-    """Return the document with the resources of an API version, such as ``batch/v1``."""
-    group, _, number = version.partition("/")
-    return Document(Resource(group, number, ""), document=f"/apis/{version}")
+def _served(client: JobClient, resource: Resource) -> Resource | Unreadable:
+    return _attempt(lambda: client.api.served(resource))
 
 
 def _attempt(request: Callable[[], T]) -> T | Unreadable:
@@ -115,7 +112,7 @@ def _attempt(request: Callable[[], T]) -> T | Unreadable:
     except JobNotFoundError as error:
         return Unreadable(str(error), missing=True)
     except ApiError as error:
-        return Unreadable(str(error), missing=error.status == 404)
+        return Unreadable(str(error), missing=error.status == 404, remedy=error.hint)
     except FlkError as error:
         return Unreadable(str(error))
 

@@ -18,11 +18,12 @@ from urllib.parse import urlencode
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError
 
-from flk.errors import ApiError, FlkError
+from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
+from flk.kube.discovery import ServedVersions, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
 from flk.kube.options import Exchange, connection_options
-from flk.kube.resources import Object, RequestTarget
+from flk.kube.resources import Object, RequestTarget, Resource
 
 PAGE: Final = 500  # objects in one answer to a list request
 LINE_LIMIT: Final = 1 << 24  # bytes of a line of a stream; an object has at most 3 MiB
@@ -68,6 +69,7 @@ class ApiClient:
         self._observe = options.observe
         self._sleep = sleep or time.sleep
         self._skew = 0.0
+        self._versions = ServedVersions(self._answer, access.context)
 
     def now(self) -> float:
         """Return the time by the server's clock, in seconds since the epoch. Times in objects are by that clock."""
@@ -86,8 +88,37 @@ class ApiClient:
 
         ``find_created`` is called when it is unknown whether an object was created, or when its name exists already. It
         returns the object if this request has created it, None if there is none, or raises.
+        A kind of objects that is not served in its first version is asked for in the one that the cluster serves.
         Raises ApiError or one of its subclasses, or JobNotFoundError.
         """
+        asked = self._versions.chosen(target)
+        try:
+            return self._answer(verb, asked, query=query, body=in_version(body, asked), find_created=find_created)
+        except MissingApiError as missing:
+            try:
+                served = self._versions.look_up(target)
+            except ForbiddenError:
+                served = asked
+            if served == asked:
+                raise missing from None
+            return self._answer(verb, served, query=query, body=in_version(body, served), find_created=find_created)
+
+    def served(self, resource: Resource) -> Resource:
+        """Return a kind of objects in the version in which flk uses it in this cluster.
+
+        Raises MissingApiError if the cluster does not serve it, or only in versions that flk does not know.
+        """
+        return self._versions.look_up(RequestTarget(resource)).resource
+
+    def _answer(
+        self,
+        verb: str,
+        target: RequestTarget,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        find_created: FindCreated | None = None,
+    ) -> Object:
         retries, began, failures = self.retries, time.monotonic(), 0
         longest = {"get": retries.read_timeout, "list": retries.list_timeout}.get(verb, retries.write_timeout)
         while True:
@@ -157,6 +188,7 @@ class ApiClient:
         A last line without an end is dropped, and the end of a line of more than 16 MiB.
         Raises UnreachableError if the connection breaks, and if nothing comes for ``idle`` seconds.
         """
+        target = self._versions.chosen(target)
         try:
             reply = self._send(verb, target, query, None, timeout=idle, whole=False)
         except HTTPError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, SSLError, TimeoutError
@@ -23,7 +24,7 @@ from flk.errors import (
     UnreachableError,
 )
 from flk.kube.kubeconfig import Context
-from flk.kube.resources import RequestTarget
+from flk.kube.resources import RequestTarget, Resource
 
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after which a request is sent again
 
@@ -84,6 +85,17 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
     )
 
 
+def missing_api(resource: Resource, context: Context, served: Sequence[str] = ()) -> MissingApiError:
+    """Return the error for a kind of objects that the cluster has not, or has in other versions than flk knows."""
+    cluster = f"the cluster of context {context.name}"
+    if served:
+        known = ", ".join((resource.version, *resource.others))
+        found = f"{cluster} serves {resource} in version {', '.join(served)} only, and flk knows {known}"
+        return MissingApiError(found, hint="use a version of flk that is as new as the cluster's", status=404)
+    kind = f"{resource.jobs} (API {resource.api_version})" if resource.jobs else str(resource)
+    return MissingApiError(f"{cluster} does not serve {kind}", hint=resource.install, status=404)
+
+
 def is_final(error: HTTPError) -> bool:
     """Return whether a request without an answer would fail again: a wrong address, protocol or certificate.
 
@@ -122,11 +134,9 @@ def _forbidden(message: str, verb: str, target: RequestTarget, context: Context)
 
 def _not_found(known: bool, details: dict[str, Any], target: RequestTarget, context: Context) -> FlkError:
     resource, commands = target.resource, Commands(connection=context.named)
-    if not known:  # no API of that group: the answer is not a Status
-        kind = f"{resource.jobs} (API {resource.group}/{resource.version})" if resource.jobs else str(resource)
-        return MissingApiError(
-            f"the cluster of context {context.name} does not serve {kind}", hint=resource.install, status=404
-        )
+    # No API of that group, where the answer is not a Status, or none of that version with this kind.
+    if not (known and details.get("name")):
+        return missing_api(resource, context)
     if details.get("kind") == "namespaces":
         return ApiError(
             f"there is no namespace {details.get('name')} in the cluster of context {context.name}",

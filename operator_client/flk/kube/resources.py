@@ -15,6 +15,9 @@ Object = dict[str, Any]  # an object of the API, as its JSON
 class Resource:
     """A kind of objects. ``subresource`` is a part of the object: ``log``.
 
+    ``others`` are further versions of its API that flk knows, the best first: what flk reads and writes is the same in
+    them. ApiClient uses the one that the cluster serves.
+
     Of a kind of objects that are jobs, ``jobs`` is what people call them, and ``install`` says how a cluster gets them.
     """
 
@@ -22,6 +25,7 @@ class Resource:
     version: str
     plural: str
     subresource: str = ""
+    others: tuple[str, ...] = field(default=(), compare=False)
     jobs: str = field(default="", compare=False)
     install: str = field(default="", compare=False)
 
@@ -29,6 +33,11 @@ class Resource:
         """Return the name that ``kubectl auth can-i`` takes: ``pods/log``, ``pytorchjobs.kubeflow.org``."""
         name = f"{self.plural}.{self.group}" if self.group else self.plural
         return f"{name}/{self.subresource}" if self.subresource else name
+
+    @property
+    def api_version(self) -> str:
+        """The ``apiVersion`` of its objects."""
+        return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def singular(self) -> str:

@@ -14,6 +14,7 @@ from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, Mis
 from flk.kube import ApiClient, Object, RequestTarget, Resource, connect
 from flk.targets import TARGETS
 from flk.targets.controllers import CONTROLLERS, Controller
+from flk.targets.gang import GANGS
 from flk.units import short_duration, timestamp
 
 if TYPE_CHECKING:
@@ -39,15 +40,11 @@ CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 SECRETS: Final = Resource("", "v1", "secrets")
 SERVICES: Final = Resource("", "v1", "services")
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
-# By apiVersion and kind: the objects that a job may own.
-OWNED: Final = {
-    ("v1", "ConfigMap"): CONFIG_MAPS,
-    ("v1", "Secret"): SECRETS,
-    ("v1", "Service"): SERVICES,
-    ("scheduling.k8s.io/v1alpha2", "PodGroup"): Resource("scheduling.k8s.io", "v1alpha2", "podgroups"),
-    ("scheduling.volcano.sh/v1beta1", "PodGroup"): Resource("scheduling.volcano.sh", "v1beta1", "podgroups"),
-    ("scheduling.x-k8s.io/v1alpha1", "PodGroup"): Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups"),
+# By the groups of the gang schedulers.
+POD_GROUPS: Final = {
+    gang.group: Resource(gang.group, gang.versions[0], "podgroups", others=gang.versions[1:]) for gang in GANGS.values()
 }
+_OWNED: Final = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "Service": SERVICES}
 
 
 @dataclass(frozen=True)
@@ -323,6 +320,13 @@ def container_of(pod: Object, chosen: str) -> str:
 def resource_of(job: Object) -> Resource:
     """Return the kind of objects that a job is of."""
     return RESOURCES[targets.target_of(job).name]
+
+
+def owned_resource(manifest: Object) -> Resource | None:
+    """Return the kind of an object that a job owns; None for other objects."""
+    if manifest["kind"] == "PodGroup":
+        return POD_GROUPS[manifest["apiVersion"].partition("/")[0]]
+    return _OWNED.get(manifest["kind"])
 
 
 def qualified(kind: str, name: str) -> str:

@@ -46,6 +46,7 @@ class Answer:
     controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # Deployments by name of the check
     missing: frozenset[str] = frozenset()  # as in Observation
     unreadable: frozenset[str] = frozenset()
+    not_served: Mapping[str, str] = field(default_factory=dict)
 
 
 def needs(seen: Observation) -> list[Need]:
@@ -74,6 +75,7 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
         answered=seen.answered | {need},
         missing=seen.missing | answer.missing,
         unreadable=seen.unreadable | answer.unreadable,
+        not_served={**seen.not_served, **answer.not_served},
     )
     by_name = {item["metadata"]["name"]: item for item in answer.items}
     match need.what:

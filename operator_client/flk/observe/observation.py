@@ -76,6 +76,7 @@ class Observation:
     progress: Sequence[Progress] = ()  # of the ranks that print metrics
     missing: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()  # kinds that the user may not read: "nodes"
+    not_served: Mapping[str, str] = field(default_factory=dict)  # by kind: that the cluster does not serve it
     answered: frozenset[Need] = frozenset()  # the requests that were made for this observation
     # From an archive:
     place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist

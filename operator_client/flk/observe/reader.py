@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from flk import labels
-from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, UsageError
+from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe import archive
-from flk.observe.client import OWNED, PODS, JobClient, container_of
+from flk.observe.client import POD_GROUPS, PODS, JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, from_archive, with_archive
@@ -27,13 +28,12 @@ _LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which it is gi
 
 NODES: Final = Resource("", "v1", "nodes")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
-# Kueue's Visibility API, the newest version first.
-_PENDING: Final = tuple(
-    Resource("visibility.kueue.x-k8s.io", version, "localqueues", "pendingworkloads")
-    for version in ("v1beta2", "v1beta1")
+# Kueue's, and its Visibility API.
+WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta2", "workloads", others=("v1beta1",))
+_PENDING: Final = Resource(
+    "visibility.kueue.x-k8s.io", "v1beta2", "localqueues", "pendingworkloads", others=("v1beta1",)
 )
-WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
-POD_GROUPS: Final = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
+_VOLCANO: Final = "scheduling.volcano.sh"  # whose PodGroups jobs have that another tool made
 
 
 def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> JobView:
@@ -177,10 +177,11 @@ class Reader:
             case "workloads":
                 return self._list(client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
             case "pending_workloads":
-                return self._pending(need.name)
+                answer = self._get(client.target(_PENDING, need.name))
+                return replace(answer, items=[each for found in answer.items for each in found.get("items") or []])
             case "pod_groups":
                 gang = gang_of(seen.job or {})
-                return self._get(client.target(OWNED[gang.api_version, "PodGroup"] if gang else POD_GROUPS, need.name))
+                return self._get(client.target(POD_GROUPS[gang.group if gang else _VOLCANO], need.name))
             case "other_pods":
                 near = self._list(client.target(PODS), labelSelector=f"{labels.JOB},{labels.JOB}!={seen.name}")
                 elsewhere = f"metadata.namespace!={client.namespace}"
@@ -205,28 +206,22 @@ class Reader:
         try:
             return Answer(items=[self._client.api.call("get", target)])
         except ForbiddenError:
-            return Answer(unreadable=frozenset({target.resource.plural}))
+            return Answer(unreadable=frozenset({target.resource.subresource or target.resource.plural}))
+        except MissingApiError as error:
+            return _not_served(target, error)
         except JobNotFoundError:
             return missing
         except ApiError as error:
             return missing if error.status == 404 else Answer()
-
-    def _pending(self, queue: str) -> Answer:
-        """Return what waits in a queue of Kueue, in the version of the API that the cluster serves."""
-        for resource in _PENDING:
-            answer = self._get(self._client.target(resource, queue))
-            if answer.items:
-                return Answer(items=answer.items[0].get("items") or [])
-            if answer.unreadable:
-                return Answer(unreadable=frozenset({resource.subresource}))
-        return Answer()
 
     def _list(self, target: RequestTarget, **query: str) -> Answer:
         try:
             return Answer(items=self._client.api.list_all(target, query)[0])
         except ForbiddenError:
             return Answer(unreadable=frozenset({target.resource.plural}))
-        except FlkError:  # the cluster does not serve this kind
+        except MissingApiError as error:
+            return _not_served(target, error)
+        except FlkError:
             return Answer()
 
     def _log(self, need: Need, seen: Observation) -> list[str]:
@@ -244,6 +239,10 @@ class Reader:
         except FlkError:
             return lines
         return lines
+
+
+def _not_served(target: RequestTarget, error: MissingApiError) -> Answer:
+    return Answer(not_served={target.resource.plural: str(error)})
 
 
 class _Backoff:

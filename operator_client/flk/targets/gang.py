@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.errors import UsageError
+from flk.spec.fields import split_topology
 from flk.targets.model import Object
 from flk_runtime.contract.strategies import AUTO
 
@@ -18,24 +19,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gang:
-    """One gang scheduler: the API of its PodGroup, the group's spec, and the fields that name the group in a pod."""
+    """One gang scheduler: the API of its PodGroup, the group's spec, and the fields that name the group in a pod.
 
-    api_version: str
+    The spec is the same in all ``versions`` of the API that flk knows, the best first.
+    """
+
+    group: str
+    versions: tuple[str, ...]
     spec: Callable[[Job], Object]
     pod_spec: Callable[[str], Object]  # of the group's name
     labels: Callable[[str], Object] = field(default=lambda group: {})
     annotations: Callable[[str], Object] = field(default=lambda group: {})
 
+    @property
+    def api_version(self) -> str:
+        """The ``apiVersion`` of its PodGroups in the best version that flk knows."""
+        return f"{self.group}/{self.versions[0]}"
+
 
 GANGS: Final[dict[str, Gang]] = {
     # Kubernetes 1.36 and newer, with the feature gate GenericWorkload.
     "native": Gang(
-        "scheduling.k8s.io/v1alpha2",
-        lambda job: {"schedulingPolicy": {"gang": {"minCount": job.least_pods}}},
+        "scheduling.k8s.io",
+        ("v1beta1", "v1alpha3", "v1alpha2"),  # from 1.37 on, of 1.37, of 1.36
+        lambda job: {"schedulingPolicy": {"gang": {"minCount": job.least_pods}}, **_constraints(job)},
         lambda group: {"schedulingGroup": {"podGroupName": group}},
     ),
     "volcano": Gang(
-        "scheduling.volcano.sh/v1beta1",
+        "scheduling.volcano.sh",
+        ("v1beta1",),
         lambda job: {
             "minMember": job.least_pods,
             **({"priorityClassName": job.pods.priority_class} if job.pods and job.pods.priority_class else {}),
@@ -45,7 +57,8 @@ GANGS: Final[dict[str, Gang]] = {
     ),
     # Of the scheduler plugins; its scheduler has this name in their own chart.
     "coscheduling": Gang(
-        "scheduling.x-k8s.io/v1alpha1",
+        "scheduling.x-k8s.io",
+        ("v1alpha1",),
         lambda job: {"minMember": job.least_pods},
         lambda group: {"schedulerName": "scheduler-plugins-scheduler"},
         labels=lambda group: {"scheduling.x-k8s.io/pod-group": group},
@@ -80,6 +93,17 @@ def add_gang(template: Object, job: Job) -> None:
         template["metadata"]["labels"] |= gang.labels(group)
         template["metadata"]["annotations"] |= gang.annotations(group)
         template["spec"] |= gang.pod_spec(group)
+
+
+def _constraints(job: Job) -> Object:
+    """Return the topology in which Kubernetes has to find room for all pods of a group at once.
+
+    The affinity of the pods asks for the same of each pod after the first one, whose place may leave no room for them.
+    """
+    if not job.topology:
+        return {}
+    key, strength = split_topology(str(job.topology))
+    return {"schedulingConstraints": {"topology": [{"key": key}]}} if strength == "required" else {}
 
 
 def _gang(job: Job) -> Gang | None:

@@ -374,6 +374,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "topology": "topology.kubernetes.io/rack:preferred",
     },
     "gang of one pod": {"gang": "native"},
+    "native gang in one rack": {"gang": "native", "replicas": 2, "topology": "topology.kubernetes.io/rack"},
+    "native gang near": {"gang": "native", "replicas": 2, "topology": "topology.kubernetes.io/rack:preferred"},
     "gang with a priority": {"gang": "volcano", "replicas": 2, "pods": {"priority_class": "high"}},
     "patch of a TrainJob": {
         "target": "trainjob",
@@ -466,6 +468,20 @@ def test_chart_refuses_what_a_train_job_cannot_set_in_the_words_of_flk(values: d
         rendered(validated({"command": COMMAND, "name": "gpt", "target": "trainjob", **values}))
     assert chart.code != 0
     assert str(refused.value).removeprefix("target: ") in chart.stderr
+
+
+@pytest.mark.parametrize(
+    ("served", "used"),
+    [
+        (["scheduling.k8s.io/v1alpha2/PodGroup"], "v1alpha2"),
+        (["scheduling.k8s.io/v1alpha3/PodGroup", "scheduling.k8s.io/v1beta1/PodGroup"], "v1beta1"),
+        ([], "v1beta1"),
+    ],
+)
+def test_the_pod_group_has_the_version_that_the_cluster_serves(served: list[str], used: str) -> None:
+    job = {"enabled": True, "gang": "native" if not served else "auto", "replicas": 2, "target": "job"}
+    found = template({"job": job}, *[f"--api-versions={each}" for each in served]).one("PodGroup")
+    assert found["apiVersion"] == f"scheduling.k8s.io/{used}"
 
 
 def test_chart_refuses_volumes_and_gpus_in_the_words_of_flk() -> None:

@@ -18,7 +18,7 @@ from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError
 from flk.jobs.lifecycle.suspension import merge, starting
 from flk.kube import Object, RequestTarget, Resource
-from flk.observe.client import OWNED, JobClient, age, resource_of
+from flk.observe.client import JobClient, age, owned_resource, resource_of
 from flk.targets import target_of
 
 GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the objects of a deleted job of the same name should be deleted
@@ -115,7 +115,7 @@ def _release(client: JobClient, manifest: Object, job: Object) -> Object:
 
 
 def _resource(manifest: Object) -> Resource:
-    return OWNED.get((manifest["apiVersion"], manifest["kind"])) or resource_of(manifest)
+    return owned_resource(manifest) or resource_of(manifest)
 
 
 def _create_owned(client: JobClient, manifest: Object, owner: Object) -> None:

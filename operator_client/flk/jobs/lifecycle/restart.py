@@ -27,7 +27,7 @@ from flk.jobs.lifecycle.suspension import (
     wait_for_pods_to_end,
 )
 from flk.kube import Object
-from flk.observe.client import CONFIG_MAPS, OWNED, JobClient
+from flk.observe.client import CONFIG_MAPS, POD_GROUPS, SERVICES, JobClient
 from flk.observe.reader import WORKLOADS
 from flk.targets import target_of
 from flk.targets.gang import gang_of
@@ -146,20 +146,20 @@ def _owned_by(client: JobClient, job: Object) -> list[Object]:
     """Return the objects that the job owns, but Secrets. Raises FlkError: without its code it could not run."""
     kinds = []
     if target_of(job).name == "job":
-        kinds.append(("v1", "Service"))
+        kinds.append((SERVICES, "Service"))
     if gang := gang_of(job):
-        kinds.append((gang.api_version, "PodGroup"))
+        kinds.append((POD_GROUPS[gang.group], "PodGroup"))
     selector = f"{labels.JOB}={job['metadata']['name']}"
     owned = [
         {**code, "apiVersion": "v1", "kind": "ConfigMap"}
         for name in _mounted(job)
         if (code := client.find(CONFIG_MAPS, name)) and is_owner(job["metadata"]["uid"], code)
     ]
-    for version, kind in kinds:
-        found = client.api.list_all(client.target(OWNED[version, kind]), {"labelSelector": selector})[0]
+    for resource, kind in kinds:
+        found = client.api.list_all(client.target(resource), {"labelSelector": selector})[0]
         own = [item for item in found if is_owner(job["metadata"]["uid"], item)]
         # Objects of a list have neither.
-        owned += [{**item, "apiVersion": version, "kind": kind} for item in own]
+        owned += [{**item, "apiVersion": resource.api_version, "kind": kind} for item in own]
     return sorted(owned, key=lambda item: (item["kind"], str(item["metadata"]["name"])))
 
 

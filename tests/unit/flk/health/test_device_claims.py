@@ -112,7 +112,7 @@ def check(fake: Any, run: Run, tmp_path: Path) -> Callable[..., tuple[int, str]]
 
 
 def serve(fake: Any, *versions: str) -> None:
-    fake.documents[GROUP] = {"kind": "APIGroup", "versions": [{"version": version} for version in versions]}
+    fake.objects |= {f"{GROUP}/{version}/namespaces/team/resourceclaimtemplates": {} for version in versions}
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,11 @@ def test_a_template_that_does_not_exist_fails_the_check(fake: Any, check: Any) -
 @pytest.mark.parametrize(
     ("served", "said"),
     [
-        ([], "the cluster serves no resource.k8s.io, so its pods cannot claim devices"),
-        (["v2"], "the cluster serves resource.k8s.io in version v2 only, and flk knows v1, v1beta2, v1beta1"),
+        ([], "does not serve resourceclaimtemplates.resource.k8s.io"),
+        (
+            ["v2"],
+            "resourceclaimtemplates.resource.k8s.io in version v2 only, and flk knows v1, v1beta2, v1beta1",
+        ),
     ],
 )
 def test_a_cluster_without_claims_or_with_unknown_ones_fails_the_check(

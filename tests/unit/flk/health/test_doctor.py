@@ -16,6 +16,7 @@ from flk.health.cluster import Cluster, Level, Pods, Unreadable
 from flk.health.resources import is_selected
 from flk.health.rights import OPTIONAL, all_rights, rights_for
 from flk.health.table import CAUSES, examine
+from flk.observe.client import POD_GROUPS, RESOURCES
 from flk.spec.gpus import gpu_terms
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[4]
 Run = Callable[..., tuple[int, str, str]]
 FORBIDDEN = Unreadable("no permission")
 MISSING = Unreadable("not found", missing=True)
+NOT_SERVED = Unreadable("the cluster does not serve X", missing=True, remedy="install X")
 
 
 def deployment(replicas: int = 1, ready: int = 1, image: str = "training-operator:v1.9.4") -> dict[str, Any]:
@@ -50,7 +52,7 @@ CLUSTER = Cluster(
     commands=Commands("team", Connection("fake")),
     version={"gitVersion": "v1.34.4"},
     skew=0.0,
-    api={"resources": [{"name": "pytorchjobs"}]},
+    api=RESOURCES["pytorchjob"],
     controllers={"operator": [deployment()]},
     rights=dict.fromkeys(all_rights(DEFAULT), True),
     quotas=[],
@@ -114,8 +116,8 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     "no version": ("kubernetes", {"version": FORBIDDEN}, None, Level.UNKNOWN, "no permission"),
     "old server": ("kubernetes", {"version": {"gitVersion": "v1.22.1-gke"}}, None, Level.WARNING, "1.25 or newer"),
     "clock": ("clock", {"skew": 600.0}, None, Level.WARNING, "600 s behind the server's"),
-    "no API": ("pytorchjobs", {"api": MISSING}, None, Level.FAILED, "does not serve PyTorchJobs"),
-    "no CRD": ("pytorchjobs", {"api": {"resources": [{"name": "tfjobs"}]}}, None, Level.FAILED, "has no PyTorchJobs"),
+    "no API": ("pytorchjobs", {"api": NOT_SERVED}, None, Level.FAILED, "does not serve X"),
+    "API that cannot be read": ("pytorchjobs", {"api": FORBIDDEN}, None, Level.UNKNOWN, "no permission"),
     "no operator": ("operator", {"controllers": {"operator": []}}, None, Level.WARNING, "may stay without pods"),
     "operator off": (
         "operator",
@@ -255,13 +257,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.FAILED,
         "ClusterQueue is stopped",
     ),
-    "no gang scheduler": ("gang", {"gang": GANGS["volcano"], "gang_api": MISSING}, None, Level.FAILED, "no PodGroups"),
-    "gang scheduler without PodGroups": (
+    "no gang scheduler": (
         "gang",
-        {"gang": GANGS["native"], "gang_api": {"resources": [{"name": "workloads"}]}},
+        {"gang": GANGS["volcano"], "gang_api": NOT_SERVED},
         None,
         Level.FAILED,
-        "the cluster serves no PodGroups (scheduling.k8s.io/v1alpha2), which gang native needs",
+        "serve X",
     ),
     "gang that cannot be read": (
         "gang",
@@ -272,7 +273,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     ),
     "gang": (
         "gang",
-        {"gang": GANGS["volcano"], "gang_api": {"resources": [{"name": "podgroups"}]}},
+        {"gang": GANGS["volcano"], "gang_api": POD_GROUPS["scheduling.volcano.sh"]},
         None,
         Level.OK,
         "",
@@ -459,7 +460,7 @@ def test_the_role_of_the_chart_gives_the_rights_of_each_target_and_no_others(tar
     assert granted(role["rules"]) == {right for rights in needed.values() for right in rights}
 
 
-TRAINER = {"target": TARGETS["trainjob"], "api": {"resources": [{"name": "trainjobs"}]}, "runtime": {}}
+TRAINER = {"target": TARGETS["trainjob"], "api": RESOURCES["trainjob"], "runtime": {}}
 RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset controller": [deployment()]}
 
 
@@ -467,7 +468,7 @@ RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset cont
     ("facts", "check", "level", "found"),
     [
         (TRAINER, "trainjobs", Level.OK, "the cluster serves TrainJobs (trainer.kubeflow.org/v1alpha1)"),
-        (TRAINER | {"api": MISSING}, "trainjobs", Level.FAILED, "does not serve TrainJobs"),
+        (TRAINER | {"api": NOT_SERVED}, "trainjobs", Level.FAILED, "does not serve X"),
         (TRAINER, "trainer", Level.OK, "Kubeflow Trainer (trainer:v2.3.0) in namespace kubeflow runs"),
         (TRAINER, "runtime", Level.OK, "is there"),
         (TRAINER | {"runtime": MISSING}, "runtime", Level.FAILED, "there is no ClusterTrainingRuntime flk"),
@@ -480,19 +481,19 @@ RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset cont
         ),
         (TRAINER, "rights", Level.FAILED, "you may not create trainjobs.trainer.kubeflow.org"),
         (
-            {"target": TARGETS["jobset"], "api": MISSING, "controllers": {"jobset controller": []}},
+            {"target": TARGETS["jobset"], "api": NOT_SERVED, "controllers": {"jobset controller": []}},
             "jobsets",
             Level.FAILED,
-            "does not serve JobSets (jobset.x-k8s.io/v1alpha2)",
+            "does not serve X",
         ),
         (
-            {"target": TARGETS["job"], "api": {"resources": [{"name": "jobs"}]}, "controllers": {}},
+            {"target": TARGETS["job"], "api": RESOURCES["job"], "controllers": {}},
             "jobs",
             Level.OK,
             "the cluster serves Jobs (batch/v1)",
         ),
         (
-            {"target": TARGETS["job"], "api": {"resources": [{"name": "jobs"}]}, "controllers": {}},
+            {"target": TARGETS["job"], "api": RESOURCES["job"], "controllers": {}},
             "rights",
             Level.FAILED,
             "you may not create services",
@@ -518,6 +519,7 @@ def test_the_role_gives_the_rights_of_the_table_and_no_others() -> None:
 
 def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run) -> None:
     fake.documents["/version"] = {"gitVersion": "v1.34.4"}
+    del fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]
     code, stdout, _ = run("doctor")
     assert code == 104
     assert any(line.split()[:2] == ["failed", "pytorchjobs"] for line in stdout.splitlines())
@@ -535,8 +537,8 @@ def test_doctor_checks_the_gang_scheduler_of_the_job_file(fake: Any, run: Run, t
 @pytest.mark.parametrize(("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset")])
 def test_doctor_checks_the_target_of_the_job_file(fake: Any, run: Run, tmp_path: Path, target: str, used: str) -> None:
     fake.documents["/version"] = {"gitVersion": "v1.34.4"}
-    fake.documents["/apis/batch/v1"] = {"resources": [{"name": "jobs"}]}
-    fake.documents["/apis/jobset.x-k8s.io/v1alpha2"] = {"resources": [{"name": "jobsets"}]}
+    del fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]
+    fake.objects |= {f"/apis/{each}": {} for each in ("batch/v1/jobs", "jobset.x-k8s.io/v1alpha2/jobsets")}
     (tmp_path / "train.py").touch()
     (tmp_path / "flk.yaml").write_text(f"{{command: train.py, target: {target}}}")
     _, stdout, stderr = run("doctor")

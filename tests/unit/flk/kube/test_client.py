@@ -66,7 +66,7 @@ def test_other_refusals_are_final(fake: Any, client: ApiClient, pauses: list[flo
     fake.fail(status)
     with pytest.raises(FlkError):
         client.call("list", ALL)
-    assert len(fake.requests) == 1
+    assert fake.asked("GET").count(ALL.path) == 1
     assert pauses == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flk.cli import status_text
+from flk.health import find
 from flk.jobs.state import derive
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
@@ -98,6 +99,21 @@ def test_what_waits_in_a_queue_is_read_in_the_version_that_the_cluster_serves(fa
     assert [each["metadata"]["name"] for each in view_job(client, "gpt").around.pending_workloads] == ["w"]
     fake.refused[path] = (403, 'localqueues "gold" is forbidden: User "ada" cannot get resource "localqueues"')
     assert "pendingworkloads" in view_job(client, "gpt").around.unreadable
+
+
+@pytest.mark.usefixtures("kubeconfig")
+def test_a_job_in_a_queue_waits_for_ever_where_there_is_no_kueue(fake: Any) -> None:
+    job = JobBuilder()
+    job.job["spec"]["runPolicy"]["suspend"] = True
+    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    job.add_to(fake)
+    client = JobClient.connect(namespace="team")
+    assert find(view_job(client, "gpt"))[0].sentence == "it waits in queue gold; Kueue has no Workload for it yet"
+    del fake.objects["/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"]
+    cause = find(view_job(JobClient.connect(namespace="team"), "gpt"))[0]
+    assert (cause.code, cause.resolves_itself) == ("WaitingInQueue", False)
+    said = "it waits in queue gold, and nobody starts it: the cluster of context fake does not serve "
+    assert cause.sentence == f"{said}workloads.kueue.x-k8s.io"
 
 
 @pytest.mark.usefixtures("kubeconfig")

@@ -191,7 +191,19 @@ def test_gang(target: str, gang: str) -> None:
         "coscheduling": role.template["metadata"]["labels"].get("scheduling.x-k8s.io/pod-group"),
     }[gang]
     assert named in ("gpt", {"podGroupName": "gpt"})
+    assert "scheduling" not in str(found[0]["spec"].keys())  # with which Kubernetes would make a second group
     assert all(item["kind"] != "PodGroup" for item in manifests(target, gang=gang, replicas=1))
+
+
+@pytest.mark.parametrize(
+    ("topology", "constraints"), [("rack", {"topology": [{"key": "rack"}]}), ("rack:preferred", None), (None, None)]
+)
+def test_a_required_topology_is_a_constraint_of_a_native_group(topology: str | None, constraints: Any) -> None:
+    found = manifests("job", gang="native", topology=topology)
+    (group,) = [item["spec"] for item in found if item["kind"] == "PodGroup"]
+    assert group.get("schedulingConstraints") == constraints
+    (other,) = [item for item in manifests("job", gang="volcano", topology=topology) if item["kind"] == "PodGroup"]
+    assert "schedulingConstraints" not in other["spec"]
 
 
 def test_the_runtime_in_k8s_is_the_one_that_trainjobs_need() -> None:
