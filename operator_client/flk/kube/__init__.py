@@ -9,6 +9,7 @@ from flk.kube.credentials import Access, connect
 from flk.kube.kubectl import kubectl_command
 from flk.kube.options import ConnectionOptions, Exchange, connection_options, set_connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
+from flk.kube.selector import check_selector
 from flk.kube.watch import Changed, Listed, list_and_watch
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "RequestTarget",
     "Resource",
     "RetryPolicy",
+    "check_selector",
     "connect",
     "connection_options",
     "kubectl_command",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
-from flk.kube import ApiClient, Object, RequestTarget, Resource, connect
+from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
 from flk.targets import TARGETS
 from flk.targets.controllers import CONTROLLERS, Controller
 from flk.targets.gang import GANGS
@@ -146,8 +146,10 @@ class JobClient:
     ) -> list[Object]:
         """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
-        With ``metadata_only`` they have neither spec nor status.
+        With ``metadata_only`` they have neither spec nor status. Raises UsageError for a selector that is none.
         """
+        if selector:
+            check_selector(selector.removeprefix(f"{labels.JOB},"))
         where = None if all_namespaces else self.namespace
         found: list[Object] = []
         refused: list[FlkError] = []
