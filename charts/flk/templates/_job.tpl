@@ -195,6 +195,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $_ := set $spec "checkpoint" (dict "volume" $parts._0 "path" $parts._1) }}
 {{- end }}
 {{- end }}
+{{- include "flk.check" (list . $spec) }}
 {{- toJson $spec }}
 {{- end }}
 
