@@ -112,3 +112,27 @@ def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: 
     assert waited.code == 0, waited.stderr
     assert runs(4)()
     assert uids(kubectl, "kept")[0] != job
+
+
+def test_a_pod_of_a_job_that_runs_moves_off_a_node(flk: Any, kubectl: Any, eventually: Any) -> None:
+    """The operator makes pods from the template as it is then, and leaves those alone that exist."""
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
+    security |= {"runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+    container = {"name": "pytorch", "image": "none", "imagePullPolicy": "Never", "securityContext": security}
+    template = {"spec": {"containers": [container]}}  # a pod without an image has a node, and that is enough here
+    worker = {"replicas": 1, "restartPolicy": "Always", "template": template}
+    spec = {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": {"Worker": worker}}
+    job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "moves"}, "spec": spec}
+    kubectl("create", "-f", "-", stdin=job)
+
+    def place() -> tuple[str, str]:
+        text = "jsonpath={.metadata.uid} {.spec.nodeName}"
+        uid, _, node = kubectl("get", "pod", "moves-worker-0", "--ignore-not-found", "-o", text).partition(" ")
+        return uid, node
+
+    first, node = eventually("the pod has a node", lambda: place() if place()[1] else None)
+    assert flk("resume", "moves", "--avoid-node", node).code == 0
+    assert place() == (first, node)
+    kubectl("delete", "pod", "moves-worker-0")
+    eventually("another pod has a node", lambda: place()[1] and place()[0] != first)
+    assert place()[1] != node

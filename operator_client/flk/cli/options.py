@@ -79,6 +79,12 @@ def open_job(value: str, context: str | None, namespace: str | None) -> tuple[Jo
     return JobClient.connect(context, namespace).of(ref), ref.name
 
 
+def _nodes(values: list[str] | None) -> list[str]:
+    from flk.spec import names
+
+    return [str(_checked("--avoid-node", names.object_name, value)) for value in values or []]
+
+
 def _valid_job(value: str) -> str:
     job_ref(value)
     return value
@@ -102,6 +108,15 @@ Context = Annotated[str | None, typer.Option("--context", metavar="NAME", help="
 Namespace = Annotated[
     str | None,
     typer.Option("--namespace", "-n", metavar="NAME", callback=_namespace, help="Namespace of the job."),
+]
+AvoidNode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--avoid-node",
+        metavar="NAME",
+        callback=_nodes,
+        help="Node that the pods do not run on any more, by its name. Repeatable.",
+    ),
 ]
 JobName = Annotated[
     str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flk.cli.options import Context, Namespace, Timeout, note, seconds
+from flk.cli.options import AvoidNode, Context, Namespace, Timeout, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -18,12 +18,16 @@ def restart(
     namespace: Namespace = None,
     selector: Selector = None,
     timeout: Timeout = None,
+    avoid: AvoidNode = None,
 ) -> int:
     """Run jobs anew from their last checkpoints, with the same code and options. Counts of restarts begin anew.
 
     The pods of a job that runs get SIGTERM and their grace period, in which a job that uses flk's library saves. A job
     that has ended is deleted and created again under its name. Several jobs are restarted one after the other.
     With -l, only jobs that flk has made are restarted.
+
+    Nodes on which pods of a job have failed repeatedly are avoided where others have room, those of --avoid-node in
+    any case. Only a PyTorchJob can be changed so; others are deleted and created again.
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
@@ -35,7 +39,9 @@ def restart(
     def act(client: JobClient, job: JobRef) -> None:
         nonlocal current
         current = job.name
-        lifecycle.restart(client, job.name, timeout=limit, report=note, objects_with_uid=objects_with_uid)
+        lifecycle.restart(
+            client, job.name, timeout=limit, report=note, objects_with_uid=objects_with_uid, avoid=avoid or []
+        )
         note(f"job {job.name} is restarted; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
 
     try:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flk.cli.options import Context, Namespace, note
+from flk.cli.options import AvoidNode, Context, Namespace, note
 from flk.cli.several import Chosen, Jobs, Selector
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef
 
 
-def resume(jobs: Jobs = None, context: Context = None, namespace: Namespace = None, selector: Selector = None) -> int:
+def resume(
+    jobs: Jobs = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    selector: Selector = None,
+    avoid: AvoidNode = None,
+) -> int:
     """Start suspended jobs again, each at its last checkpoint. Their counts of restarts begin anew.
 
-    With -l, only jobs that flk has made are resumed.
+    Nodes on which pods of a job have failed repeatedly are avoided where others have room. With --avoid-node, pods that
+    are made from now on do not run on a node at all, also those of a PyTorchJob that runs. With -l, only jobs that flk
+    has made are resumed.
     """
     from flk.jobs import lifecycle
 
     def act(client: JobClient, job: JobRef) -> None:
-        state = "is resumed" if lifecycle.resume(client, job.name) else "was not suspended"
+        resumed = lifecycle.resume(client, job.name, avoid=avoid or [], report=note)
+        state = "is resumed" if resumed else "was not suspended"
+        if avoid and not resumed:
+            state += "; its pods avoid the node when they are made anew"
         note(f"job {job.name} {state}; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
 
     return Chosen.of(jobs, selector, context, namespace, command="resume", own=True).in_turn(act)

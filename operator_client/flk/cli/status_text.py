@@ -44,11 +44,13 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     if state.attempts:
         lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide)]
     lines += ["", *pods_table(state, wide=wide)]
-    lines += [
-        f"{node} may be broken: pods there have failed repeatedly, and are used last; --avoid-node {node} keeps a new "
-        f"job off it, {commands.kubectl(f'cordon {node}', namespaced=False)} all pods"
-        for node in state.bad_nodes
-    ]
+    for each in state.quarantine:
+        until = f" for {short_duration(each.until - now)} more" if each.until else ""
+        cordon = commands.kubectl(f"cordon {each.node}", namespaced=False)
+        lines.append(f"{each.node} is in quarantine{until}: {each.reason or 'pods have failed there repeatedly'}")
+        lines.append(
+            f"{commands.flk('restart', state.name)} has its pods avoid the node; {cordon} keeps all jobs off it"
+        )
     if state.slow:
         lines += ["", *(slow.summary for slow in state.slow)]
     if state.failure and state.failure.details:

@@ -88,7 +88,13 @@ def diagnose(view: JobView) -> Report:
         seen=view.around.archived if view.around.place else None,
         others=_limited(
             view,
-            [*_other_findings(view, found), *_attempts(view), *_ends(view, cause), *_events(view, cause)],
+            [
+                *_other_findings(view, found),
+                *_attempts(view),
+                *_quarantine(view),
+                *_ends(view, cause),
+                *_events(view, cause),
+            ],
         ),
         examined=examined(view),
     )
@@ -192,6 +198,15 @@ def _attempts(view: JobView) -> list[Other]:
         attempts = numbered("attempt", numbers)
         others.append(Other(f"{text} ({attempts})", "it ended an earlier attempt, and another attempt followed"))
     return others
+
+
+def _quarantine(view: JobView) -> list[Other]:
+    """Return the nodes that the job's pods avoid."""
+    why_not = f"spares take the places of its pods; {view.flk('restart')} has all pods avoid it"
+    return [
+        Other(f"node {each.node} is in quarantine: {each.reason or 'pods have failed there repeatedly'}", why_not)
+        for each in view.quarantine
+    ]
 
 
 def _ends(view: JobView, cause: Finding | None) -> list[Other]:

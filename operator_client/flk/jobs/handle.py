@@ -121,19 +121,28 @@ class JobHandle:
         """
         lifecycle.suspend(self._own, self.name, wait=True, timeout=timeout, report=lambda text: None)
 
-    def resume(self) -> None:
-        """Let a suspended job start again, at its last checkpoint. Raises UsageError as `suspend` does."""
-        lifecycle.resume(self._own, self.name)
+    def resume(self, *, avoid: Sequence[str] = ()) -> None:
+        """Let a suspended job start again, at its last checkpoint, on other nodes than ``avoid``.
 
-    def restart(self, timeout: float | None = None) -> JobHandle:
-        """Run the job anew from its last checkpoint, and return its handle: a job that had ended is a new one.
+        Raises UsageError as `suspend` does, and for ``avoid`` unless the job is a PyTorchJob.
+        """
+        lifecycle.resume(self._own, self.name, avoid=avoid)
 
-        Raises UsageError if Kueue manages the job and it has not ended, WaitTimeoutError as `suspend` does.
+    def restart(self, timeout: float | None = None, *, avoid: Sequence[str] = ()) -> JobHandle:
+        """Run the job anew from its last checkpoint, on other nodes than ``avoid``, and return its handle.
+
+        A job that had ended is a new one. Raises UsageError if Kueue manages the job and it has not ended,
+        WaitTimeoutError as `suspend` does.
         """
         from flk.jobs.lifecycle.secret import objects_with_uid
 
         uid = lifecycle.restart(
-            self._own, self.name, timeout=timeout, report=lambda text: None, objects_with_uid=objects_with_uid
+            self._own,
+            self.name,
+            timeout=timeout,
+            report=lambda text: None,
+            objects_with_uid=objects_with_uid,
+            avoid=avoid,
         )
         return JobHandle(self.client, self.name, uid)
 

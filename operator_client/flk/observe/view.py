@@ -29,7 +29,7 @@ from flk.targets import DEFAULT, WORKER, Target, target_of
 from flk.units import timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
-from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, SlowRank, Standstill
+from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, QuarantinedNode, SlowRank, Standstill
 from flk_runtime.contract.user_env import JOB, WORKERS
 
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
@@ -268,6 +268,11 @@ class JobView:
         """The ranks that the others of a running job wait for."""
         record = self.record
         return record.slow if record and record.outcome == "running" and not self.failed else []
+
+    @property
+    def quarantine(self) -> list[QuarantinedNode]:
+        """The nodes that the job's pods avoid now, because pods have failed there."""
+        return [each for each in self.record.quarantine if not 0 < each.until <= self.now] if self.record else []
 
     @property
     def standstill(self) -> Standstill | None:

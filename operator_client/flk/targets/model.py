@@ -56,6 +56,7 @@ class Target(ABC):
     controller_pods: ClassVar[str]  # words for kubectl that show the controller's pods
     ends_in_time: ClassVar[bool] = True  # whether its controller ends a job at its deadline, whatever happens
     scalable: ClassVar[bool] = False  # whether the number of pods can change while the job runs
+    placeable: ClassVar[bool] = False  # whether pods that are made later follow changes of the object's pod template
     deletion: ClassVar[str] = "Foreground"  # propagation policy: the object stays until its pods are gone
 
     @property
@@ -157,6 +158,10 @@ class Target(ABC):
     def scaling(self, job: Object, replicas: int) -> Object:
         """Return the merge patch that changes the number of pods. Only for targets that are ``scalable``."""
         raise NotImplementedError(f"a {self.kind} cannot change its number of pods")
+
+    def pod_specs(self, job: Object) -> list[Object]:
+        """Return the parts of an object that hold the affinity of its pods: who changes them changes the object."""
+        return [role.template.setdefault("spec", {}) for role in self.replicas(job).values()]
 
     def recreatable(self, item: Object) -> Object:
         """Return a stored object without what the API server has added, so that it can be created again."""

@@ -33,6 +33,7 @@ class PyTorchJob(Target):
     controller_pods = "get pods -A -l control-plane=kubeflow-training-operator"
     ends_in_time = False  # the operator looks at the deadline when something else happens to the job
     scalable = True
+    placeable = True
 
     def render(self, parts: Parts) -> list[Object]:
         """Return the PyTorchJob."""

@@ -92,7 +92,7 @@ class TrainJob(IndexedTarget):
         trainer = spec.get("trainer") or {}
         template, from_flk = runtime_template(), (spec.get("runtimeRef") or {}).get("name") == RUNTIME
         for patch in spec.get("runtimePatches") or []:
-            _merge(template, _pod_patch(patch))
+            _merge(template, copy.deepcopy(_pod_patch(patch)))
         container = template["spec"]["containers"][0]
         container |= {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
         if trainer.get("resourcesPerNode"):
@@ -118,6 +118,11 @@ class TrainJob(IndexedTarget):
     def event_objects(self, job: str) -> Sequence[tuple[str, str]]:
         """Return the TrainJob, its JobSet and its Job, whose events say why pods were refused."""
         return [(self.kind, job), ("JobSet", job), ("Job", f"{job}-{NODE}-0")]
+
+    def pod_specs(self, job: Object) -> list[Object]:
+        """Return the pod spec of flk's patch."""
+        patches = [patch for patch in job["spec"].get("runtimePatches") or [] if patch.get("manager") == _MANAGER]
+        return [_pod_patch(patch).setdefault("spec", {}) for patch in patches]
 
     def recreatable(self, item: Object) -> Object:
         """Return the TrainJob without Kueue's patches, and without the times of the others."""
@@ -203,7 +208,7 @@ def _pod_patch(patch: Object) -> Object:
         node = (node or {}).get(key)
     jobs = [job for job in node or [] if job.get("name") == NODE] or jobs
     found: Object = ((jobs[0].get("template") or {}).get("spec") or {}).get("template") or {}
-    return copy.deepcopy(found)
+    return found
 
 
 def _merge(base: Object, patch: Object) -> None:

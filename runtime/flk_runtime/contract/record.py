@@ -47,6 +47,15 @@ class SlowRank:
         return f"rank {self.rank} in {place} is slow: it works {self.factor:g} times as long as the others"
 
 
+@dataclass(frozen=True)
+class QuarantinedNode:
+    """A node that pods of a job avoid for a while: they have failed there repeatedly, or it is unhealthy."""
+
+    node: str
+    reason: str = ""  # the latest failure there, in one line
+    until: float = 0.0  # when it is forgotten, in seconds since the epoch; 0: never, or unknown
+
+
 # What the time of a job goes into, in the order in which it is shown. The causes add up to the time since the start.
 TIME_CAUSES: Final = (
     "computing",  # steps whose result was kept, without the first one of each attempt
@@ -113,7 +122,7 @@ class JobRecord:
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
     standstill: Standstill | None = None  # while the job runs; None: a rank makes progress
     started: float = 0.0  # when the job's first launcher started, as far as is known; seconds since the epoch; 0: not
-    bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of this job have failed repeatedly
+    quarantine: list[QuarantinedNode] = field(default_factory=list)
     goodput: Goodput | None = None  # only the launcher of pod 0 knows it
 
     def to_json(self, limit: int | None = None) -> str:
@@ -123,7 +132,7 @@ class JobRecord:
         traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
         """
         data = asdict(self)
-        for name in ("standstill", "started", "goodput"):
+        for name in ("standstill", "started", "quarantine", "goodput"):
             if not data[name]:
                 del data[name]
         text = _dump(data)
@@ -151,7 +160,9 @@ class JobRecord:
     def from_dict(cls, data: Mapping[str, Any]) -> JobRecord:
         """The record from the result of ``dataclasses.asdict``. Raises as `typed.read`."""
         reason = data.get("no_retry_reason") or data.get("verdict") or ""  # verdict: its former name
-        return typed.read_fields(cls, {**data, "no_retry_reason": reason})
+        former = [asdict(QuarantinedNode(node)) for node in data.get("bad_nodes", [])]
+        nodes = data.get("quarantine") or former
+        return typed.read_fields(cls, {**data, "no_retry_reason": reason, "quarantine": nodes})
 
 
 def entry_key(job: str, uid: str) -> str:

@@ -237,7 +237,7 @@ class Agent:
             case JobEnded():
                 self.final_record = event.record
                 if self.records.ledger:
-                    self.records.ledger.close(time.monotonic())
+                    self.records.ledger.close(time.monotonic(), failed=event.record.outcome == "failed")
                 self._end_ranks()
             case ThreadFailed():
                 raise event.error

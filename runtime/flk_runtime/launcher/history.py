@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
+from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord, QuarantinedNode
 from flk_runtime.launcher.settings import Limits
 
 _HISTORY_LIMIT = 20  # attempts that are kept
@@ -17,18 +17,25 @@ _MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attem
 _REPEATEDLY = 2  # attempts that a pod on the same node has ended
 
 
-def bad_nodes(history: Sequence[Attempt], memory: float) -> list[str]:
+def quarantine(history: Sequence[Attempt], memory: float) -> list[QuarantinedNode]:
     """The nodes on which pods have failed repeatedly, for a reason that may be the node's, or that are unhealthy.
 
     What happened more than ``memory`` seconds before the latest attempt is forgotten.
     """
     since = _latest_time(history[-1]) - memory if history and memory else math.inf
     counts: Counter[str] = Counter()
-    for attempt in history:
-        failure = attempt.failure
-        if failure and failure.kind.meaning.node_at_fault and _latest_time(attempt) >= since:
-            counts[failure.node] += _REPEATEDLY if failure.kind is Kind.UNHEALTHY else 1
-    return sorted(node for node, count in counts.items() if node and count >= _REPEATEDLY)
+    reasons: dict[str, str] = {}
+    found: dict[str, QuarantinedNode] = {}
+    for attempt in reversed(history):
+        failure, time = attempt.failure, _latest_time(attempt)
+        if failure and failure.node and failure.kind.meaning.node_at_fault and time >= since:
+            node = failure.node
+            reasons.setdefault(node, failure.summary)
+            counts[node] += _REPEATEDLY if failure.kind is Kind.UNHEALTHY else 1
+            if counts[node] >= _REPEATEDLY:
+                until = time + memory if memory < math.inf else 0.0
+                found.setdefault(node, QuarantinedNode(node, reasons[node], until))
+    return [found[node] for node in sorted(found)]
 
 
 def _latest_time(attempt: Attempt) -> float:
@@ -94,5 +101,5 @@ def new_record(
         last.restarts if last else 0,
         last.disruptions if last else 0,
         no_retry_reason,
-        bad_nodes=bad_nodes(history, limits.node_memory),
+        quarantine=quarantine(history, limits.node_memory),
     )

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flk_runtime.contract.record import Goodput
+from flk_runtime.contract.record import SOURCES, Goodput
 from flk_runtime.shared.progress import Phase, ProgressPage
 
 
@@ -33,6 +33,7 @@ class Ledger:
         self._former: Goodput | None = None  # of the launchers before this one
         self._seconds: dict[str, float] = defaultdict(float)  # by cause, until `_since`
         self._steps: list[_Steps] = []  # that were not lost, oldest first
+        self._stored = -1  # step of the newest checkpoint in storage that is known; -1: none
         self._since = now
         self._page: ProgressPage | None = None  # of the attempt that runs
         self._waits_for = "waiting"  # the cause while no attempt runs
@@ -63,17 +64,29 @@ class Ledger:
         _add(self._seconds, spent)
         if page.step_time:
             self._steps.append(_Steps(page.first_step, page.step, spent["computing"]))
+        self._stored = max(self._stored, page.stored)
         self._since, self._page = now, None
 
     def begin_after(self, step: int) -> None:
         """Note that the attempt that runs has begun after ``step``: the steps after it in former ones are lost."""
+        if self._page and SOURCES[self._page.restored_from] == "storage":
+            self._stored = step
+        self._lose_after(step)
+
+    def _lose_after(self, step: int) -> None:
         self._steps, lost = _cut(self._steps, step)
         self._seconds["lost"] += lost
         self._seconds["computing"] -= lost
 
-    def close(self, now: float) -> None:
-        """Note that the job has ended: no time is counted after ``now``."""
-        self.end_attempt(now, failed=False)
+    def close(self, now: float, *, failed: bool) -> None:
+        """Note that the job has ended: no time is counted after ``now``.
+
+        Of a job that has failed only the steps are kept whose result is in storage: what was in memory ends with it.
+        """
+        self.end_attempt(now, failed=failed)
+        if failed and self._steps:
+            self._lose_after(self._stored)
+            self._steps = self._steps or [_Steps(0, 0, 0.0)]  # it has told steps, and none is kept
         self._closed = now
 
     def read(self, now: float) -> Goodput:

@@ -12,7 +12,15 @@ from flk_runtime.contract import log_format, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record
-from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, SlowRank, Standstill
+from flk_runtime.contract.record import (
+    ArchivedRecord,
+    Attempt,
+    Goodput,
+    JobRecord,
+    QuarantinedNode,
+    SlowRank,
+    Standstill,
+)
 from tests.support.messages import check_types, replaced
 
 TEXT = st.text(max_size=8000)
@@ -73,7 +81,7 @@ RECORD = JobRecord(
     attempts=[Attempt(0, 1.0, 2.5, Failure(Kind.LOST, 1), step=7, pods="0-1", restored=3)],
     slow=[SlowRank(3, "gpt-worker-1", "node-a", 2.5)],
     standstill=Standstill(7.5, "rank 1 sleeps", "gpt-worker-1"),
-    bad_nodes=["node-a"],
+    quarantine=[QuarantinedNode("node-a", "gpt-worker-1 was lost", 9.5)],
     goodput=Goodput(9.5, {"computing": 7.0, "starting": 1.5}, 1, 7),
 )
 

@@ -1,7 +1,8 @@
 """Restart a job: the same job runs anew from its last checkpoint, with new pods and no restarts used.
 
 A job that has not ended is suspended and resumed. No controller starts a job again that has ended, so
-such a job is deleted, and created from its own manifests. The API server checks these before.
+such a job is deleted, and created from its own manifests. The API server checks these before. So is a job that has to
+avoid further nodes, where pods that are made later do not follow a change of its template.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +18,12 @@ from flk import labels
 from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.lifecycle.creation import OwnedObjects, check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
+from flk.jobs.lifecycle.placement import avoiding, place, quarantined
 from flk.jobs.lifecycle.suspension import (
     end_of,
     is_suspended,
     queue_of,
-    resume,
+    refuse_incomplete,
     set_suspended,
     stopping_hint,
     wait_for_pods_to_end,
@@ -49,33 +51,38 @@ def restart(
     timeout: float | None,
     report: Callable[[str], None],
     objects_with_uid: OwnedObjects = lambda job: (),
+    avoid: Sequence[str] = (),
 ) -> str:
-    """Run a job anew and return its UID, which is a new one if the job had ended.
+    """Run a job anew and return its UID, which is a new one if the job was created again.
 
-    ``objects_with_uid`` makes the objects that need the UID of a new job. ``report`` is called with a line while flk
-    waits for pods to end. Raises WaitTimeoutError if they do not within ``timeout`` seconds; a job that had not ended
-    is suspended then. Raises UsageError for a job in a queue that has not ended, JobNotFoundError if there is no job.
+    Its pods avoid the nodes ``avoid``, and nodes in quarantine where others have room. ``objects_with_uid`` makes the
+    objects that need the UID of a new job. ``report`` is called with a line while flk waits for pods to end. Raises
+    WaitTimeoutError if they do not within ``timeout`` seconds; a job that had not ended is suspended then. Raises
+    UsageError for a job in a queue that has not ended, JobNotFoundError if there is no job.
     """
     job = client.get_job(name)
+    placed = avoiding(job, avoid, quarantined(client, name, report))
     if end_of(job):
-        return _recreate(client, job, objects_with_uid, timeout, report)
+        return _recreate(client, placed, objects_with_uid, timeout, report)
     if queue_of(job):
         raise UsageError(
             f"job {name} is in queue {queue_of(job)} and has not ended: Kueue decides when it runs",
             hint=stopping_hint(client),
         )
-    if is_suspended(job):
-        resume(client, name)
-        return str(job["metadata"]["uid"])
-    set_suspended(client, job, True)
+    refuse_incomplete(client, job)
+    if placed != job and not target_of(job).placeable:
+        return _recreate(client, placed, objects_with_uid, timeout, report)
     try:
-        wait_for_pods_to_end(client, job, timeout=timeout, report=report)
+        if not is_suspended(job):
+            set_suspended(client, job, True)
+            wait_for_pods_to_end(client, job, timeout=timeout, report=report)
     except UsageError:  # it ended before it noticed
-        return _recreate(client, job, objects_with_uid, timeout, report)
+        return _recreate(client, placed, objects_with_uid, timeout, report)
     except (FlkError, KeyboardInterrupt) as error:
         if isinstance(error, FlkError):
             error.hint = f"this starts it again: {client.commands.flk('resume', name)}"
         raise
+    place(client, job, placed)
     set_suspended(client, job, False)
     return str(job["metadata"]["uid"])
 
@@ -87,7 +94,7 @@ def _recreate(
     timeout: float | None,
     report: Callable[[str], None],
 ) -> str:
-    """Delete a job that has ended, and create it again. Its manifests are in a file in between."""
+    """Delete a job, and create it again. Its manifests are in a file in between."""
     name = job["metadata"]["name"]
     own = _manifest(_as_queued(client, job, report), new_submission=True)
     manifests = [own, *map(_manifest, _owned_by(client, job))]

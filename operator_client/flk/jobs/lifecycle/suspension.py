@@ -8,11 +8,12 @@ volume or in S3, with no restarts used. Checkpoints in memory end with the pods.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flk import labels
 from flk.errors import JobDeletedError, UsageError
 from flk.jobs.lifecycle.ending import watch_pods_end
+from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes
 from flk.kube import Object
 from flk.observe.client import JobClient, resource_of
 from flk.targets import target_of
@@ -42,23 +43,30 @@ def suspend(client: JobClient, name: str, *, wait: bool, timeout: float | None, 
     return changed
 
 
-def resume(client: JobClient, name: str) -> bool:
+def resume(
+    client: JobClient, name: str, *, avoid: Sequence[str] = (), report: Callable[[str], None] = lambda text: None
+) -> bool:
     """Let a suspended job start again. Return whether it was suspended.
 
-    Raises UsageError if the job has ended, if Kueue manages it, or if not all of its objects were created.
+    Pods that are made from now on avoid the nodes ``avoid``, and those of a suspended job nodes in quarantine where
+    others have room. Raises UsageError if the job has ended, if Kueue manages it, if not all of its objects were
+    created, or if its pods cannot be given other nodes.
     """
     job = client.get_job(name)
     refuse_ended(client, job)
     refuse_queued(client, job)
-    if labels.INCOMPLETE in (job["metadata"].get("annotations") or {}):
-        raise UsageError(
-            f"job {name} cannot start: its submission was interrupted, and objects that it needs do not exist",
-            hint=f"delete it, then submit again: {client.commands.flk('delete', name)}",
-        )
-    if not is_suspended(job):
-        return False
-    set_suspended(client, job, False)
-    return True
+    refuse_incomplete(client, job)
+    suspended = is_suspended(job)
+    if avoid and not target_of(job).placeable:
+        refuse_other_nodes(client, job, avoid)
+    placed = avoiding(job, avoid, quarantined(client, name, report) if suspended else [])
+    if target_of(job).placeable:
+        place(client, job, placed)
+    elif placed != job:
+        report(f"pods of a {job['kind']} may start there again; {client.commands.flk('restart', name)} creates it anew")
+    if suspended:
+        set_suspended(client, job, False)
+    return suspended
 
 
 def set_suspended(client: JobClient, job: Object, suspended: bool) -> None:
@@ -113,6 +121,16 @@ def end_of(job: Object) -> str:
     """Return how the job has ended by its controller: ``Succeeded`` or ``Failed``; empty if it has not."""
     ended = target_of(job).conditions(job)
     return next((word for word in ("Succeeded", "Failed") if word in ended), "")
+
+
+def refuse_incomplete(client: JobClient, job: Object) -> None:
+    """Raise UsageError if not all objects of a job were created."""
+    name = job["metadata"]["name"]
+    if labels.INCOMPLETE in (job["metadata"].get("annotations") or {}):
+        raise UsageError(
+            f"job {name} cannot start: its submission was interrupted, and objects that it needs do not exist",
+            hint=f"delete it, then submit again: {client.commands.flk('delete', name)}",
+        )
 
 
 def refuse_ended(client: JobClient, job: Object) -> None:

@@ -36,7 +36,7 @@ def derive(view: JobView) -> State:
         min_size=seen.sizes[0],
         max_size=seen.sizes[1],
         spares=seen.spares,
-        bad_nodes=seen.record.bad_nodes if seen.record else [],
+        quarantine=seen.quarantine,
         processes=seen.processes,
         workers=seen.workers,
         ready=sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in seen.pods),

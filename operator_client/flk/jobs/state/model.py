@@ -10,7 +10,7 @@ from typing import Any, Final
 from flk.observe.model import Finding, PodState
 from flk.observe.progress import Progress
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.record import Goodput, SlowRank
+from flk_runtime.contract.record import Goodput, QuarantinedNode, SlowRank
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 
@@ -87,7 +87,7 @@ class State:
     failure: Failure | None = None
     attempts: list[AttemptState] = field(default_factory=list)
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for
-    bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of the job have failed repeatedly
+    quarantine: list[QuarantinedNode] = field(default_factory=list)  # nodes that its pods avoid for a while
     goodput: Goodput | None = None  # what the time of the job has gone into, as far as that was told
     pods: list[PodState] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)  # of the ranks that print metrics
@@ -145,6 +145,7 @@ class State:
             del pod["record"], pod["failed_permanently"]
             pod["phase"] = pod["phase"].value
         data["failure"] = self.failure and {**asdict(self.failure), "summary": self.failure.summary}
+        data["bad_nodes"] = [each.node for each in self.quarantine]
         data["goodput"] = self.goodput and {**asdict(self.goodput), "share": self.goodput.share}
         for failure in (data["failure"], *(attempt["failure"] for attempt in data["attempts"])):
             if failure:

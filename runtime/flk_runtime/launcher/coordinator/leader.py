@@ -21,7 +21,7 @@ from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
 from flk_runtime.launcher.hangs.detector import HangDetector
 from flk_runtime.launcher.hangs.stragglers import Stragglers
-from flk_runtime.launcher.history import bad_nodes, job_record, new_record, progress, shorten
+from flk_runtime.launcher.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import Copy, make_plan
@@ -182,6 +182,7 @@ class Leader:
                 self._handle_ranks_end(pod, saved, now)
             case Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
                 self._history[-1] = replace(self._history[-1], restored=step, restored_from=source)
+                self._move_spares()
             case DrainRequest(memory):
                 self._start_drain(pod, memory, now)
             case Transferred(target, shards):
@@ -396,10 +397,26 @@ class Leader:
         self._send_away(unhealthy)
         self._start_joining(now)
 
+    def _avoided(self) -> dict[str, str]:
+        """The nodes that pods avoid, and why."""
+        found = quarantine(self._history, self._settings.limits.node_memory)
+        return {each.node: each.reason for each in found}
+
+    def _move_spares(self) -> None:
+        """Send away spares on nodes that pods avoid. The attempt has restored, so it needs nothing that they hold."""
+        avoided, number = self._avoided(), self._history[-1].number
+        moved = {}
+        for pod in self._membership.movable(self._joined, avoided):
+            join = self._joined[pod]
+            why = Failure(Kind.UNHEALTHY, pod, None, join.pod_name, join.node, number, time.time())
+            moved[pod] = replace(why, message=f"{join.node} is in quarantine: {avoided[join.node]}")
+            self._waiting.pop(pod, None)
+        self._send_away(moved)
+
     def _start_attempt(self, decision: Decision, now: float) -> None:
         settings = self._settings
         number = self._history[-1].number + 1 if self._history else 0
-        pods = self._membership.choose(self._joined, bad_nodes(self._history, settings.limits.node_memory))
+        pods = self._membership.choose(self._joined, self._avoided())
         order = format_ranges(pods)
         attempt = Attempt(
             number,

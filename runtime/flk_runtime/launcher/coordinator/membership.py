@@ -29,6 +29,7 @@ class Membership:
         self._expected = set(range(settings.pods))  # pods that may join soon
         self.leaving: set[int] = set()
         """Pods of the latest attempt that have to stop."""
+        self._moved: set[int] = set()  # spares that have been replaced because of their nodes
         self._enough_since: float | None = None  # when enough pods had joined
         self._awaited = 0  # the pod for which `ready_at` waited last
 
@@ -76,17 +77,17 @@ class Membership:
     def _is_awaited(self, pod: int, joined: Collection[int], connected: Collection[int]) -> bool:
         return pod in self._expected and pod in connected and pod not in joined
 
-    def choose(self, joined: Mapping[int, Join], bad_nodes: Collection[str]) -> list[int]:
+    def choose(self, joined: Mapping[int, Join], avoided: Collection[str]) -> list[int]:
         """The pods of the next attempt, in the order of their ranks. The others that have joined are spares.
 
-        Pods that were in the latest attempt come first, and pods on ``bad_nodes`` last. If the number of pods stays the
-        same, each pod keeps its ranks, and a new pod gets the ranks of the pod that it replaces.
+        Pods that were in the latest attempt come first, and pods on ``avoided`` nodes last. If the number of pods
+        stays the same, each pod keeps its ranks, and a new pod gets the ranks of the pod that it replaces.
         """
 
         former = set(self.current)
 
         def preference(pod: int) -> tuple[bool, bool, bool, int]:
-            return pod != 0, joined[pod].node in bad_nodes, pod not in former, pod
+            return pod != 0, joined[pod].node in avoided, pod not in former, pod
 
         chosen = sorted(sorted(joined, key=preference)[: self._settings.most_pods])
         if len(chosen) == len(self.current):
@@ -106,6 +107,15 @@ class Membership:
             return None
         first = min(waiting.values())
         return first if len(waiting) >= room else first + ADMISSION_DELAY
+
+    def movable(self, joined: Mapping[int, Join], avoided: Collection[str]) -> list[int]:
+        """The spares on ``avoided`` nodes that may be replaced while all others train: each once, since another pod in
+        its place may get the same node."""
+        if len(self.current) < self._settings.most_pods:
+            return []
+        pods = [pod for pod, join in joined.items() if join.node in avoided and pod not in self._moved]
+        self._moved.update(pods)
+        return pods
 
     def missing(self, joined: Collection[int]) -> Sequence[int]:
         """The pods of the job that have not joined."""

@@ -6,7 +6,7 @@ import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt
-from flk_runtime.launcher.history import bad_nodes
+from flk_runtime.launcher.history import quarantine
 
 HOUR = 3600.0
 
@@ -32,5 +32,12 @@ def attempts(*kinds: tuple[Kind, float], node: str = "node-a") -> list[Attempt]:
     ],
 )
 def test_a_node_is_bad_for_a_day_after_two_failures_or_a_fault(history: list[Attempt], bad: bool) -> None:
-    assert bad_nodes(history, 24 * HOUR) == ["node-a"] * bad
-    assert bad_nodes(history, 0) == []
+    assert [each.node for each in quarantine(history, 24 * HOUR)] == ["node-a"] * bad
+    assert quarantine(history, 0) == []
+
+
+def test_a_quarantine_says_why_and_ends_when_too_few_failures_are_remembered() -> None:
+    history = attempts((Kind.IO, 1), (Kind.LOST, 2), (Kind.IO, 5), (Kind.EXCEPTION, 6))
+    (found,) = quarantine(history, 24 * HOUR)
+    assert found.until == (2 + 24) * HOUR  # then only the failure of the fifth hour is left
+    assert found.reason == history[2].failure.summary  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from flk_runtime.contract.record import TIME_CAUSES, Goodput
+from flk_runtime.contract.record import SOURCES, TIME_CAUSES, Goodput
 from flk_runtime.launcher.ledger import Ledger
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase, ProgressPage
@@ -41,7 +41,9 @@ class Job:
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
 
-    def attempt(self, *, restored: int = 0, starting: float = 5.0, restoring: float = 0.0) -> None:
+    def attempt(
+        self, *, restored: int = 0, starting: float = 5.0, restoring: float = 0.0, source: str = "start"
+    ) -> None:
         """Start an attempt, whose first step ends after ``starting`` and ``restoring`` seconds."""
         self.page = ProgressPage.private()
         self.ledger.start_attempt(self.page, self.clock.now)
@@ -49,7 +51,7 @@ class Job:
         with self.page.during(Phase.RESTORING):
             self.wait(restoring)
         self.page.phase = Phase.TRAINING
-        self.page.restored = restored
+        self.page.restored, self.page.restored_from = restored, SOURCES.index(source)
         self.ledger.begin_after(restored)
         self.page.record_step(restored + 1)
 
@@ -96,7 +98,7 @@ def test_each_second_has_one_cause(clock: Clock) -> None:
     assert found.total == pytest.approx(clock.now - 100) == found.until - EPOCH
     assert found.share == pytest.approx(18 / found.total)
     assert (found.first_step, found.step) == (1, 20)
-    job.ledger.close(clock.now)
+    job.ledger.close(clock.now, failed=False)
     job.wait(100)
     assert job.goodput == found
 
@@ -135,6 +137,41 @@ def test_steps_of_several_attempts_can_be_lost(clock: Clock) -> None:
     job.fail()
     job.attempt(restored=0)
     assert job.goodput.seconds == {"starting": 20, "lost": 99 + 49 + 1}
+
+
+@pytest.mark.parametrize(("stored", "lost"), [(-1, 19.0), (10, 10.0), (20, 0.0)])
+def test_a_job_that_failed_has_lost_the_steps_after_its_newest_checkpoint_in_storage(
+    clock: Clock, stored: int, lost: float
+) -> None:
+    """Those in memory end with its pods."""
+    job = Job(clock)
+    job.attempt()
+    job.page.stored = stored
+    job.page.saved = 20
+    job.steps(19)
+    job.wait(0.5)
+    job.fail()
+    job.ledger.close(clock.now, failed=True)
+    found = job.goodput
+    assert {cause: found.seconds.get(cause, 0.0) for cause in TIME_CAUSES if found.seconds.get(cause)} == {
+        cause: seconds
+        for cause, seconds in {"computing": 19 - lost, "starting": 5, "lost": lost + 0.5}.items()
+        if seconds
+    }
+    assert found.share == pytest.approx((19 - lost) / 24.5)
+
+
+def test_a_checkpoint_that_was_restored_from_storage_stays_there(clock: Clock) -> None:
+    for source, kept in (("storage", 9.0), ("memory", 0.0)):
+        job = Job(clock)
+        job.attempt()
+        job.steps(9)
+        job.fail()
+        job.attempt(restored=10, source=source)
+        job.steps(5)
+        job.fail()
+        job.ledger.close(clock.now, failed=True)
+        assert job.goodput.seconds.get("computing", 0.0) == kept
 
 
 def test_a_later_launcher_goes_on_with_the_record(clock: Clock) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import RECORD_MARKER
-from flk_runtime.contract.record import Attempt, Goodput, JobRecord, SlowRank
+from flk_runtime.contract.record import Attempt, Goodput, JobRecord, QuarantinedNode, SlowRank
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.settings import Limits
@@ -201,7 +201,10 @@ JOBS = {
 # How the records of jobs that run are found: in the log of pod 0.
 RECORDS = {
     "running": new_record("running", 0, None, attempts(None), Limits(3)),
-    "restarting": replace(new_record("running", 0, None, attempts(LOST), Limits(3)), bad_nodes=["node-c"]),
+    "restarting": replace(
+        new_record("running", 0, None, attempts(LOST), Limits(3)),
+        quarantine=[QuarantinedNode("node-c", "gpt-worker-1 was lost: connection closed")],
+    ),
     "slow rank": replace(
         new_record("running", 0, None, attempts(None), Limits(3)),
         slow=[SlowRank(1, "gpt-worker-1", "node-b", 2.1)],

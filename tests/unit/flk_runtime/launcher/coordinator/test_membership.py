@@ -16,6 +16,7 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
+    Restored,
     SaveAt,
     SuccessReport,
 )
@@ -304,3 +305,47 @@ def test_a_pod_that_left_before_an_attempt_is_not_lost_in_it(*, while_others_sav
         "worker-2 received SIGTERM; saved after step 7",
         "worker-1 received SIGTERM; saved after step 9",
     ]
+
+
+def test_a_spare_on_a_node_in_quarantine_is_replaced_once_and_after_the_restore() -> None:
+    """It is no pod that trains, so the job never lacks one. Another pod in its place may get the same node again."""
+    job = Job(pods=3, spares=1)
+    bad = [Failure(Kind.IO, 1, 1, "worker-1", "node-b", attempt, 1.0) for attempt in (0, 1)]
+    job.connect(0, 1, 2)
+    job.join(0, 2)
+    job.join(1, node="node-b")
+    for failure in bad:
+        job.leader.received(1, FailureReport(failure.attempt, failure), job.now)
+        job.join(1, node="node-b")
+        job.join(0, *([2] if failure.attempt else []))
+        job.wait(60)
+    assert group_ranks(job) == {0: 0, 2: 1}  # the spare has taken its place
+    assert not any(isinstance(message, JobEnded) for message in job.sent[1]), "the attempt may restore from its memory"
+    job.leader.received(0, Restored(2, 0, "start"), job.now)
+    ended = job.sent[1][-1]
+    assert isinstance(ended, JobEnded)
+    assert ended.record.outcome == "replaced"
+    assert ended.record.failure is not None
+    assert "node-b is in quarantine: rank 1 in worker-1" in ended.record.failure.summary
+    assert [each.node for each in ended.record.quarantine] == ["node-b"]
+    count = len(job.sent[1])
+    job.connect(1, incarnation="second")
+    job.join(1, node="node-b")
+    job.leader.received(0, Restored(2, 0, "start"), job.now)
+    assert len(job.sent[1]) == count, "it stays, since it got the same node"
+    assert group_ranks(job) == {0: 0, 2: 1}
+
+
+def test_a_pod_that_is_needed_stays_on_a_node_in_quarantine() -> None:
+    job = Job(pods=2)
+    job.connect(0, 1)
+    job.join(0)
+    job.join(1, node="node-b")
+    for attempt in (0, 1):
+        failure = Failure(Kind.IO, 1, 1, "worker-1", "node-b", attempt, 1.0)
+        job.leader.received(1, FailureReport(attempt, failure), job.now)
+        job.join(0)
+        job.join(1, node="node-b")
+        job.wait(60)
+        job.leader.received(0, Restored(attempt + 1, 0, "start"), job.now)
+    assert group_ranks(job) == {0: 0, 1: 1}

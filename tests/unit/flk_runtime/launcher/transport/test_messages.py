@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
+from flk_runtime.contract.record import Attempt, JobRecord, QuarantinedNode, SlowRank, Standstill
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.preemption import Boundary
@@ -83,7 +83,11 @@ EXAMPLES: list[Message] = [
     AttemptEnded(3, FAILURE),
     JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
     JobEnded(JobRecord("succeeded", 0)),
-    JobEnded(JobRecord("running", 0, slow=[SlowRank(3, "gpt-worker-1", "node-a", 2.5)], bad_nodes=["node-b"])),
+    JobEnded(
+        JobRecord(
+            "running", 0, slow=[SlowRank(3, "gpt-worker-1", "node-a", 2.5)], quarantine=[QuarantinedNode("node-b")]
+        )
+    ),
     StacksWanted("a"),
     StacksRequested(1),
     StacksGathered("a", {"cause": ""}),
