@@ -33,6 +33,7 @@ NAMES: Final = (
     "streams",
     "checkpoint",
     "memory",
+    "memory_headers",
     "parallel",
     "plan",
     "scale",

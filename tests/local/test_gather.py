@@ -7,7 +7,7 @@ from tests.support.small_model import told
 
 SCRIPT = """
 import json, mmap, os, pathlib, torch, torch.distributed as dist
-from flk_runtime.checkpoint import gather
+from flk_runtime.checkpoint import pod_exchange
 from flk_runtime.checkpoint.gather import PodReader
 from flk_runtime.checkpoint.load import SavedCheckpoint
 from flk_runtime.checkpoint.save.plan import describe, make_plan
@@ -15,7 +15,7 @@ from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.shared import shard_file
 
-gather._BUCKET = 1 << 10  # many buckets
+pod_exchange.PIECE = 1 << 8  # many pieces
 os.chdir(os.path.dirname(__file__))  # the files of this test alone
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -50,12 +50,24 @@ def save(strategy):
 def elements(found):
     return sum(chunk.tensor.numel() * chunk.tensor.element_size() for chunk in found)
 
-def read(saved, wanted, readers):
+header_bytes = 0
+def counted(self, value, plain=pod_exchange.PodExchange.all_gather):
+    global header_bytes
+    before = self.received
+    values = plain(self, value)
+    header_bytes += self.received - before
+    return values
+pod_exchange.PodExchange.all_gather = counted
+
+def read(saved, wanted, readers, processes=1):
     opened = []
     def open_shard(shard):
         opened.append(shard)
         return pathlib.Path(f"{saved}.{shard}")
-    reader = PodReader(readers, open_shard)
+    folder = pathlib.Path(f"pod.{rank // processes}")
+    folder.mkdir(exist_ok=True)
+    reader = PodReader(readers, open_shard, processes, folder)
+    assert not list(folder.iterdir())
     assert opened == [shard for shard, each in enumerate(readers) if each == rank]
     checkpoint = SavedCheckpoint("memory", reader)
     assert {name for name, _ in checkpoint.names()} >= FULL.keys()
@@ -64,7 +76,7 @@ def read(saved, wanted, readers):
     checkpoint.read(into)
     for got, right in zip(into, chunks(wanted), strict=True):
         assert torch.equal(got.tensor, right.tensor), (saved, wanted, got.name)
-    own = sum(entry.length for shard in opened for entry in reader._headers[shard].entries if entry.dtype)
+    own = sum(entry.length for shard, each in enumerate(readers) if each == rank for entry in reader._headers[shard].entries if entry.dtype)
     return reader, elements(into), own
 """
 SAME = """
@@ -75,6 +87,16 @@ for saved in ("ddp", "full", "hybrid"):
     for wanted in ("ddp", "full", "hybrid"):
         reader, needed, own = read(saved, wanted, range(world_size))
         print("=", json.dumps([f"{saved} {wanted}", [reader.received, needed, own, len(reader._headers)]]))
+"""
+PODS = """
+for saved in ("ddp", "full", "hybrid"):
+    save(saved)
+dist.barrier()
+for saved in ("ddp", "full", "hybrid"):
+    for wanted in ("ddp", "full", "hybrid"):
+        header_bytes = 0
+        reader, needed, own = read(saved, wanted, range(world_size), 3)
+        print("=", json.dumps([f"{saved} {wanted}", [reader.received, needed, own, header_bytes]]))
 """
 OTHER = """
 reader, _, _ = read("full", "full", [0, 1, 1, 0])
@@ -99,6 +121,20 @@ def test_a_rank_gets_what_it_lacks_and_nothing_else(ranks: Ranks) -> None:
         for received, needed, own, _ in rank.values():
             assert needed - own <= received <= needed
     ranks(SCRIPT + OTHER, 2)
+
+
+def test_what_several_ranks_of_a_pod_lack_comes_once(ranks: Ranks) -> None:
+    ended = [told(rank) for rank in ranks(SCRIPT + PODS, 6)]
+    alone = [told(rank) for rank in ranks(SCRIPT + PODS.replace("world_size), 3)", "world_size))"), 6)]
+    whole = ended[0]["ddp ddp"][1]
+    for key in ended[0]:
+        for pod in (ended[:3], ended[3:]):
+            received, held = (sum(rank[key][index] for rank in pod) for index in (0, 2))
+            assert received <= whole - held, key
+            if key.endswith(" ddp"):
+                assert received == whole - held, "all ranks of the pod need the same"
+                assert received <= 1.2 * (whole - pod[0][key][2]), "what one rank lacks"
+            assert 0 < sum(rank[key][3] for rank in pod) <= alone[1][key][3], "headers: as many as one rank alone gets"
 
 
 def test_one_rank_reads_the_shards_of_many(ranks: Ranks) -> None:

@@ -76,4 +76,4 @@ def test_copies(
     assert len(took["restoring"]) == 4
     assert max(files) + max(took["saving"]) <= most
     moments = 2 / 3  # of the state, which the optimizer does not have before
-    assert max(files) + max(took["restoring"]) - moments <= most + 0.4
+    assert max(files) + max(took["restoring"]) - moments <= most

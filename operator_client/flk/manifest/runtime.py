@@ -40,6 +40,7 @@ _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "stor
 _ELSEWHERE: Final = {
     "check.py": "check",
     "checkpoint/gather.py": "training",
+    "checkpoint/pod_exchange.py": "training",
     "launcher/health.py": "training",
     "launcher/hub.py": "diloco",
     "launcher/ledger.py": "training",

@@ -82,6 +82,7 @@ class Restorable:
     step: int
     readers: list[int]  # the rank that reads each shard, by the rank that wrote it
     doubtful: bool = False  # an earlier attempt could not read it
+    processes: int = 1  # ranks of each pod
 
     def is_preferred_to(self, stored: int) -> bool:
         """Whether it is restored in the place of a stored checkpoint after step ``stored``."""

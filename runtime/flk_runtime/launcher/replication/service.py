@@ -280,7 +280,9 @@ class MemoryService:
                 case messages.GetRestorable():
                     restore = attempt.plan.restore
                     found = (
-                        messages.Restorable(restore.checkpoint.step, attempt.readers, restore.doubtful)
+                        messages.Restorable(
+                            restore.checkpoint.step, attempt.readers, restore.doubtful, len(attempt.own)
+                        )
                         if restore
                         else None
                     )
