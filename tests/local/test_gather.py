@@ -76,7 +76,8 @@ def read(saved, wanted, readers, processes=1):
     checkpoint.read(into)
     for got, right in zip(into, chunks(wanted), strict=True):
         assert torch.equal(got.tensor, right.tensor), (saved, wanted, got.name)
-    own = sum(entry.length for shard, each in enumerate(readers) if each == rank for entry in reader._headers[shard].entries if entry.dtype)
+    read = [reader._headers[shard].entries for shard, each in enumerate(readers) if each == rank]
+    own = sum(entry.length for entries in read for entry in entries if entry.dtype)
     return reader, elements(into), own
 """
 SAME = """

@@ -155,7 +155,8 @@ class CheckpointManager:
         if not place or (without_volume and self._memory):
             return None
         destination = open_destination(place)
-        process_group.on_main(destination.prepare)
+        if warning := process_group.on_main(destination.prepare):
+            self._log(f"flk: {warning}")
         if is_shared(destination):
             return destination
         if without_volume:

@@ -15,14 +15,14 @@ class Destination(Protocol):
     """A place for the checkpoints of a run. Methods raise OSError where the place cannot be used.
 
     Each writer has a ``token``, so that two never write into one checkpoint. The latest writer that has called `claim`
-    is the owner; others cannot complete checkpoints.
+    is the owner; others cannot complete checkpoints. `prepare` returns a warning where that is not certain, else "".
     """
 
     place: str  # its name in messages
     token: str  # of this run as a writer, the same on all ranks; `claim` and all that write need it
     passing_errors: bool  # whether an error may pass, so that training goes on after a save that failed
 
-    def prepare(self) -> None: ...
+    def prepare(self) -> str: ...
     def claim(self) -> None: ...
     def make_mark(self, token: str) -> None: ...
     def has_mark(self, token: str) -> bool: ...

@@ -32,7 +32,7 @@ class FolderDestination:
         self.place = str(path)
         self.token = ""
 
-    def prepare(self) -> None:
+    def prepare(self) -> str:
         """Make the folder, write a probe, and remove files that killed processes have left. Only rank 0 calls this."""
         probe = self.path / f".step-probe-{os.getpid()}.tmp"
         try:
@@ -44,6 +44,7 @@ class FolderDestination:
                 _remove(temporary)
             for replaced in self.path.glob(f"{_REPLACED}*"):
                 self._restore(replaced)
+            return ""
         except OSError as error:
             message = f"cannot write to the checkpoint folder {self.path}: {error.strerror or error}"
             raise checkpoint_error(message, error) from error

@@ -31,6 +31,7 @@ _CONNECT_TIMEOUT = timedelta(seconds=10)
 _PART = 16 << 20  # bytes of a part of an upload
 _UNREADABLE = ".unreadable"
 _OWN_FILE = re.compile(r"__\d+_\d+(\.[0-9a-f]+-\d+)?\.distcp|\.metadata(\.[0-9a-f]+-\d+)?")
+_PROBE = ".probe"
 _WRITER = ".writer"  # names the owner
 _SERVER_ERROR = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
 _STATUS = re.compile(r"status code: (\d+ [\w ]+)")
@@ -70,12 +71,19 @@ class S3Destination:
             retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_TIME},
         )
 
-    def prepare(self) -> None:
-        """Write a probe. Only rank 0 calls this."""
+    def prepare(self) -> str:
+        """Write a probe. Only rank 0 calls this. Returns a warning if the server has no conditional writes, else ""."""
         with storage_access(f"write checkpoints to {self.place}"):
-            self._put(".probe", b"flk")
+            self._put(_PROBE, b"flk")
+            fenced = all(self._refuses(_PROBE, b"flk", each) for each in ("create", {"e_tag": '"flk"'}))
             with _errors():
-                self._client.delete(self._store, ".probe")
+                self._client.delete(self._store, _PROBE)
+        if fenced:
+            return ""
+        return (
+            f"the server of {self.place} has no conditional writes (If-Match, If-None-Match): a run that is paused "
+            "while it saves can move the latest checkpoint back, so let one run at a time save there"
+        )
 
     def claim(self) -> None:
         """Become the owner, and remove objects that killed uploads have left. Only rank 0 calls this."""
@@ -219,18 +227,26 @@ class S3Destination:
 
     def _replace(self, key: str, content: bytes, before: str | None) -> None:
         """Write an object if it is still in the version ``before``. Raises OSError if it is not."""
+        refused = self._refuses(key, content, "create" if before is None else {"e_tag": before})
+        if refused:
+            raise self._lost()
+        if refused is None:
+            self._put(key, content)
+
+    def _refuses(self, key: str, content: bytes, condition: Any) -> bool | None:
+        """Write an object under a condition. Returns whether the server refuses; None: it knows no conditions."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        mode: Any = "create" if before is None else {"e_tag": before}
         try:
             with _errors():
-                self._client.put(self._store, key, content, mode=mode)
+                self._client.put(self._store, key, content, mode=condition)
         except OSError as error:
             if isinstance(error.__cause__, (AlreadyExistsError, PreconditionError)):
-                raise self._lost() from error
+                return True
             if "NotImplemented" not in str(error.__cause__):
                 raise
-            self._put(key, content)  # a server without conditional writes
+            return None
+        return False
 
     def _lost(self) -> OSError:
         return OSError(f"another run saves in {self.place} since then")
