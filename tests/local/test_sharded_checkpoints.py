@@ -439,3 +439,23 @@ with group():
         same = {case: before for case in cases for before in whole if case.startswith(f"{before} to {before} ")}
         assert len(same) == len(CASES)
         assert {case: found[case] for case in same} == {case: whole[before][3:] for case, before in same.items()}
+
+
+def test_tensors_without_elements_are_saved_and_restored(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        SMALL_MODEL
+        + f"""
+def go(folder, name, steps):
+    with init(name, save_every=0, checkpoint={str(tmp_path)!r} + f"/{{folder}}") as run:
+        model, optimizer = build()
+        model.register_buffer("nothing", torch.zeros(0, 3))
+        for shape in ((3, 0), (0,)):
+            setattr(model.blocks[0], f"none{{len(shape)}}", nn.Parameter(torch.zeros(shape), requires_grad=False))
+        model, optimizer = run.parallelize(model, optimizer)
+        return train(run, model, optimizer, steps=steps, first=run.steps)
+
+with group():
+    assert len(go("a", "ddp", 1) + go("a", "full_shard", 2) + go("a", "ddp", 3)) == 3
+"""
+    )
+    ranks(script, 2)

@@ -125,6 +125,13 @@ def hooked(run, late):
     model.head.weight.register_hook(lambda gradient: gradient / 2)
     run.parallelize(model)
 
+def penalized(run):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
+    model = run.parallelize(model)
+    x = torch.ones(2, 4, requires_grad=True)
+    slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    slope.square().sum().backward()
+
 with group():
     if "RANK" not in os.environ:
         with init("none") as run:
@@ -142,6 +149,7 @@ with group():
                 "Clamped changes its parameter 'up.weight'": clamped,
                 "'head.weight' has hooks, which strategy full_shard": functools.partial(hooked, late=False),
                 "register_hook of a sharded parameter": functools.partial(hooked, late=True),
+                "create_graph=True, as for a gradient penalty": penalized,
             }
         else:
             wrong |= {

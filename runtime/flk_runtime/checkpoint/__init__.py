@@ -21,13 +21,14 @@ from flk_runtime.checkpoint.adapters import (
 )
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
-from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
+from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful
 
 __all__ = [
     "INTERNAL",
     "CheckpointManager",
     "CheckpointOptions",
     "Chunk",
+    "Declared",
     "DistributedStateful",
     "ModuleState",
     "OptimizerState",

@@ -58,7 +58,9 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
     shape = tuple(value.shape)
     if hasattr(value, "to_local"):  # a DTensor: not imported, since most runs have none
         (chunk,) = value.__create_chunk_list__()  # type: ignore[attr-defined]
-        return [Chunk(path, value.to_local().detach(), shape, tuple(chunk.offsets))] if value.to_local().numel() else []
+        own = value.to_local().detach()
+        # All ranks have the chunk of a tensor without elements, since a checkpoint has every name.
+        return [Chunk(path, own, shape, tuple(chunk.offsets))] if own.numel() or not value.numel() else []
     if hasattr(value, "local_shards"):
         return [
             Chunk(path, shard.tensor.detach(), shape, tuple(shard.metadata.shard_offsets))

@@ -10,6 +10,7 @@ from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.main_process import main_process_first
 from flk_runtime.distributed.optimizer import DistributedOptimizer, averages
 from flk_runtime.distributed.process_group import Timeouts, comm_device
+from flk_runtime.distributed.settled import is_settled, settle
 
 __all__ = [
     "DistributedOptimizer",
@@ -19,7 +20,9 @@ __all__ = [
     "broadcast",
     "check_consistent",
     "comm_device",
+    "is_settled",
     "main_process_first",
     "reduce",
+    "settle",
     "synchronize",
 ]

@@ -21,6 +21,7 @@ from flk_runtime.distributed import buckets
 from flk_runtime.distributed.collectives import describe, unsendable
 from flk_runtime.distributed.grad_scaler import watch_grad_scalers
 from flk_runtime.distributed.reducer import gradient_reducer
+from flk_runtime.distributed.settled import settle
 from flk_runtime.errors import SetupError
 
 _made: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
@@ -202,6 +203,7 @@ class DistributedOptimizer(Optimizer):
         for parameter in new:
             if problem := unsendable(parameter):  # such as one that a wrapper put into the optimizer later
                 raise SetupError(f"DistributedOptimizer: {self._name(parameter)} is {problem}")
+        settle(new)
         for parameters in buckets.split(new, self._bucket_bytes):
             bucket = _Bucket(len(self._buckets), parameters)
             self._buckets.append(bucket)

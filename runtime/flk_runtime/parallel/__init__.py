@@ -10,10 +10,10 @@ from flk_runtime.parallel.adopt import adopt_optimizer
 from flk_runtime.parallel.average import Average
 from flk_runtime.parallel.blocks import Blocks, find_blocks
 from flk_runtime.parallel.initialize import load_weights
-from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.model import ParallelModel, parameters_in
 from flk_runtime.parallel.options import ParallelArgs, ParallelOptions
 from flk_runtime.parallel.precision import Precision
-from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, parallelize
+from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, is_wrapper, parallelize
 
 __all__ = [
     "STRATEGIES",
@@ -26,6 +26,8 @@ __all__ = [
     "adopt_optimizer",
     "choose_strategy",
     "find_blocks",
+    "is_wrapper",
     "load_weights",
     "parallelize",
+    "parameters_in",
 ]

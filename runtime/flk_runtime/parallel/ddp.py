@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.model import AVERAGED, ParallelModel, parameters_in, refuse_others
+from flk_runtime.parallel.model import ParallelModel, parameters_in
 
 
 class DDPModel(ParallelModel):
@@ -44,9 +44,6 @@ class DDPModel(ParallelModel):
         _Passes(module, self.trained())
         self.beside = {"order": GradientOrder(module, self.trained(), device)}
 
-    def attach(self, optimizer: Optimizer) -> None:
-        refuse_others(optimizer)
-
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
 
@@ -60,7 +57,6 @@ class _Passes:
         self._passed: set[str] | None = None
         module.register_forward_pre_hook(self._call)
         for name, parameter in trained.items():
-            setattr(parameter, AVERAGED, True)
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
         found = weakref.WeakMethod(self._check)  # the hook stays for ever
 

@@ -18,7 +18,7 @@ from flk_runtime.checkpoint import reshard
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.meta_init import Materializer
-from flk_runtime.parallel.model import ParallelModel, full, refuse_others
+from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
@@ -121,8 +121,6 @@ class FSDP2Model(ParallelModel):
 
     def attach(self, optimizer: Optimizer) -> None:
         explain_errors(optimizer)
-        if self._communicates:
-            refuse_others(optimizer)
         # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
         # module, which the optimizer step would not change.
         optimizer.register_step_pre_hook(lambda *_: reshard(self.model))
@@ -146,7 +144,9 @@ def _refuse_copy(module: nn.Module, memo: Any) -> None:
 def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     try:
         result = nn.Module.__call__(model, *args, **kwargs)
-        if not torch.is_grad_enabled():  # no backward pass frees full parameters, whose changes would be lost
+        if torch.is_grad_enabled():
+            _refuse_second_order(result)
+        else:  # no backward pass frees full parameters, whose changes would be lost
             reshard(model)
         return result
     except RuntimeError as error:
@@ -156,6 +156,22 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             f"{type(model).__name__.removeprefix('FSDP')} uses a parameter of a block without calling the block: "
             f"{str(error).splitlines()[0]}; leave it out of the blocks, as in parallelize(…, blocks='layers.*')"
         ) from error
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _refuse_second_order(result: Any) -> None:
+    """Have a backward pass from ``result`` raise SetupError if another one will go through its gradients."""
+
+    def check(_: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise SetupError(
+                "create_graph=True, as for a gradient penalty, needs parameters in a second backward pass, which "
+                "sharding has freed: use strategy ddp without precision="
+            )
+
+    for each in pytree.leaves(result):
+        if isinstance(each, torch.Tensor) and each.requires_grad:
+            each.register_hook(check)  # type: ignore[no-untyped-call]
 
 
 def _refuse_hook(*_: Any) -> None:

@@ -11,12 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import DistributedStateful, ModuleState, Stateful, is_sharded, module_state, parameters_of
-from flk_runtime.errors import SetupError
 
 if TYPE_CHECKING:
     from flk_runtime.parallel.mesh import Mesh
-
-AVERAGED = "_flk_averaged"  # attribute of a whole parameter whose gradient is averaged over the ranks
 
 
 class ParallelModel:
@@ -79,20 +76,6 @@ class ParallelModel:
 def parameters_in(optimizer: Optimizer) -> list[nn.Parameter]:
     """The parameters of all groups of an optimizer."""
     return [each for group in optimizer.param_groups for each in group["params"]]
-
-
-def refuse_others(optimizer: Optimizer) -> None:
-    """Have a step of ``optimizer`` raise SetupError for a gradient that the strategy does not average."""
-
-    def check(*_: Any) -> None:
-        for each in parameters_in(optimizer):
-            if each.grad is not None and not is_sharded(each) and not hasattr(each, AVERAGED):
-                raise SetupError(
-                    f"a parameter of shape {tuple(each.shape)} of {type(optimizer).__name__} was frozen or absent in "
-                    "parallelize, so its gradient is not averaged: freeze parameters after it"
-                )
-
-    optimizer.register_step_pre_hook(check)
 
 
 def full(value: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import replaced
-from flk_runtime.parallel.blocks import find_blocks
+from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
 from flk_runtime.parallel.mesh import CONTEXT, Mesh, check_sizes, make_mesh, split
@@ -28,6 +28,7 @@ from flk_runtime.parallel.options import Parallelizer, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import rebind_optimizers
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
+from flk_runtime.parallel.shardable import check_shardable
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -115,6 +116,8 @@ def parallelize(
     ranks = check_sizes(sizes, world_size)  # that get the same data
     shard_size = _shard_size(strategy, options.shard_size, world_size // ranks, max(1, local_world_size // ranks))
     blocks = find_blocks(model, options.blocks)
+    if cause := _what_shards(strategy, options):
+        check_shardable(model, sharded_units(model, blocks, options.precision, ends=options.blocks is None), cause)
     recomputed = find_recomputed(model, blocks, options.recompute)
     reshards = _reshards(STRATEGIES[strategy], options.reshard_after_forward, shard_size)
 
@@ -257,17 +260,6 @@ def _check_model(model: nn.Module, strategy: str, options: ParallelOptions) -> N
         return
     if found := _parallelized_by_script(model):
         raise SetupError(f"{found}: pass the model that is not wrapped, or use strategy none")
-    if STRATEGIES[strategy].shards:
-        for name, parameter in model.named_parameters():
-            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-                raise SetupError(
-                    f"{name!r} has hooks, which strategy {strategy} would lose: register them after parallelize, with "
-                    "register_post_accumulate_grad_hook"
-                )
-            if parameter.dim() == 0:
-                raise SetupError(
-                    f"{name!r} is a scalar, which strategy {strategy} cannot shard: give it the shape (1,)"
-                )
 
 
 def _check_max_norm(model: nn.Module) -> None:
@@ -276,23 +268,32 @@ def _check_max_norm(model: nn.Module) -> None:
             raise SetupError(f"{name!r} has a max_norm, for which each rank would change other rows: leave it out")
 
 
+def is_wrapper(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class are torch's wrappers DDP or FSDP, or sharded by fully_shard."""
+    return any(each.__name__ in _WRAPPERS and each.__module__.startswith("torch.") for each in kind.__mro__)
+
+
 def _parallelized_by_script(model: nn.Module) -> str:
     """What torch has wrapped or sharded in ``model`` already, in words; empty if there is nothing."""
     for name, module in model.named_modules():
-        if any(kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.") for kind in type(module).__mro__):
+        if is_wrapper(type(module)):
             return f"{name or 'the model'} is already wrapped in {type(module).__name__}"
     return next((f"{name!r} is already sharded" for name, each in model.named_parameters() if is_sharded(each)), "")
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer], strategy: str, options: ParallelOptions) -> None:
-    if STRATEGIES[strategy].shards or options.precision is not None:
+    if cause := _what_shards(strategy, options):
         for each in optimizers:
             if isinstance(each, _OF_WHOLE_PARAMETERS):
-                where = f"strategy {strategy}" if STRATEGIES[strategy].shards else "precision="
                 raise SetupError(
-                    f"{type(each).__name__} of torch cannot train parameters that {where} shards: use another "
+                    f"{type(each).__name__} of torch cannot train parameters that {cause} shards: use another "
                     "optimizer, or strategy ddp without precision="
                 )
+
+
+def _what_shards(strategy: str, options: ParallelOptions) -> str:
+    """What has the parameters sharded, in words; empty if they stay whole."""
+    return f"strategy {strategy}" if STRATEGIES[strategy].shards else "precision=" if options.precision else ""
 
 
 def _shard_size(strategy: str, given: int | None, world_size: int, local_world_size: int) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import INTERNAL, DistributedStateful, Stateful, module_state, optimizer_state
-from flk_runtime.distributed import process_group
+from flk_runtime.checkpoint import INTERNAL, Declared, DistributedStateful, Stateful, module_state, optimizer_state
+from flk_runtime.distributed import process_group, settle
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
     STRATEGIES,
@@ -38,6 +38,8 @@ class Models:
         self._batches = batches
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
         self._averages = 0
+        self._optimizers: list[Optimizer] = []  # that are saved
+        self._has_others = False  # objects are saved that may have the state of any optimizer
         self.is_held = False
         """Whether backward passes communicate nothing now."""
 
@@ -75,6 +77,8 @@ class Models:
             self._batches.divide(parallel.mesh.part, parallel.mesh.parts)
             self._metrics.utilisation.copies = parallel.mesh.sharding.size()
             manager.draw_as(parallel.mesh.seed)
+        self._optimizers += optimizers
+        settle(parallel.trained().values())
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
             manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
@@ -102,12 +106,21 @@ class Models:
     def register(self, name: str, thing: Stateful) -> None:
         """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
         saved: Stateful | DistributedStateful = thing
+        of_script = thing.thing if isinstance(thing, Declared) else thing
+        if isinstance(of_script, Optimizer):
+            self._optimizers.append(of_script)
+        elif not type(of_script).__module__.startswith(("torch.", "flk_runtime.")):
+            self._has_others = True
         if isinstance(thing, Optimizer):
             shards = STRATEGIES[self._context.options.strategy].shards
             saved = adopt_optimizer(name, thing, self._models, shards=shards)
         elif isinstance(thing, nn.Module):
             saved = module_state(thing)
         self._saves.manager.register(name, saved)
+
+    def saved_optimizers(self) -> list[Optimizer] | None:
+        """The optimizers whose state is saved; None if it is not known, since other objects may have a state of one."""
+        return None if self._has_others else self._optimizers
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

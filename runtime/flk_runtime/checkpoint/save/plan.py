@@ -111,12 +111,12 @@ def assign(structures: Sequence[Sequence[Described]]) -> list[list[Write]]:
     share = (sum(load) + sum(described.length for described, _ in shared)) / len(structures)
     for described, held in sorted(shared, key=lambda pair: -pair[0].length):
         count = _rows(described)
-        cuts = min(count, len(held), max(1, round(4 * described.length / share))) if share else 1
+        cuts = max(1, min(count, len(held), round(4 * described.length / share))) if share else 1
         for number in range(cuts):
             begin, end = count * number // cuts, count * (number + 1) // cuts
             rank, index = min(held, key=lambda pair: load[pair[0]])
             writes[rank].append(Write(index, begin, end))
-            load[rank] += described.length * (end - begin) // count
+            load[rank] += described.length * (end - begin) // max(1, count)
     for rank, own in enumerate(writes):
         writes[rank] = sorted(_merged(own))
     return writes
