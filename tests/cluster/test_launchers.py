@@ -31,7 +31,7 @@ RESTRICTED = {
 WAYS = {
     "torchrun": (["torchrun", "/code/train.py"], 2, "torchrun"),
     "flk_runtime": (["python3", "-m", "flk_runtime", "/code/train.py"], 2, "flk"),
-    "python": (["python3", "/code/train.py"], 1, ""),
+    "python": (["python3", "/code/train.py", "parallelize"], 1, ""),
 }
 
 

@@ -29,8 +29,8 @@ def test_without_a_launcher(launch: Any, loss: float) -> None:
 
 
 def test_torchrun_standalone(launch: Any, loss: float) -> None:
-    command = [TORCHRUN, "--standalone", "--nproc-per-node", "4", launch.script]
-    expect(launch(command).found(), "torchrun", 1, 4, loss)
+    command = [TORCHRUN, "--standalone", "--nproc-per-node", "2", launch.script, "parallelize"]
+    expect(launch(command).found(), "torchrun", 1, 2, loss)
 
 
 def test_torchrun_static_with_two_agents(launch: Any, loss: float, free_port: Any) -> None:
@@ -51,8 +51,8 @@ def test_flk_run(launch: Any, loss: float) -> None:
 
 
 def test_srun(launch: Any, loss: float, slurm: Any) -> None:
-    command = [slurm.srun, "-n", "4", "--overcommit", launch.python, launch.script]
-    expect(launch(command, env=slurm.env).found(), "slurm", 1, 4, loss)
+    command = [slurm.srun, "-n", "2", "--overcommit", launch.python, launch.script, "parallelize"]
+    expect(launch(command, env=slurm.env).found(), "slurm", 1, 2, loss)
 
 
 def test_sbatch(launch: Any, loss: float, slurm: Any) -> None:
@@ -74,7 +74,8 @@ def test_torchrun_inside_srun(launch: Any, loss: float, slurm: Any) -> None:
 
 
 def test_mpirun_of_open_mpi(launch: Any, loss: float, openmpi: list[str]) -> None:
-    expect(launch([*openmpi, "-np", "4", launch.python, launch.script]).found(), "openmpi", 1, 4, loss)
+    command = [*openmpi, "-np", "2", launch.python, launch.script, "parallelize"]
+    expect(launch(command).found(), "openmpi", 1, 2, loss)
 
 
 def test_mpirun_over_two_hosts(
@@ -94,8 +95,8 @@ def test_mpirun_inside_sbatch(launch: Any, loss: float, slurm: Any, openmpi: lis
 def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port: Any) -> None:
     # MPICH tells its processes nothing that they could derive a port from.
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [*mpich, "-np", "4", launch.python, launch.script]
-    expect(launch(command, env=master).found(), "mpich", 1, 4, loss)
+    command = [*mpich, "-np", "2", launch.python, launch.script, "parallelize"]
+    expect(launch(command, env=master).found(), "mpich", 1, 2, loss)
 
 
 def test_mpiexec_over_two_hosts_with_mpi4py(
@@ -149,7 +150,7 @@ def test_check(launch: Any, slurm: Any, openmpi: list[str]) -> None:
 
 
 def test_horovodrun(launch: Any, loss: float, horovod: Any) -> None:
-    command = [*horovod.run, "-np", "2", "-H", "localhost:2", launch.python, launch.script]
+    command = [*horovod.run, "-np", "2", "-H", "localhost:2", launch.python, launch.script, "parallelize"]
     expect(launch(command, env=horovod.env).found(), "horovod", 1, 2, loss)
 
 
