@@ -1,7 +1,8 @@
-"""For all tests: their order, generated examples without a time limit, and processes that can be interrupted."""
+"""For all tests: their order, flk's cache, generated examples without a time limit, and processes one can interrupt."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -31,3 +32,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         places.append((seen[folder] + 0.5) / total[folder])
         seen[folder] += 1
     items[:] = [items[index] for index in sorted(range(len(items)), key=places.__getitem__)]
+
+
+@pytest.fixture(scope="session")
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """XDG_CACHE_HOME of this run's tests in all workers. Each runtime that jobs ship is packed once, in a second."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

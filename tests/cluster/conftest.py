@@ -192,6 +192,7 @@ def flk(
     fork_server: ForkServerContext,
     kubeconfig: Path,
     tmp_path_factory: pytest.TempPathFactory,
+    cache_home: Path,
     cutting_proxy: CuttingProxy | None,
 ) -> Iterator[Flk]:
     """Runs flk: ``flk("submit", "--replicas", "4").code``; its folder is empty unless ``cwd`` says otherwise."""
@@ -205,6 +206,7 @@ def flk(
         kubeconfig.write_text(yaml.safe_dump(config))
         kubeconfig.chmod(0o600)
     command = ForkedFlk(fork_server, tmp_path_factory.mktemp("folder"), kubeconfig=kubeconfig, home=home)
+    command.env["XDG_CACHE_HOME"] = str(cache_home)
     yield command
     command.close()
 

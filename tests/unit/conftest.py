@@ -13,11 +13,11 @@ from tests.support.api_server import FakeApiServer, write_kubeconfig
 
 
 @pytest.fixture(autouse=True)
-def state_folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state_folder(tmp_path: Path, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which flk archives jobs. Kubeconfig and cache, which all tests share, are not the user's either."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
     return tmp_path / "state" / "flk" / "jobs"
 
 
