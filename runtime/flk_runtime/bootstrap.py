@@ -10,37 +10,48 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import zipfile
+import zlib
 
 _USAGE_ERROR = 2  # see flk_runtime.contract.exit_codes
-_PRINTABLE = bytes(range(32, 127))  # characters of ASCII
 
 
 def indented(source: str) -> str:
     """Return a module of the archive as Python reads it.
 
-    There a line begins, in place of its indentation, with a character whose code is 64 plus the difference between the
+    There a line begins, in place of its indentation, with a character whose code is 58 plus the difference between the
     indentations of this line and the one before. That takes fewer bytes when it is compressed.
     """
     lines, level = [], 0
     for line in source.split("\n"):
         if line:
-            level += ord(line[0]) - 64
+            level += ord(line[0]) - 58
             line = " " * level + line[1:]
         lines.append(line)
     return "\n".join(lines)
 
 
+def decoded(text: bytes, symbols: list[str]) -> str:
+    """Return the text of the archive, in which each byte stands for a symbol: a character or a part of a word.
+
+    Capital letters are small ones there, behind a mark: character 1 before a word of capitals, 2 before one letter.
+    """
+    marked = text.decode("latin-1").translate(dict(enumerate(symbols)))
+    return re.sub("\1([a-z_]+)|\2([a-z])", lambda match: (match[1] or match[2]).upper(), marked)
+
+
 def modules(data: bytes) -> dict[str, str]:
     """Return the sources of the modules in ``data``, the member of the archive, by their paths.
 
-    It begins with the printable characters, in the order of their codes in the compressed text.
+    It is two compressed texts: the symbols, one a line, and a JSON object.
     """
     import bz2
 
-    count = len(_PRINTABLE)
-    text = bz2.decompress(data[count:]).translate(bytes.maketrans(_PRINTABLE, data[:count]))
+    head = zlib.decompressobj()
+    symbols = head.decompress(data).decode().split("\n")
+    text = decoded(bz2.decompress(head.unused_data), symbols)
     return {name: indented(source) for name, source in json.loads(text).items()}
 
 
