@@ -53,8 +53,8 @@ _ELSEWHERE: Final = {
 }
 _BOOTSTRAP: Final = "bootstrap.py"
 # The symbols of the text that is compressed, in the order of their codes: its characters, and parts of words that are
-# frequent in it, with which the archive takes four hundredths less. bzip2 sorts by codes, and where symbols that stand in
-# like places are neighbours, as here, it takes another hundredth less. A search has found the order.
+# frequent in it, with which the archive takes four hundredths less. bzip2 sorts by codes, and where symbols that stand
+# in like places are neighbours, as here, it takes another hundredth less. A search has found the order.
 _MARKS: Final = {"WORD": "\1", "LETTER": "\2", "SPACE": " "}
 _NAMES: Final = r"""
 WORD LETTER @ SPACE . = ! : } ] [ ) , * \ { ' ( _ __future__ __init__ - > & + / z # 0 < | 1 2 3 4 ^ 5 6 7 9 8 ` $ s
@@ -122,9 +122,10 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
         for name, source in sorted(modules.items())
         if name != _BOOTSTRAP and (name in _OF_ALL_JOBS or _ELSEWHERE.get(name, name.partition("/")[0]) not in left_out)
     }
+    symbols = zlib.compress("\n".join(_SYMBOLS).encode(), 9)
     members = {
         "__main__.py": stripped(modules[_BOOTSTRAP].decode()).encode(),
-        "flk_runtime.packed": zlib.compress("\n".join(_SYMBOLS).encode(), 9) + bz2.compress(_coded(json.dumps(sources))),
+        "flk_runtime.packed": symbols + bz2.compress(_coded(json.dumps(sources))),
     }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
