@@ -71,7 +71,7 @@ def test_weights_of_any_form_are_loaded_under_any_strategy(ranks: Ranks, tmp_pat
     state = torch.load(tmp_path / "plain.pt")
     save_file(state, tmp_path / "one.safetensors")
     torch.save({"model": state, "epoch": 3}, tmp_path / "nested.pt")
-    dcp.save({"model": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save({"model": state}, checkpoint_id=tmp_path / "dcp")
     (tmp_path / "hub").mkdir()
     for number, names in enumerate((list(state)[:3], list(state)[3:])):
         save_file({name: state[name] for name in names}, tmp_path / "hub" / f"model-{number}.safetensors")

@@ -83,7 +83,7 @@ COVERED = {
     ),
     "tests/local/test_strategies.py": (
         "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 "
-        "flk_runtime.parallel.model flk_runtime.parallel.strategies"
+        "flk_runtime.parallel.model"
     ),
     "tests/local/test_streams.py": "flk_runtime.wire.answers",
     "tests/local/test_mesh.py": (

@@ -24,8 +24,6 @@ from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
 from flk_runtime.system import pytree
 
-CAN_FIND_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
-
 
 class FSDP2Model(ParallelModel):
     """A model whose blocks are sharded in place. The user calls the same object as before."""

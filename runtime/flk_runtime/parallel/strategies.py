@@ -29,6 +29,7 @@ from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import rebind_optimizers
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 from flk_runtime.parallel.shardable import check_shardable
+from flk_runtime.system.torch_version import require_torch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -102,6 +103,8 @@ def parallelize(
     if _planner is not None:
         return _planner(model, optimizers, options)
     _check_precision(options.precision)
+    if STRATEGIES[strategy].shards or (options.precision and not _parallelized_by_script(model)):
+        _check_fsdp2(options, strategy, device)
     _check_shared(model)
     _check_model(model, strategy, options)
     if STRATEGIES[strategy].shards or (world_size > 1 and strategy != "none"):
@@ -179,11 +182,6 @@ def _parallelize(
         return ddp.DDPModel(model, device, find_unused_parameters=options.find_unused_parameters)
     from flk_runtime.parallel import fsdp2
 
-    if options.find_unused_parameters and not fsdp2.CAN_FIND_UNUSED:
-        raise SetupError(
-            f"find_unused_parameters with FSDP2 needs a newer torch than {torch.__version__}: update torch, or use "
-            "strategy ddp"
-        )
     chosen: dict[str, Any] = {
         "reshards": reshards,
         "precision": options.precision,
@@ -223,6 +221,15 @@ def _own_parallelism(
     from flk_runtime.parallel.tensor_parallel import by_plan
 
     return {"tp": options.tp}, by_plan(model, options.tp_plan)
+
+
+def _check_fsdp2(options: ParallelOptions, strategy: str, device: torch.device) -> None:
+    """Raise SetupError for what FSDP2 lacks in the oldest releases of torch that flk works with."""
+    what = f"strategy {strategy}" if STRATEGIES[strategy].shards else "precision="
+    if device.type == "cpu":
+        require_torch("2.7", f"{what} on CPUs")
+    if options.find_unused_parameters:
+        require_torch("2.13", f"{what} with find_unused_parameters")
 
 
 def _check_precision(precision: object) -> None:

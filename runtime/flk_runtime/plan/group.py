@@ -6,10 +6,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeWork
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 _NAME = "flk_plan"
+
+
+class _Done(dist.Work):
+    """A collective that has ended; torch 2.6 has none of its own."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
 
 
 class _Alike(dist.ProcessGroup):
@@ -33,19 +39,19 @@ class _Alike(dist.ProcessGroup):
         if opts is None or opts.reduceOp == dist.ReduceOp.SUM:
             for each in tensors:
                 each.mul_(self._size)
-        return FakeWork()
+        return _Done()
 
     def allgather(self, gathered: list[list[torch.Tensor]], given: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         for results, own in zip(gathered, given, strict=True):
             for each in results:
                 each.copy_(own)
-        return FakeWork()
+        return _Done()
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
-        return FakeWork()
+        return _Done()
 
     def barrier(self, opts: Any = None) -> Any:
-        return FakeWork()
+        return _Done()
 
 
 def open_group(world_size: int) -> None:

@@ -316,7 +316,8 @@ def test_plugin_that_fails_on_a_terminal(use: Any) -> None:
     use(plugin("import sys; sys.exit('please log in')"))
     leader, terminal = pty.openpty()
     script = "from flk.kube.credentials import connect\nconnect().headers()"
-    done = subprocess.run([sys.executable, "-c", script], stdin=terminal, stdout=subprocess.PIPE, stderr=terminal)
+    command, plain = [sys.executable, "-c", script], os.environ | {"PYTHON_COLORS": "0"}  # Python 3.13 has colours
+    done = subprocess.run(command, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal, env=plain)
     shown = os.read(leader, 65536).decode()
     os.close(leader)
     os.close(terminal)

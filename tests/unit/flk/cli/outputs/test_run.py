@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.flk.cli.outputs import usage
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
+with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+OPTIONS = [
+    *(pytest.param(each, marks=with_torch) if "--ship" in each else each for each in usage.SOME_JOB_OPTIONS),
+    pytest.param("--secret HF_TOKEN=hf:token", marks=with_torch),
+    "--timeout 5s",
+    "-n team",
+]
 
-@pytest.mark.parametrize("options", [*usage.SOME_JOB_OPTIONS, "--secret HF_TOKEN=hf:token", "--timeout 5s", "-n team"])
+
+@pytest.mark.parametrize("options", OPTIONS)
 def test_wrong_option(terminal: Terminal, snapshot: SnapshotAssertion, options: str) -> None:
     assert terminal(f"flk run train.py {options}") == snapshot
 

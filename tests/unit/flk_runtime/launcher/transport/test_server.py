@@ -118,4 +118,4 @@ def test_a_message_with_wrong_values_ends_neither_the_leader_nor_other_connectio
             received += member.receive(0.0)
         member.close()
     assert failures == []
-    assert "ignored a message of pod 1" in lines[0]
+    assert any("ignored a message of pod 1" in line for line in lines)

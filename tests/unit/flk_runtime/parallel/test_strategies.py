@@ -1,0 +1,49 @@
+"""Strategies: what a torch that is too old for one is told, before anything else happens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, parallelize
+
+CURE = "update torch, or use strategy ddp without precision="
+
+
+def apply(strategy: str, options: ParallelOptions, device: str = "cpu") -> ParallelModel:
+    return parallelize(
+        nn.Linear(2, 2), (), strategy, options, device=torch.device(device), world_size=1, local_world_size=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "refused"),
+    [
+        ("full_shard", None, "strategy full_shard"),
+        ("hybrid_shard", Precision(), "strategy hybrid_shard"),
+        ("ddp", Precision(), "precision="),
+        ("none", Precision(), "precision="),
+    ],
+)
+def test_fsdp2_on_cpus_is_refused_where_torch_has_it_for_gpus_only(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, precision: Precision | None, refused: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.6.0+cu124")
+    with pytest.raises(SetupError) as caught:
+        apply(strategy, ParallelOptions(precision=precision))
+    assert str(caught.value) == f"{refused} on CPUs needs torch 2.7 or newer, and this is torch 2.6.0+cu124: {CURE}"
+    apply("ddp", ParallelOptions())
+    apply("none", ParallelOptions())
+
+
+@pytest.mark.parametrize(("version", "device"), [("2.12.0", "cpu"), ("2.6.0", "cuda")])
+def test_unused_parameters_of_shards_are_refused_where_torch_cannot_find_them(
+    monkeypatch: pytest.MonkeyPatch, version: str, device: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(SetupError) as caught:
+        apply("full_shard", ParallelOptions(find_unused_parameters=True), device)
+    refused = "strategy full_shard with find_unused_parameters"
+    assert str(caught.value) == f"{refused} needs torch 2.13 or newer, and this is torch {version}: {CURE}"
