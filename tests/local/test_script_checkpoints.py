@@ -582,3 +582,59 @@ def test_ranks_without_a_process_group_do_not_save_in_one_place(ranks: Ranks, tm
             assert line.startswith("there are 2 ranks and no process group: call torch.distributed.init_process_group")
     assert not place.exists()
     assert {path.name for path in tmp_path.iterdir()} >= {"own0", "own1"}
+
+
+LOADERS = """
+import json, os, sys, warnings, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+import flk_runtime as flk
+
+warnings.simplefilter("ignore")
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+class Stream(IterableDataset):
+    count = 0
+    def __iter__(self):
+        while True:
+            self.count += 1
+            yield 1000 * rank + self.count
+    def state_dict(self):
+        return {"count": self.count}
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+loaders = {}
+if os.environ["LIBRARY"] == "torchtitan":
+    from torchtitan.components.dataloader import ParallelAwareDataloader
+    loader = ParallelAwareDataloader(Stream(), rank, 2, batch_size=2)
+else:
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+    loader = accelerator.prepare(DataLoader(list(range(40)), batch_size=2))
+done = flk.restore(os.environ["PLACE"], loader=loader)
+batches = iter(loader)
+print("=", json.dumps([str(done), [next(batches).flatten().tolist() for _ in range(2)]]), flush=True)
+if not done:
+    flk.save(1, os.environ["PLACE"], wait=True, loader=loader)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        ("torchtitan", [[[5, 6], [7, 8]], [[1005, 1006], [1007, 1008]]]),
+        ("accelerate", [[[8, 9], [12, 13]], [[10, 11], [14, 15]]]),
+    ],
+)
+def test_loaders_of_libraries_go_on_where_each_rank_was(
+    ranks: Ranks, tmp_path: Path, library: str, expected: list[list[list[int]]]
+) -> None:
+    for package in (library, "torchdata"):
+        pytest.importorskip(package)
+    environment = {"LIBRARY": library, "PLACE": str(tmp_path / "states")}
+    ranks(LOADERS, 2, environment)
+    assert [told(each)["1"] for each in ranks(LOADERS, 2, environment)] == expected

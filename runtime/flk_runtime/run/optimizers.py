@@ -69,7 +69,8 @@ class OptimizerWatch:
 def _refuse_others(optimizer: Optimizer) -> None:
     """Raise SetupError for a gradient that nothing averages."""
     for each in parameters_in(optimizer):
-        if each.grad is None or is_settled(each) or is_sharded(each):
+        # A gradient without requires_grad is one that the script has made.
+        if each.grad is None or not each.requires_grad or is_settled(each) or is_sharded(each):
             continue
         settle(list(_wrapped_by_script()))
         if not is_settled(each):
