@@ -125,6 +125,17 @@ def hooked(run, late):
     model.head.weight.register_hook(lambda gradient: gradient / 2)
     run.parallelize(model)
 
+def assigned(run):
+    model, _ = made(run)
+    model.head.weight.data = model.head.weight.data * 2
+
+def own_gradients(run):
+    model, optimizer = made(run)
+    parameters = list(model.parameters())
+    for each, gradient in zip(parameters, torch.autograd.grad(loss(run, model), parameters)):
+        each.grad = gradient
+    optimizer.step()
+
 def penalized(run):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
     model = run.parallelize(model)
@@ -150,6 +161,7 @@ with group():
                 "'head.weight' has hooks, which strategy full_shard": functools.partial(hooked, late=False),
                 "register_hook of a sharded parameter": functools.partial(hooked, late=True),
                 "create_graph=True, as for a gradient penalty": penalized,
+                "an assignment to .data of a sharded parameter would be lost": assigned,
             }
         else:
             wrong |= {
@@ -158,6 +170,7 @@ with group():
                 "outside of no_sync": called_in_no_sync,
                 "call optimizer.step() after backward()": steps_in_hooks,
                 "of shape (11, 6) of SGD was frozen": thawed,
+                "the script has set them itself, as with torch.autograd.grad": own_gradients,
             }
         for words, action in wrong.items():
             with init(strategy) as run:

@@ -55,6 +55,7 @@ class _Passes:
         self._module, self._own = module, {id(each) for each in trained.values()}
         # Parameters that have got a gradient since the latest call; None: DDP was not ready.
         self._passed: set[str] | None = None
+        self._has_passed = False  # a backward pass has reached a parameter
         module.register_forward_pre_hook(self._call)
         for name, parameter in trained.items():
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
@@ -71,6 +72,7 @@ class _Passes:
             self._passed = set() if self._module.require_backward_grad_sync else None
 
     def _accumulated(self, name: str, _: torch.Tensor) -> None:
+        self._has_passed = True
         if not self._module.require_backward_grad_sync:
             return
         if self._passed is None or name in self._passed:
@@ -81,8 +83,14 @@ class _Passes:
         self._passed.add(name)
 
     def _check(self, optimizer: Optimizer) -> None:
-        if torch._C._current_graph_task_id() != -1 and any(id(each) in self._own for each in parameters_in(optimizer)):
+        own = [each.grad for each in parameters_in(optimizer) if id(each) in self._own]
+        if own and torch._C._current_graph_task_id() != -1:
             raise SetupError("strategy ddp averages gradients after hooks: call optimizer.step() after backward()")
+        if not self._has_passed and any(each is not None and each.any() for each in own):
+            raise SetupError(
+                "strategy ddp averages the gradients of backward(), and the script has set them itself, as with "
+                "torch.autograd.grad: call backward(), or use strategy none and average them with flk.all_reduce"
+            )
 
 
 class GradientOrder:
