@@ -30,6 +30,7 @@ from flk.spec import mounts, names, packages
 from flk.spec.fabric import fabrics
 from flk.spec.gpus import gpu_types
 from flk_runtime.contract import user_env
+from flk_runtime.contract.hang_timeout import PATTERN, parse_hang_timeout
 from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
 from flk_runtime.contract.variable import words
@@ -130,8 +131,10 @@ def _seconds(value: Any) -> Any:
     return seconds
 
 
-def _seconds_or_zero(value: Any) -> Any:
-    return 0 if value in (0, "0") else units.parse_duration(value) if isinstance(value, str) else value
+def _hang_timeout(value: Any) -> Any:
+    """Return a hang timeout as it is: the launchers read the same text."""
+    parse_hang_timeout(str(value))
+    return value
 
 
 def _save_every(value: Any) -> Any:
@@ -250,12 +253,10 @@ Seconds = Annotated[
     PlainSerializer(units.duration_text, return_type=str),
     _seconds_schema(1),
 ]
-SecondsOrZero = Annotated[
-    int,
-    BeforeValidator(_seconds_or_zero),
-    Field(ge=0, le=units.LONGEST_DURATION),
-    PlainSerializer(units.duration_text, return_type=str),
-    _seconds_schema(0),
+HangTimeout = Annotated[
+    int | str,
+    PlainValidator(_hang_timeout),
+    WithJsonSchema({"anyOf": [text_schema(PATTERN), {"type": "integer", "minimum": 0, "maximum": 999_999_999}]}),
 ]
 SaveEvery = Annotated[
     int | str,

@@ -30,6 +30,7 @@ from flk.spec.fields import (
     FabricName,
     GangName,
     GpuType,
+    HangTimeout,
     Image,
     JobName,
     LabelKey,
@@ -45,7 +46,6 @@ from flk.spec.fields import (
     RequirementsFile,
     SaveEvery,
     Seconds,
-    SecondsOrZero,
     SecretKey,
     ShellCommand,
     Ship,
@@ -344,17 +344,18 @@ class Job(StrictModel):
         "scheduler or an autoscaler says that there will be none",
     )
     hang_timeout: Annotated[
-        SecondsOrZero | None,
+        HangTimeout | None,
         Option(
             "DURATION",
-            help="time without progress that counts as a hang; 0: never. Default: learned for each phase",
+            help="time without progress that counts as a hang, also by phase: 10m,save=1h; 0: never. Default: learned "
+            "for each phase",
             example="10m",
             variable=user_env.HANG_TIMEOUT,
         ),
     ] = Field(
         default=None,
-        description="time without progress of any rank after which the attempt ends as a hang: 10m; 0: never; "
-        "left out: learned for each phase",
+        description="time without progress of any rank after which the attempt ends as a hang: 10m, also by phase: "
+        "step=5m,save=20m; 0: never; left out: learned for each phase",
     )
     grace: Annotated[
         Seconds,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from flk_runtime.contract.hang_timeout import parse_hang_timeout
 from flk_runtime.contract.preflight import parse_preflight
 from flk_runtime.contract.strategies import AUTO
 from flk_runtime.contract.variable import Setting, Variable, choice, integer, number, size
@@ -46,11 +48,11 @@ LEASE: Final = Setting(
     "FLK_LEASE", "seconds of silence after which the launchers give up a connection between them", 15.0, number(0.5)
 )
 START: Final = Setting("FLK_START", "start method of the ranks: fork or spawn", "fork", choice(("fork", "spawn")))
-HANG_TIMEOUT: Final[Setting[float | None]] = Setting(
+HANG_TIMEOUT: Final[Setting[Mapping[str, float]]] = Setting(
     "FLK_HANG_TIMEOUT",
-    "seconds without progress that are a hang; 0: never; unset: learned for each phase",
-    None,
-    number(),
+    "time without progress that is a hang, also by phase: 10m, step=5m,save=20m; 0: never; unset: learned",
+    {},
+    parse_hang_timeout,
 )
 SLOW_FACTOR: Final = Setting(
     "FLK_SLOW_FACTOR", "a rank that works so many times as long as the median is slow", 1.5, number(1, "a number")

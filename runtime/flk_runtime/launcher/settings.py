@@ -66,7 +66,7 @@ class Settings:
     lease: float = user_env.LEASE.default
     kill_timeout: float = user_env.KILL_TIMEOUT.default
     grace: float = pod_env.GRACE.default
-    hang_timeout: float | None = user_env.HANG_TIMEOUT.default  # None: a limit for each phase, learned from the job
+    hang_timeouts: Mapping[str, float] = field(default_factory=dict)  # by phase, else learned from the job
     slow_factor: float = user_env.SLOW_FACTOR.default
     slow_window: float = user_env.SLOW_WINDOW.default
     health: bool = False  # the pod's health is checked before it joins
@@ -204,7 +204,7 @@ class Settings:
             lease=value(user_env.LEASE),
             kill_timeout=value(user_env.KILL_TIMEOUT),
             grace=value(pod_env.GRACE),
-            hang_timeout=value(user_env.HANG_TIMEOUT),
+            hang_timeouts=value(user_env.HANG_TIMEOUT),
             slow_factor=value(user_env.SLOW_FACTOR),
             slow_window=value(user_env.SLOW_WINDOW),
             health="health" not in value(user_env.PREFLIGHT),

@@ -245,6 +245,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "a strategy as torch writes it": {"strategy": "_HYBRID_SHARD_ZERO2"},
     "durations in seconds": {"deadline": 5400, "ttl": 60, "grace": 600, "replicas": 100000, "restarts": 100000},
     "hang timeout": {"hang_timeout": "10m"},
+    "hang timeouts by phase": {"hang_timeout": "600,step=5m,save=1h"},
     "no hang timeout": {"hang_timeout": 0},
     "volumes": {
         "checkpoint": "shared:/data//ckpt/",

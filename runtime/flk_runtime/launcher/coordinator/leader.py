@@ -115,7 +115,7 @@ class Leader:
         self._call_until: float | None = None  # when the next attempt starts with the members that have joined by then
         self._start_at: float | None = None  # when the next attempt starts, after a delay; its members are known
         self._hang_detector = HangDetector(
-            settings.hang_timeout,
+            settings.hang_timeouts,
             Stragglers(settings.slow_factor, settings.slow_window),
             request=lambda pod, number: send([pod], StacksRequested(number)),
             answer=lambda asker, report: send([asker[0]], StacksGathered(asker[1], report)),

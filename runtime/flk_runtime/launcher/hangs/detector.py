@@ -54,21 +54,21 @@ class HangDetector:
 
     def __init__(
         self,
-        timeout: float | None,
+        timeouts: Mapping[str, float],
         stragglers: Stragglers,
         request: Callable[[int, int], None],
         answer: Callable[[Asker, dict[str, Any]], None],
         show: Callable[[list[SlowRank], Standstill | None], None],
         log: Callable[[str], None],
     ) -> None:
-        """``timeout`` is the time without progress after which the job hangs, in seconds, as in `PhaseLimits`.
+        """``timeouts`` are the times without progress after which the job hangs, in seconds, as in `PhaseLimits`.
 
         ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
         report to one who asked for it. ``show`` is called when other ranks are slow than before, and when a standstill
         begins or ends.
         """
-        self._limits = PhaseLimits(timeout)
-        self._interval = watchdog.interval(timeout)  # seconds between two looks at all ranks
+        self._limits = PhaseLimits(timeouts)
+        self._interval = watchdog.interval(timeouts)  # seconds between two looks at all ranks
         self._stragglers = stragglers
         self._request = request
         self._answer = answer

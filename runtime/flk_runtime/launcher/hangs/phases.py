@@ -1,15 +1,17 @@
 """How long a job may make no progress in each phase: as the user says, or as the job's own history shows.
 
-`PHASES` is the one table of phases. Without a hang timeout of the user, each phase has a limit of its own. When the job
+`PHASES` is the one table of phases. Without a hang timeout of the user, a phase has a limit of its own. When the job
 has shown how long it is silent in a phase before it goes on, the limit is a multiple of the longest such silence, and
 never less than the table says. The leader keeps what it has learned for all attempts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from flk_runtime.contract.hang_timeout import ALL
 from flk_runtime.launcher.hangs.status import RankStatus
 from flk_runtime.shared.progress import Phase, ProgressPage
 
@@ -23,12 +25,12 @@ class Row(NamedTuple):
     default: float  # limit, until the job has shown less; it is learned to be more at once
     least: float  # limit that is learned
     factor: float  # by which the longest silence is multiplied
-    patience: int = 1  # by which the user's limit is multiplied: a slow volume is no hang
+    patience: int = 1  # by which the user's limit of all phases is multiplied: a slow volume is no hang
 
 
 PHASES: Final = {
     "start": Row(480, 480, 3),  # until the run begins; all of a script without flk's library and without collectives
-    "first step": Row(1800, 480, 3),  # torch compiles, kernels are tuned, datasets are opened
+    "first-step": Row(1800, 480, 3),  # torch compiles, kernels are tuned, datasets are opened
     "step": Row(480, 240, 10),  # below the 10 minutes after which NCCL aborts a rank
     "evaluation": Row(1800, 480, 3),
     "save": Row(480 * CPU_PATIENCE, 480, 3, CPU_PATIENCE),
@@ -49,7 +51,7 @@ def phase_of(page: ProgressPage) -> str:
     if phase in _NAMES:
         return _NAMES[Phase(phase)]
     if phase == Phase.TRAINING:
-        return "step" if page.step_time else "first step"
+        return "step" if page.step_time else "first-step"
     # A script without flk's library trains when it uses collectives.
     return "step" if phase == Phase.STARTING and page.collective_time else "start"
 
@@ -57,9 +59,12 @@ def phase_of(page: ProgressPage) -> str:
 class PhaseLimits:
     """The limits of one job."""
 
-    def __init__(self, timeout: float | None) -> None:
-        """``timeout`` is the user's limit in seconds, for all phases; 0: nothing is a hang; None: learn the limits."""
-        self._timeout = timeout
+    def __init__(self, timeouts: Mapping[str, float]) -> None:
+        """``timeouts`` are the user's limits in seconds, by phase, ALL for the others; 0: nothing there is a hang.
+
+        The limits of phases that are not in it are learned.
+        """
+        self._timeouts = timeouts
         self._longest: dict[str, float] = {}  # silence in a phase after which the job went on
         self._times: dict[str, int] = {}  # how often it went on
         self._silence: tuple[str, float] | None = None  # phase, and seconds at the last look
@@ -67,7 +72,7 @@ class PhaseLimits:
     @property
     def off(self) -> bool:
         """Whether nothing is a hang."""
-        return self._timeout == 0
+        return all(self.limit(phase) == math.inf for phase in PHASES)
 
     def start(self) -> None:
         """Note that an attempt starts."""
@@ -95,8 +100,10 @@ class PhaseLimits:
 
     def _find(self, phase: str) -> tuple[float, str]:
         row = PHASES.get(phase, PHASES["start"])  # another version of flk may have others
-        if self._timeout is not None:
-            return self._timeout * row.patience, "from the hang timeout"
+        if phase in self._timeouts:
+            return self._timeouts[phase] or math.inf, "from the hang timeout of the phase"
+        if ALL in self._timeouts:
+            return self._timeouts[ALL] * row.patience or math.inf, "from the hang timeout"
         longest = self._longest.get(phase, 0.0)
         learned = max(row.least, row.factor * longest)
         if learned > row.default or self._times.get(phase, 0) >= _ENOUGH:

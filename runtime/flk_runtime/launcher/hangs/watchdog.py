@@ -14,7 +14,7 @@ others cannot get further than one collective ahead, so a rank that is stuck soo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from flk_runtime.launcher.hangs.phases import CPU_PATIENCE
 from flk_runtime.launcher.hangs.status import RankStatus
@@ -34,6 +34,6 @@ def _progresses(status: RankStatus, limit: float, *, awaited: bool) -> bool:
     return status.cpu_idle < limit and (not awaited or status.idle < CPU_PATIENCE * limit)
 
 
-def interval(limit: float | None) -> float:
-    """Seconds between two looks at the ranks, so that a hang is found soon after ``limit`` seconds."""
-    return min(5.0, max(0.5, limit / 4)) if limit else 5.0
+def interval(timeouts: Mapping[str, float]) -> float:
+    """Seconds between two looks at the ranks, so that a hang is found soon after the shortest of the limits."""
+    return min(5.0, max(0.5, min(filter(None, timeouts.values()), default=20.0) / 4))

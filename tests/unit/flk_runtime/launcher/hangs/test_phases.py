@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from flk_runtime.contract.hang_timeout import ALL, HANG_PHASES, parse_hang_timeout
 from flk_runtime.launcher.hangs.phases import PHASES, PhaseLimits, phase_of
 from flk_runtime.shared.progress import Phase, ProgressPage
 from tests.unit.flk_runtime.launcher.hangs.test_hangs import QUIET, SLEEPS, WAITS, Leader, waiting
@@ -11,7 +14,7 @@ from tests.unit.flk_runtime.launcher.hangs.test_hangs import QUIET, SLEEPS, WAIT
 
 def silent(phase: str, *seconds: float) -> PhaseLimits:
     """Limits that have seen two ranks be silent for so long in a phase, each time followed by progress."""
-    limits = PhaseLimits(None)
+    limits = PhaseLimits({})
     for each in seconds:
         for idle in (each / 2, each, 0.0):
             limits.note([QUIET._replace(idle=idle, phase=phase), WAITS._replace(idle=9000, phase="step")])
@@ -24,7 +27,7 @@ def silent(phase: str, *seconds: float) -> PhaseLimits:
         (Phase.STARTING, False, False, "start"),
         (Phase.STARTING, False, True, "step"),
         (Phase.RENDEZVOUS, False, True, "start"),
-        (Phase.TRAINING, False, True, "first step"),
+        (Phase.TRAINING, False, True, "first-step"),
         (Phase.TRAINING, True, True, "step"),
         (Phase.EVALUATING, True, True, "evaluation"),
         (Phase.SAVING, True, True, "save"),
@@ -78,7 +81,7 @@ def test_a_phase_that_is_often_short_gets_a_shorter_limit_and_no_less_than_the_t
 
 
 def test_a_silence_that_has_not_ended_teaches_nothing() -> None:
-    limits = PhaseLimits(None)
+    limits = PhaseLimits({})
     for idle in (1000.0, 2000.0, 4000.0):
         limits.note([QUIET._replace(idle=idle, phase="restore")])
     limits.start()
@@ -87,11 +90,40 @@ def test_a_silence_that_has_not_ended_teaches_nothing() -> None:
 
 
 def test_the_users_hang_timeout_wins_in_each_phase() -> None:
-    limits = PhaseLimits(60.0)
+    limits = PhaseLimits({ALL: 60.0})
     limits.note([QUIET._replace(idle=900.0, phase="evaluation")])
     limits.note([QUIET._replace(idle=0.0, phase="evaluation")])
     assert {phase: limits.limit(phase) for phase in PHASES if phase != "save"} == dict.fromkeys(
         PHASES.keys() - {"save"}, 60.0
     )
     assert limits.limit("save") == 240.0
-    assert PhaseLimits(0).off
+    assert PhaseLimits({ALL: 0}).off
+
+
+def test_the_users_limit_of_a_phase_wins_over_that_of_all() -> None:
+    limits = PhaseLimits(parse_hang_timeout("1m,save=45s,evaluation=0"))
+    assert (limits.limit("save"), limits.limit("evaluation"), limits.limit("step")) == (45.0, math.inf, 60.0)
+    assert limits.describe("save") == "limit 45 s in phase save, from the hang timeout of the phase"
+    assert not limits.off
+    limits = PhaseLimits(parse_hang_timeout("step=5m"))
+    assert (limits.limit("step"), limits.limit("save")) == (300.0, PHASES["save"].default)
+    assert not PhaseLimits(parse_hang_timeout("step=0")).off
+    assert PhaseLimits(parse_hang_timeout("0,step=1h")).limit("restore") == math.inf
+
+
+def test_every_phase_can_be_named() -> None:
+    assert tuple(PHASES) == HANG_PHASES
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0.5", {ALL: 0.5}), ("90", {ALL: 90.0}), ("1d2h3m4s", {ALL: 93784.0}), ("step=1h30m", {"step": 5400.0})],
+)
+def test_a_hang_timeout_is_read(text: str, seconds: dict[str, float]) -> None:
+    assert parse_hang_timeout(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "x", "step=", "step", "=5", "5m,6m", "step=1,step=2", "1s1h", "-1", "1e3", "inf"])
+def test_a_wrong_hang_timeout_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must "):
+        parse_hang_timeout(text)

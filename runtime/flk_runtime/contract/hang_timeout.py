@@ -1,0 +1,41 @@
+"""Hang timeouts: the text by which users limit how long a job may make no progress, in all phases or in single ones.
+
+It is a duration, a list of phases with durations, or both: ``10m``, ``step=5m,save=20m``, ``10m,save=1h``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+HANG_PHASES: Final = ("start", "first-step", "step", "evaluation", "save", "restore", "round")
+ALL: Final = ""  # the key of the limit of all phases that have none of their own
+_LENGTHS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_N: Final = "[0-9]{1,9}"
+_AFTER_H: Final = f"h(?:{_N}m)?(?:{_N}s)?"
+_DURATION: Final = f"{_N}(?:d(?:{_N}h)?(?:{_N}m)?(?:{_N}s)?|{_AFTER_H}|m(?:{_N}s)?|s)?"
+_ITEM: Final = f"(?:(?:{'|'.join(HANG_PHASES)})=)?{_DURATION}"
+PATTERN: Final = f"{_ITEM}(?:,{_ITEM})*"
+
+
+def parse_hang_timeout(text: str) -> Mapping[str, float]:
+    """Return the limits in seconds, by phase; ALL is that of the other phases. Raises ValueError."""
+    found: dict[str, float] = {}
+    for item in text.split(","):
+        phase, equals, duration = item.rpartition("=")
+        if equals and phase not in HANG_PHASES:
+            raise ValueError(f"must name phases of {', '.join(HANG_PHASES)} (is {text!r})")
+        if phase in found:
+            raise ValueError(f"must have one duration for each phase (is {text!r})")
+        found[phase] = _seconds(duration, text)
+    return found
+
+
+def _seconds(duration: str, text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", duration):
+        return float(duration)
+    if not re.fullmatch(_DURATION, duration):
+        raise ValueError(f"must be a duration like 75s, 10m or 1h30m, or have phases: step=5m,save=20m (is {text!r})")
+    parts = re.findall(r"([0-9]+)([dhms]?)", duration)
+    return float(sum(int(number) * _LENGTHS.get(unit, 1) for number, unit in parts))
