@@ -39,6 +39,9 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
         lines.append(f"{commands.flk('why', state.name)} shows the evidence and the remedy")
     if state.progress:
         lines.append(progress_line(state))
+    if state.saved_step is not None:
+        in_storage = "" if state.stored_step is None else f", in storage: step {state.stored_step}"
+        lines.append(f"newest checkpoint: step {state.saved_step}{in_storage}")
     if state.goodput and state.goodput.share is not None:
         lines.append(_goodput_line(state.goodput))
     if state.attempts:

@@ -124,6 +124,8 @@ class JobRecord:
     started: float = 0.0  # when the job's first launcher started, as far as is known; seconds since the epoch; 0: not
     quarantine: list[QuarantinedNode] = field(default_factory=list)
     goodput: Goodput | None = None  # only the launcher of pod 0 knows it
+    saved: int | None = None  # step of the newest checkpoint that it knows of, in memory or in storage
+    stored: int | None = None  # of the newest one in storage
 
     def to_json(self, limit: int | None = None) -> str:
         """The record as one line of JSON of at most ``limit`` bytes.
@@ -132,7 +134,7 @@ class JobRecord:
         traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
         """
         data = asdict(self)
-        for name in ("standstill", "started", "quarantine", "goodput"):
+        for name in ("standstill", "started", "quarantine", "goodput", "saved", "stored"):
             if not data[name]:
                 del data[name]
         text = _dump(data)
@@ -183,7 +185,6 @@ class ArchivedRecord:
     record: JobRecord
     step: int | None = None  # optimizer steps that the first rank of pod 0 has done; None: unknown
     step_seconds: float | None = None  # mean duration of its steps
-    saved: int | None = None  # step of its latest checkpoint
     lines: list[str] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
 
     @property

@@ -333,7 +333,8 @@ class Agent:
             return
         self._handle_report(rank)
         attempt.end_rank(rank.progress)
-        self.saved = bool(self.saved) or rank.progress.saved >= 0 or rank.progress.restored > 0
+        self.records.keep_steps(rank.progress)
+        self.saved = bool(self.records.saved)
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
             attempt.finished.append(self.ranks.failure_of_exit(rank, 0))

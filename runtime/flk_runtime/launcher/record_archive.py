@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.contract import log_format, pod_layout
-from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, entry_key
+from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
@@ -76,17 +76,13 @@ class RecordArchive:
                 self._thread.start()
             self._condition.notify_all()
 
-    def put_progress(self, page: ProgressPage, goodput: Goodput | None = None) -> None:
-        """Write the progress of a rank with the next record, or when the last write is some minutes ago."""
+    def put_progress(self, page: ProgressPage, record: JobRecord) -> None:
+        """Write a rank's progress and the record with the next record, or when the last write is some minutes ago."""
         with self._condition:
             if self._entry:
-                self._entry = replace(
-                    self._entry,
-                    record=replace(self._entry.record, goodput=goodput),
-                    step=None if page.step < 0 else page.step,
-                    step_seconds=round(page.step_seconds, 6) or None,
-                    saved=None if page.saved < 0 else page.saved,
-                )
+                step = None if page.step < 0 else page.step
+                seconds = round(page.step_seconds, 6) or None
+                self._entry = replace(self._entry, record=record, step=step, step_seconds=seconds)
 
     def flush(self, seconds: float) -> None:
         """Wait at most ``seconds`` until the latest record is written."""

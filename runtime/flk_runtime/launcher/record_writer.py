@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flk_runtime.contract import log_format, pod_layout
 from flk_runtime.contract.failure import Failure
@@ -44,6 +44,8 @@ class RecordWriter:
         self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
         self._started = time.time()
         self._latest: JobRecord | None = None
+        self.saved: dict[str, Any] = {}
+        """Steps of the newest checkpoints, by the fields of the record that have them."""
         self._lines = 0  # of the ranks, since the latest record was written
 
     def log(self, text: str) -> None:
@@ -81,13 +83,21 @@ class RecordWriter:
         The goodput goes with it, and to the log when it is much older there.
         """
         found = list(pages)
+        for page in found[:1]:
+            self.keep_steps(page)
         goodput = self.ledger.read(time.monotonic()) if self.ledger else None
         if self._latest and goodput and goodput.total >= self._renew_at:
             self._log_record(self._latest)
         if self._metrics:
             self._metrics.put_progress(found, goodput)
-        if self._kept and found:
-            self._kept.put_progress(found[0], goodput)
+        if self._kept and found and self._latest:
+            self._kept.put_progress(found[0], self._dated(self._latest))
+
+    def keep_steps(self, page: ProgressPage) -> None:
+        """Remember which checkpoints a rank has saved, or else has restored, for the records from now on."""
+        for name, step in ("saved", max(page.saved, page.restored)), ("stored", page.stored):
+            if step > 0:
+                self.saved[name] = step
 
     def mark_attempt(self, number: int) -> None:
         """Write that an attempt begins, so that readers of the log know to which attempt each later line belongs."""
@@ -156,7 +166,8 @@ class RecordWriter:
     def _dated(self, record: JobRecord) -> JobRecord:
         """The record with the time at which the job's first launcher started, and what the time went into."""
         goodput = self.ledger.read(time.monotonic()) if self.ledger else None
-        return replace(record, started=self._kept.created if self._kept else self._started, goodput=goodput)
+        started = self._kept.created if self._kept else self._started
+        return replace(record, started=started, goodput=goodput, **self.saved)
 
 
 def _new_ledger() -> Ledger:

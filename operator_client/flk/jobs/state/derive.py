@@ -48,6 +48,8 @@ def derive(view: JobView) -> State:
         image=seen.image,
         slow=seen.slow,
         goodput=seen.goodput,
+        saved_step=seen.record.saved if seen.record else None,
+        stored_step=seen.record.stored if seen.record else None,
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
         progress=list(seen.around.progress),

@@ -89,6 +89,8 @@ class State:
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for
     quarantine: list[QuarantinedNode] = field(default_factory=list)  # nodes that its pods avoid for a while
     goodput: Goodput | None = None  # what the time of the job has gone into, as far as that was told
+    saved_step: int | None = None  # of the newest checkpoint, as far as that was told
+    stored_step: int | None = None  # of the newest checkpoint in storage
     pods: list[PodState] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)  # of the ranks that print metrics
 

@@ -92,16 +92,16 @@ def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, li
 
 def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: Any, tmp_path: Path) -> None:
     page = ProgressPage.create(tmp_path / "page")
-    page.step, page.step_seconds, page.saved = 120, 0.25, 100
+    page.step, page.step_seconds = 120, 0.25
     kept, log = keeper([*(f"[rank 0] step {number}" for number in range(100)), '[pod 0] flk-record {"outcome":"x"}'])
     kept.put_record(RUNNING)
-    kept.put_progress(page)
+    kept.put_progress(page, RUNNING)
     kept.put_record(FAILED)
     kept.flush(8.0)
     entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
     assert entry is not None
     assert entry.record == FAILED
-    assert (entry.step, entry.step_seconds, entry.saved, entry.pods, entry.processes) == (120, 0.25, 100, 2, 4)
+    assert (entry.step, entry.step_seconds, entry.pods, entry.processes) == (120, 0.25, 2, 4)
     assert entry.lines == [f"[rank 0] step {number}" for number in range(70, 100)]
     assert log == []
     assert {(path.partition("?")[0], token) for _, path, token in server.seen} == {
@@ -130,7 +130,7 @@ def test_the_attempts_of_launchers_that_were_killed_are_read(
     page.step = step
     kept, log = keeper()
     kept.put_record(RUNNING)
-    kept.put_progress(page)
+    kept.put_progress(page, RUNNING)
     kept.put_record(replace(RUNNING, attempts=[replace(RUNNING.attempts[0], restored=5)]))
     kept.flush(8.0)
     entry = keeper()[0].read()

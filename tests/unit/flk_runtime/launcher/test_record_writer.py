@@ -32,8 +32,8 @@ class Archive:
     def put_record(self, record: JobRecord) -> None:
         self.kept = record.goodput
 
-    def put_progress(self, page: ProgressPage, goodput: Goodput | None) -> None:
-        self.kept = goodput
+    def put_progress(self, page: ProgressPage, record: JobRecord) -> None:
+        self.kept = record.goodput
 
     def flush(self, seconds: float) -> None: ...
 
@@ -85,6 +85,36 @@ def test_goodput_goes_to_the_log_the_cluster_and_the_termination_message(
     end = JobRecord.from_json((tmp_path / "end").read_text())
     assert end
     assert end.goodput == archive.kept == Goodput(1119, {"waiting": 119})
+
+
+@pytest.mark.parametrize(
+    ("page", "saved", "stored"),
+    [
+        ({}, None, None),
+        ({"saved": 40, "stored": 20}, 40, 20),
+        ({"restored": 0}, None, None),
+        ({"restored": 30}, 30, None),
+        ({"restored": 30, "saved": 40}, 40, None),
+    ],
+)
+def test_the_record_says_which_checkpoints_there_are(
+    archive: Archive, clock: SimpleNamespace, tmp_path: Path, page: dict[str, int], saved: int, stored: int
+) -> None:
+    lines: list[str] = []
+    records = writer(lines, tmp_path)
+    records.write_running(RUNNING)
+    ours = ProgressPage.private()
+    for name, value in page.items():
+        setattr(ours, name, value)
+    clock.now += 400
+    records.keep_progress([ours])
+    told = [record for line in lines if (record := parse_record(line.rstrip()))][-1]
+    assert (told.saved, told.stored) == (saved, stored)
+    assert ("saved" in lines[-1]) == (saved is not None)
+    records.finish_stopped(15, None, RUNNING)
+    end = JobRecord.from_json((tmp_path / "end").read_text())
+    assert end
+    assert (end.saved, end.stored) == (saved, stored)
 
 
 @pytest.mark.usefixtures("clock")

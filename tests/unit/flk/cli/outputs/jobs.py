@@ -209,6 +209,8 @@ RECORDS = {
         new_record("running", 0, None, attempts(None), Limits(3)),
         slow=[SlowRank(1, "gpt-worker-1", "node-b", 2.1)],
         goodput=Goodput(NOW - 10, {"waiting": 2.0, "starting": 7.5, "saving": 0.25, "computing": 40.25}, 1, 25),
+        saved=40,
+        stored=20,
     ),
 }
 
