@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flk.errors import FlkError, UsageError
-from flk.local import interpreter
+from flk.local import interpreter, packages_folder
 from flk.spec.job import Job
 from flk.terminal import printable
 
@@ -72,7 +72,8 @@ class Plan:
 def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[str, Any]] = ()) -> Plan:
     """Run the script of ``job`` in ``folder`` up to its first step, without memory for its model.
 
-    ``measured`` are results of `flk bench`. Raises UsageError if the script or the GPU type cannot be planned.
+    ``measured`` are results of `flk bench`. The packages of the job are those that `flk run` has installed. Raises
+    UsageError if the script or the GPU type cannot be planned.
     """
     python, path = interpreter()
     with tempfile.TemporaryDirectory(prefix="flk-") as scratch:
@@ -86,6 +87,8 @@ def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[
             "output": str(result),
         }
         environment = dict(os.environ)
+        if job.pip or job.requirements:
+            path = os.pathsep.join(filter(None, [path, _installed(job, folder, python)]))
         if path:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environment.get("PYTHONPATH", "")]))
         process = subprocess.run(
@@ -117,3 +120,16 @@ def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[
         data["warnings"],
         data,
     )
+
+
+def _installed(job: Job, folder: Path, python: str) -> str:
+    """Return the folder with the packages of a job that `flk run` has installed. Raises UsageError if it has not."""
+    packages = packages_folder(job, folder, python, os.environ)
+    found = next(packages.glob("lib/python*/site-packages"), None)
+    if found is None or not (packages / "installed").exists():
+        named = ", ".join([*(job.pip or []), *filter(None, [job.requirements])])
+        raise UsageError(
+            f"the packages of the job ({named}) are not installed on this machine, and flk plan installs none",
+            hint="flk run with the same options installs them; or install them here and leave the options out",
+        )
+    return str(found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import LoadedJob, takes_job
+from flk.cli.options import LoadedJob, note, takes_job
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def plan(
     job, here = loaded.job.named(), Path.cwd()
     if job.command[0] != "-m" and loaded.root != here:
         job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
+    if job.setup:
+        note("the setup command does not run for a plan")
     found = make_plan(job, here, gpu_type, measured(job))
     if output == "json":
         print(json.dumps(found.output, indent=2))

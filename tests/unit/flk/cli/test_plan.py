@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flk.cli.plan import _text
-from flk.planning import Plan, Row
+from flk.local import packages_folder
+from flk.planning import Plan, Row, _installed
+from flk.spec.job import Job
 
 
 def row(strategy: str, seconds: float) -> Row:
@@ -26,3 +33,20 @@ def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> N
     assert "2.00 s ?" in text[3]
     assert not any(line.startswith("recommended") for line in text)
     assert any(line.startswith("no recommendation") and "full_shard needs least memory" in line for line in text)
+
+
+def test_packages_are_those_that_flk_run_has_installed(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    code, stdout, stderr = run("plan", "--pip", "einops", "train.py")
+    assert (code, stdout) == (2, "")
+    assert "the packages of the job (einops) are not installed on this machine, and flk plan installs none" in stderr
+    job = Job(command=["train.py"], pip=["einops"])
+    folder = packages_folder(job, tmp_path, sys.executable, os.environ)
+    site = folder / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    (folder / "installed").touch()
+    assert _installed(job, tmp_path, sys.executable) == str(site)
