@@ -10,14 +10,14 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from flk.errors import UsageError
 from flk.manifest.files import select_files, unreadable
-from flk.manifest.runtime import runtime_archive, used_by
+from flk.manifest.runtime import runtime_archive, used_by, used_by_code
 from flk.spec.job import Job
 
 SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigMaps
@@ -61,13 +61,24 @@ def make_bundle(job: Job, root: Path) -> Bundle:
         return Bundle()
     root = root.resolve()
     selection = select_files(job, root)
+    try:
+        used = used_by(job) | used_by_code(_python(root, selection.script, selection.files))
+    except OSError as error:
+        raise unreadable(error) from None
     return Bundle(
-        runtime=runtime_archive(used_by(job)),
+        runtime=runtime_archive(used),
         code=_code_archive(root, selection.files),
         files=selection.files,
         script=selection.script,
         left_out=selection.left_out,
     )
+
+
+def _python(root: Path, script: str | None, files: Sequence[str]) -> Iterator[bytes] | None:
+    """The contents of the Python files that travel; None if the script is a module, which may be one of the image."""
+    if script is None:
+        return None
+    return ((root / path).read_bytes() for path in files if path.endswith((".py", ".ipynb")))
 
 
 def _code_archive(root: Path, files: Sequence[str]) -> bytes:

@@ -14,7 +14,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final
 
@@ -24,15 +24,25 @@ from flk_runtime import contract
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
-# "training", "records", "preparation" and "check" are no packages, but the modules of _ELSEWHERE that only jobs use
-# which train, keep records in the cluster, install packages or run a setup command, or check a start.
-OPTIONAL: Final = frozenset({"plan", "bench", "diloco", "training", "records", "preparation", "check"})
+# "training", "records", "preparation", "check", "loops" and "trainers" are no packages, but the modules of _ELSEWHERE
+# that only jobs use which train, keep records in the cluster, install packages or run a setup command, check a start,
+# have a loop of their own, or a client of Kubeflow Trainer.
+OPTIONAL: Final = frozenset(
+    {"plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "trainers"}
+)
+_MENTIONED: Final = {
+    "hosts": (b"flk_runtime.hosts",),
+    "loops": (b"flk_runtime.hosts", b"adopt"),
+    "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
+}
+"""What the code of a job says that uses an OPTIONAL package which no option of the job tells."""
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
 _OF_PROGRAMS: Final = {
     "": {"training", "check"},
     "bench": {"bench", "plan"},
     "check": {"training", "check"},
     "diloco": {"diloco"},
+    "hosts": {"training", "hosts", "loops"},
     "plan": {"plan"},
 }
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
@@ -47,9 +57,10 @@ _ELSEWHERE: Final = {
     "launcher/ledger.py": "training",
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
+    "launcher/trainer_status.py": "trainers",
     **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
-    "run/adopt.py": "training",
-    "run/loop.py": "training",
+    "run/adopt.py": "loops",
+    "run/loop.py": "loops",
 }
 _BOOTSTRAP: Final = "bootstrap.py"
 # The symbols of the text that is compressed, in the order of their codes: its characters, and parts of words that are
@@ -92,6 +103,15 @@ def used_by(job: Job) -> frozenset[str]:
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))
     return frozenset(used.union({"training"}, {AUTO: {"plan"}, DILOCO: {"diloco"}}.get(job.strategy, ())))
+
+
+def used_by_code(files: Iterable[bytes] | None) -> frozenset[str]:
+    """Return which OPTIONAL packages the code of a job may use, from its files; None: it may be any code."""
+    if files is None:
+        return frozenset(_MENTIONED)
+    return frozenset(
+        name for file in files for name, words in _MENTIONED.items() if any(word in file for word in words)
+    )
 
 
 def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:

@@ -54,7 +54,8 @@ def read_progress(lines: Sequence[str]) -> list[Progress]:
         step_time = before.step_time if before else None
         if before and step > before.step and time > before.time:
             step_time = (time - before.time) / (step - before.step)
-        total = next((values[key] for key in _TOTALS if isinstance(values.get(key), int)), None)
+        known = before.total if before else None  # another line of the rank may say it
+        total = next((values[key] for key in _TOTALS if isinstance(values.get(key), int)), known)
         measured = (_number(values.get(key)) for key in ("loss", "samples_per_s", "mfu", "comm", "data_wait"))
         last[rank] = Progress(rank, step, time, total, step_time, *measured)
     return [last[rank] for rank in sorted(last)]

@@ -26,6 +26,7 @@ from flk_runtime.system import host
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.hub import HubProcess
+    from flk_runtime.launcher.trainer_status import TrainerStatus
 
 _TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
 _ORPHANS_TIMEOUT, _ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
@@ -98,6 +99,7 @@ class Ranks:
         self._error_folder = error_folder
         self._count_lines = count_lines
         self._by_pid: dict[int, RankProcess] = {}
+        self._status: TrainerStatus | None = None
         self._attempt = 0  # number of the last one
         self._oom_kills = 0  # of processes of this container that were killed before this attempt, or are reported
         self._orphans_since: float | None = None  # by time.monotonic; None: no orphans are known
@@ -129,11 +131,38 @@ class Ranks:
             if not (self._paused and fd in pipes.output_ends):
                 self._selector.register(fd, selectors.EVENT_READ)
         environment = {**rank_environment(settings, attempt, local_rank, self._error_folder), **variables}
+        if rank == 0:
+            environment |= self._status_variables(prefix)
         page = ProgressPage.create(Path(environment[pod_env.PROGRESS]))
         command = settings.command + (settings.on_restart if attempt.number else ())
         pid = self._server.launch(command, environment, settings.work, *pipes.write_ends)
         pipes.close_write_ends()
         self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)
+
+    def _status_variables(self, prefix: str) -> dict[str, str]:
+        """The variables by which a client of Kubeflow Trainer in rank 0 finds this launcher, unless it knows another.
+
+        ``prefix`` is of the lines of rank 0.
+        """
+        if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
+            return {}
+        if self._status is None:
+            try:
+                from flk_runtime.launcher.trainer_status import TrainerStatus  # only jobs that may use it have it
+            except ImportError:
+                return {}
+
+            def step() -> int:
+                return max((each.progress.step for each in list(self._by_pid.values()) if each.rank == 0), default=-1)
+
+            def write(line: bytes) -> None:
+                self._output.write_stdout(prefix.encode() + line)
+
+            try:
+                self._status = TrainerStatus(self._error_folder, write, step)
+            except OSError:  # progress is worth no failure
+                return {}
+        return self._status.variables
 
     def read(self, fd: int) -> RankProcess | None:
         """Pass on output that a rank has written to the pipe ``fd``. Returns the rank, or None if it has ended."""
