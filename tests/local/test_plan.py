@@ -48,6 +48,7 @@ from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.plan.hardware import GPUS
 from flk_runtime.plan.state import model_state, optimizer_sizes, units_of
 
+@functools.cache
 def units(kind, precision=None):
     with FakeTensorMode():
         model = MAKE[kind]()
@@ -55,7 +56,7 @@ def units(kind, precision=None):
         return units_of(model, find_blocks(model, None), states, precision)
 
 def compare(measured, predicted):
-    # Tell for each model, strategy and precision what was measured and what was predicted.
+    # Tell for each model, strategy and precision what rank 0 measured and predicts.
     for kind, make in MAKE.items():
         for name in strategies:
             with init(name) as run:
@@ -66,8 +67,9 @@ def compare(measured, predicted):
                         model, torch.optim.AdamW(model.parameters()), precision=precision, **hybrid(name)
                     )
                     loss = lambda: model(INPUT[kind]()).float().square().mean()
-                    found = [measured(loss, optimizer), predicted(kind, name, precision)]
-                    tell(f"{kind} {name} {bool(precision)}", found)
+                    found = measured(loss, optimizer)
+                    if run.is_main:
+                        tell(f"{kind} {name} {bool(precision)}", [found, predicted(kind, name, precision)])
 """
 
 STATE = """
