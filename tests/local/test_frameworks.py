@@ -25,6 +25,11 @@ NEEDS = {
 }
 
 
+def of(*examples: str) -> list[Any]:
+    """The examples as parameters. One worker runs all tests of an example, or each would start it anew."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(f"example {name}"), id=name) for name in examples]
+
+
 @functools.cache  # a start takes seconds, and each is looked at from two or three sides
 def start(launcher: tuple[str, ...], example: str) -> list[dict[str, Any]]:
     """What each rank says of itself at its end, in the order of ranks."""
@@ -42,7 +47,7 @@ def start(launcher: tuple[str, ...], example: str) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in lines), key=lambda result: result["rank"])
 
 
-@pytest.mark.parametrize("example", NEEDS)
+@pytest.mark.parametrize("example", of(*NEEDS))
 def test_two_pods_train_one_model(example: str) -> None:
     first, second = start(FLK, example)
     assert first["world_size"] == 2
@@ -51,12 +56,12 @@ def test_two_pods_train_one_model(example: str) -> None:
         assert first["started_by"] == "TorchElasticEnvironment"
 
 
-@pytest.mark.parametrize("example", NEEDS)
+@pytest.mark.parametrize("example", of(*NEEDS))
 def test_under_torchrun_it_trains_the_same(example: str) -> None:
     assert start(TORCHRUN, example) == start(FLK, example)
 
 
-@pytest.mark.parametrize("example", ["nanogpt", "accelerate", "transformers"])
+@pytest.mark.parametrize("example", of("nanogpt", "accelerate", "transformers"))
 def test_one_process_trains_the_same_on_the_same_samples(example: str) -> None:
     (alone,) = start((), example)
     first, _ = start(FLK, example)
