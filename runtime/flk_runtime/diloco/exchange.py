@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from flk_runtime.diloco.messages import (
-    LEASE,
     MESSAGES,
     Alive,
     Begin,
@@ -28,12 +27,13 @@ from flk_runtime.diloco.messages import (
     Parameters,
     Peer,
     Result,
+    send_queued,
     session,
 )
 from flk_runtime.diloco.options import Membership
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import RendezvousError, SetupError
-from flk_runtime.wire import Backoff, Refused, Stream, VersionError
+from flk_runtime.wire import LEASE, Backoff, Lease, Refused, Stream, VersionError
 
 Received = tuple[FromHub, Data]
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between two attempts to connect, see `Backoff`
@@ -105,7 +105,7 @@ class HubExchange:
         ``patience``: seconds without a hub after which `get` raises RendezvousError. ``log`` takes a line.
         """
         self._membership, self._layout, self._digest = membership, layout, digest
-        self._patience, self._log, self._lease = patience, log, lease
+        self._patience, self._log, self._lease = patience, log, Lease(lease)
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._versions = list(versions)  # received
@@ -214,7 +214,7 @@ class HubExchange:
 
     def _serve(self, peer: Peer) -> None:
         """Send and receive until the connection ends."""
-        sender = threading.Thread(target=self._send, args=(peer,), daemon=True)
+        sender = threading.Thread(target=send_queued, args=(peer, self._outgoing, self._lease), daemon=True)
         sender.start()
         try:
             while True:
@@ -249,18 +249,6 @@ class HubExchange:
                     self._begun = True
                     for (fragment, version), data in sorted(self._pending.items()):
                         self._outgoing.put((Contribution(fragment, version), data))
-
-    def _send(self, peer: Peer) -> None:
-        with contextlib.suppress(OSError):
-            while self._peer is peer:
-                try:
-                    item = self._outgoing.get(timeout=self._lease / 3)
-                except queue.Empty:
-                    item = (Alive(), b"")
-                if item is None:
-                    break
-                peer.send(*item)
-        peer.close()
 
     def _note(self, problem: str) -> None:
         if self._closing:

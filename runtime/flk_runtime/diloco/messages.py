@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Final, get_args
 
-from flk_runtime.wire import Refused, Registry, Session, Stream
-
-LEASE: Final = 15.0  # seconds of silence after which a worker or the hub is lost
+from flk_runtime.wire import Lease, Refused, Registry, Session, Stream
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,20 @@ Message = FromWorker | FromHub
 MESSAGES: Final[Registry[Message]] = Registry(get_args(Message))
 Peer = Stream[Message]
 Data = bytes | bytearray
+
+
+def send_queued(peer: Peer, items: SimpleQueue[Any], lease: Lease) -> None:
+    """Send messages until one is None or the connection ends, and that this end is there when there are none."""
+    with contextlib.suppress(OSError):
+        while True:
+            try:
+                item = items.get(timeout=lease.interval)
+            except Empty:
+                item = (Alive(), b"")
+            if item is None:
+                break
+            peer.send(*item)
+    peer.close()
 
 
 def session(secret: str, *, serves: bool) -> Session:

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flk_runtime.diloco.messages import (
-    LEASE,
     MESSAGES,
-    Alive,
     Bye,
     Contribution,
     Data,
@@ -23,12 +21,13 @@ from flk_runtime.diloco.messages import (
     Message,
     Parameters,
     Peer,
+    send_queued,
     session,
 )
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
-from flk_runtime.wire import Refused, Stream, VersionError, listen
+from flk_runtime.wire import LEASE, Lease, Refused, Stream, VersionError, listen
 
 _TICK = 0.5  # seconds
 _HANDSHAKE_TIMEOUT = 10.0  # seconds, of TLS
@@ -51,7 +50,7 @@ class Hub:
         """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
         if not secret and not _is_loopback(address):
             raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
-        self._secret, self._tls, self._lease, self._log = secret, tls, lease, log
+        self._secret, self._tls, self._lease, self._log = secret, tls, Lease(lease), log
         self._socket = listen(address, port)
         self.port = int(self._socket.getsockname()[1])
         self._lock = threading.Lock()
@@ -207,13 +206,12 @@ class Hub:
 class _Peer:
     """A connection to a worker, and the thread that sends to it, so that a slow worker holds up no other."""
 
-    def __init__(self, stream: Peer, lease: float) -> None:
+    def __init__(self, stream: Peer, lease: Lease) -> None:
         self.stream = stream
         self.incarnation = ""  # of the worker's process
         self.forgotten = False
-        self._interval = lease / 3
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        threading.Thread(target=self._send, daemon=True).start()
+        threading.Thread(target=send_queued, args=(stream, self._queue, lease), daemon=True).start()
 
     def post(self, message: FromHub, data: bytes) -> None:
         self._queue.put((message, data))
@@ -221,20 +219,6 @@ class _Peer:
     def close(self) -> None:
         """Close the connection after all posted messages are sent."""
         self._queue.put(None)
-
-    def _send(self) -> None:
-        try:
-            while True:
-                try:
-                    item = self._queue.get(timeout=self._interval)
-                except queue.Empty:
-                    item = (Alive(), b"")
-                if item is None:
-                    break
-                self.stream.send(*item)
-        except OSError:
-            pass
-        self.stream.close()
 
 
 def _is_loopback(address: str) -> bool:

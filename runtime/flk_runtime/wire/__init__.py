@@ -5,6 +5,7 @@
 - `registry`: a set of messages, each a dataclass, and how they travel as JSON
 - `connection`: a non-blocking end of a connection, for a loop that serves many
 - `stream`: a blocking end, for threads, which also carries bulk data
+- `lease`: how long an end may be silent
 - `listener`: a socket that listens on IPv6 and IPv4
 - `backoff`: the delays between two tries to connect
 
@@ -18,16 +19,19 @@ the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_ru
 from flk_runtime.wire.answers import Done, Failed, Refused
 from flk_runtime.wire.backoff import Backoff
 from flk_runtime.wire.connection import Connection, was_closed
+from flk_runtime.wire.lease import LEASE, Lease
 from flk_runtime.wire.listener import listen
 from flk_runtime.wire.registry import MessageError, Registry, Unreadable
 from flk_runtime.wire.session import Session, StrangerError, VersionError
 from flk_runtime.wire.stream import Stream, reason
 
 __all__ = [
+    "LEASE",
     "Backoff",
     "Connection",
     "Done",
     "Failed",
+    "Lease",
     "MessageError",
     "Refused",
     "Registry",

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
+from flk_runtime.wire.lease import Lease
 from flk_runtime.wire.registry import MessageError, Registry, Unreadable
 from flk_runtime.wire.session import LENGTHS, Session
 
@@ -25,9 +26,10 @@ class Connection(Generic[M]):
     """
 
     def __init__(self, sock: socket.socket, session: Session, registry: Registry[M], lease: float, now: float) -> None:
-        """``lease`` is the time in seconds after which the kernel gives up data that the peer does not confirm."""
+        """The kernel gives up data that the peer does not confirm within the ``lease``, a time in seconds."""
         sock.setblocking(False)
-        _configure(sock, lease)
+        self.lease = Lease(lease)
+        _configure(sock, self.lease)
         self.socket = sock
         self.session = session
         self.heard = now
@@ -40,6 +42,10 @@ class Connection(Generic[M]):
     def has_unsent(self) -> bool:
         """Whether `flush` must be called when the socket becomes writable."""
         return bool(self._unsent)
+
+    def silence(self, now: float) -> str:
+        """Say that the other end has been silent for longer than the lease; empty if it has not."""
+        return self.lease.silence(self.heard, now)
 
     def send(self, message: M) -> None:
         """Send a message, or as much of it as the kernel takes now."""
@@ -100,11 +106,11 @@ def was_closed(error: OSError) -> bool:
     return isinstance(error, ConnectionResetError | BrokenPipeError)
 
 
-def _configure(sock: socket.socket, lease: float) -> None:
+def _configure(sock: socket.socket, lease: Lease) -> None:
     """Let the kernel detect a peer that is gone, also where nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    interval = min(max(1, round(lease / 3)), _LONGEST_INTERVAL)
+    interval = min(max(1, round(lease.interval)), _LONGEST_INTERVAL)
     options = {
         "TCP_KEEPIDLE": interval,
         "TCP_KEEPINTVL": interval,

@@ -163,12 +163,8 @@ def _whole(holders: _Holders) -> list[CheckpointId]:
     return [each for each in full if sorted(holders[each]) == list(range(each.world_size))]
 
 
-def newest_partial(inventories: Mapping[int, Inventory]) -> tuple[int, list[int]] | None:
-    """Step and missing ranks of the checkpoint that would have been the newest; None if nobody holds any shard."""
-    return _newest_partial(_holders(inventories))
-
-
 def _newest_partial(holders: _Holders) -> tuple[int, list[int]] | None:
+    """Step and missing ranks of the checkpoint that would have been the newest; None if nobody holds any shard."""
     some = [checkpoint for checkpoint, ranks in holders.items() if ranks]
     if not some:
         return None

@@ -238,7 +238,6 @@ class Member:
 
     def _serve(self, connection: Connection[Message]) -> None:
         """Exchange messages with the leader until the job ends. Raises OSError if the connection breaks."""
-        lease = self._settings.lease
         heartbeat_at = 0.0
         if self._ready:
             self._join(connection)
@@ -249,17 +248,17 @@ class Member:
                 now = time.monotonic()
                 if now >= heartbeat_at:
                     connection.send(Heartbeat(self._status))
-                    heartbeat_at = now + lease / 3
+                    heartbeat_at = now + connection.lease.interval
                 write = selectors.EVENT_WRITE if connection.has_unsent else 0
                 selector.modify(connection.socket, selectors.EVENT_READ | write)
-                selector.select(max(0.0, min(heartbeat_at, connection.heard + lease) - now))
+                selector.select(max(0.0, min(heartbeat_at, connection.heard + connection.lease) - now))
                 self._send_outbox(connection)
                 connection.flush()
                 now = time.monotonic()
                 for message in connection.receive(now):
                     self._handle(message, connection)
-                if now - connection.heard > lease:
-                    raise ConnectionError(f"it was silent for {now - connection.heard:.0f} s")
+                if silence := connection.silence(now):
+                    raise ConnectionError(silence)
 
     def _send_outbox(self, connection: Connection[Message]) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -17,10 +17,10 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.attempt_store import AttemptStore
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
 from flk_runtime.launcher.transport.thread import start_thread
-from flk_runtime.wire import Connection, Refused, Unreadable, VersionError, listen, was_closed
+from flk_runtime.wire import Connection, Lease, Refused, Unreadable, VersionError, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
-_AUTHENTICATION_TIMEOUT = 10.0  # seconds in which a connection must have authenticated itself
+_AUTHENTICATION = Lease(10.0)  # seconds in which a connection must have authenticated itself
 _STRANGERS = 256  # open connections beyond one for each pod; the oldest is closed for a new one
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
 _LOG_INTERVAL = 10.0  # seconds between two lines about connections that were dropped
@@ -256,12 +256,11 @@ class Server:
 
     def _sweep(self, now: float) -> None:
         """Give up members whose lease is over, and connections that do not authenticate themselves."""
-        lease = self._settings.lease
         for peer in self._peers.values():
-            if peer.pod is None and now - peer.opened > _AUTHENTICATION_TIMEOUT:
-                self._break(peer, f"it was silent for {_AUTHENTICATION_TIMEOUT:.0f} s")
-            elif peer.pod is not None and now - peer.connection.heard > lease:
-                self._break(peer, f"it was silent for {now - peer.connection.heard:.0f} s")
+            stranger = peer.pod is None
+            silence = _AUTHENTICATION.silence(peer.opened, now) if stranger else peer.connection.silence(now)
+            if silence:
+                self._break(peer, silence)
 
     def _serve_attempt_store(self) -> int:
         self._attempt_store = AttemptStore()

@@ -11,7 +11,6 @@ from flk_runtime.launcher.replication.plan import (
     ShardId,
     copied_to_partner,
     make_plan,
-    newest_partial,
     newest_whole,
     readers,
 )
@@ -30,7 +29,6 @@ def test_the_newest_whole_checkpoint_is_restored() -> None:
     old, new, cut = saved(5, 1), saved(10, 2), saved(15, 3)
     inventories = {0: held(old, new, cut, ranks=(0,)), 1: held(old, new, ranks=(1,))}
     assert newest_whole(inventories) == Restore(new, {0: [0], 1: [1]})
-    assert newest_partial({0: held(cut, old, ranks=(0,))}) == (15, [1])
 
 
 def test_of_two_saves_after_the_same_step_the_later_one_is_restored() -> None:
