@@ -18,8 +18,12 @@ help: ## This list
 # torch first and pinned, so that nothing after it brings another build of it.
 $(INSTALLED): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not installed; set PYTHON=" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments: install Debian's package python3-venv, or set PYTHON= to another Python" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet '$(TORCH)'
+ifeq ($(TORCH_INDEX),)
+	@echo "make: installs $(TORCH), which may take a download of gigabytes with CUDA's libraries; TORCH_INDEX= names an index with torch's builds for CPUs" >&2
+endif
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
 	$(BIN)/pip install --quiet --editable '.[dev,docs,runtime,examples]'
 	@touch $@
 
@@ -59,7 +63,8 @@ image: ## The CPU image, loaded into the kind cluster CLUSTER if there is one
 examples: $(INSTALLED) ## The manifests in k8s/examples, from the job files beside them
 	@set -e; for job in k8s/examples/*.flk.yaml; do $(BIN)/flk render --file $$job >$${job%.flk.yaml}.yaml; done
 
-soak: $(INSTALLED) ## Tests that take long or repeat much
+soak: export FLK_TEST_INSTALL ?= yes
+soak: $(INSTALLED) ## Tests that take long or repeat much, and those of the runtime with older releases of torch
 	$(BIN)/pytest -m soak
 
 bench: $(INSTALLED) ## All benchmarks on this machine, against their goals; PAGE=docs/contributing/benchmarks.md keeps the tables

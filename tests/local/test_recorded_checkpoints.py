@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.ranks import Ranks
 from tests.support.small_model import told
@@ -70,4 +71,12 @@ def test_a_checkpoint_of_an_earlier_version_resumes_bit_equal(
     shutil.copytree(recorded / written, place)
     ended = ranks(TRAIN, 2, {"PLACE": str(place), "FLK_STRATEGY": strategy})
     assert f"flk: resumed at step 3 from {place}/step-000000003" in ended[0].lines
+    if not drops_as_recorded():
+        pytest.skip("the dropout of this torch drops other elements than that of the torch that wrote the losses")
     assert told(ended[0])["losses"] == LOSSES[3:]
+
+
+def drops_as_recorded() -> bool:
+    """Whether torch's dropout draws the same elements as that of torch 2.13; that of torch 2.6 does not."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.empty(8).bernoulli_(0.7, generator=generator).tolist() == [0, 0, 1, 0, 1, 0, 1, 1]

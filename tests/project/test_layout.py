@@ -82,8 +82,7 @@ COVERED = {
         "flk_runtime.checkpoint.adapters.torch_state"
     ),
     "tests/local/test_strategies.py": (
-        "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 "
-        "flk_runtime.parallel.model"
+        "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 flk_runtime.parallel.model"
     ),
     "tests/local/test_streams.py": "flk_runtime.wire.answers",
     "tests/local/test_mesh.py": (

@@ -11,6 +11,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system.torch_version import OLDEST, check_torch
 
 ROOT = Path(__file__).parents[4]
+PAGE = ROOT / "docs" / "guides" / "install.md"
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.5.1+cu124"])
@@ -36,3 +37,12 @@ def test_the_package_and_the_documentation_state_the_same_version() -> None:
     ]
     assert len(stated) >= 2
     assert set(stated) == {oldest}
+    assert f"| torch {oldest} or newer |" in PAGE.read_text()
+
+
+def test_the_page_has_each_version_that_something_needs() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "runtime").rglob("*.py"))
+    needed = re.findall(r'require_torch\(\s*"([\d.]+)"', sources)
+    assert len(needed) >= 2
+    rows = [line.split("|")[2].strip() for line in PAGE.read_text().splitlines() if line.count("|") == 4]
+    assert set(needed) <= set(rows)

@@ -1,0 +1,34 @@
+"""make: what it says before it installs anything."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", "--always-make", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_python_without_virtual_environments_is_named_with_the_package_that_debian_lacks(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    done = make("venv", f"PYTHON={python}")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == (
+        f"make: {python} cannot make virtual environments: install Debian's package python3-venv, or set PYTHON= to "
+        "another Python"
+    )
+    assert done.stdout == ""
+
+
+def test_torch_index_names_where_torch_comes_from() -> None:
+    large = "CUDA's libraries"
+    from_pypi, from_index = (make("--dry-run", "venv", f"TORCH_INDEX={each}") for each in ("", "https://index.example"))
+    assert large in from_pypi.stdout
+    assert "--index-url" not in from_pypi.stdout
+    assert large not in from_index.stdout
+    assert "pip install --quiet --index-url 'https://index.example' 'torch==" in from_index.stdout
