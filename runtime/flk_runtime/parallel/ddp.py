@@ -34,12 +34,20 @@ class DDPModel(ParallelModel):
                 "no parameter of the model requires a gradient, so strategy ddp has nothing to average: use strategy "
                 "none, or parallelize only models that are trained"
             )
-        module = DistributedDataParallel(
-            model,
-            device_ids=[device] if device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-            find_unused_parameters=find_unused_parameters,
-        )
+        try:
+            module = DistributedDataParallel(
+                model,
+                device_ids=[device] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=find_unused_parameters,
+            )
+        except RuntimeError as error:
+            if "Invalid scalar type" not in str(error):
+                raise
+            raise SetupError(
+                "strategy ddp with complex parameters on CPUs needs torch 2.9 or newer, and this is torch "
+                f"{torch.__version__}: update torch"
+            ) from error
         super().__init__(model, module)
         _Passes(module, self.trained())
         self.beside = {"order": GradientOrder(module, self.trained(), device)}
