@@ -129,6 +129,14 @@ def assigned(run):
     model, _ = made(run)
     model.head.weight.data = model.head.weight.data * 2
 
+def measured(run):
+    model, _ = made(run)
+    loss(run, model).backward()
+    norm = model.head.weight.grad.norm()
+    whole = nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor().item()
+    assert float(norm.full_tensor()) < whole
+    norm.item()
+
 def own_gradients(run):
     model, optimizer = made(run)
     parameters = list(model.parameters())
@@ -161,6 +169,7 @@ with group():
                 "'head.weight' has hooks, which strategy full_shard": functools.partial(hooked, late=False),
                 "register_hook of a sharded parameter": functools.partial(hooked, late=True),
                 "create_graph=True, as for a gradient penalty": penalized,
+                "such as a norm, would give a value of this rank's shards alone": measured,
                 "an assignment to .data of a sharded parameter would be lost": assigned,
             }
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -16,12 +15,12 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import reshard
-from flk_runtime.distributed import is_settled
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
+from flk_runtime.parallel.silent_errors import refuse_silent_errors
 from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
 from flk_runtime.system import pytree
@@ -97,7 +96,7 @@ class FSDP2Model(ParallelModel):
             changes = _Changes(shards)
             module.register_forward_pre_hook(changes.before)
             module.register_forward_hook(changes.after)
-        _refuse_assignments()
+        refuse_silent_errors()
         for parameter in model.parameters():
             parameter.register_hook = _refuse_hook  # type: ignore[method-assign]
         self._unused: UnusedParameters | None = None
@@ -173,22 +172,6 @@ def _refuse_second_order(result: Any) -> None:
     for each in pytree.leaves(result):
         if isinstance(each, torch.Tensor) and each.requires_grad:
             each.register_hook(check)  # type: ignore[no-untyped-call]
-
-
-@functools.cache
-def _refuse_assignments() -> None:
-    """Have an assignment to ``data`` of a parameter raise SetupError: DTensor would ignore it."""
-    plain: Any = torch.Tensor.data
-
-    def assign(tensor: DTensor, value: torch.Tensor) -> None:
-        if is_settled(tensor):
-            raise SetupError(
-                "an assignment to .data of a sharded parameter would be lost: change it in place, as in "
-                "parameter.data.copy_(values)"
-            )
-        plain.__set__(tensor, value)
-
-    DTensor.data = property(plain.__get__, assign)  # type: ignore[assignment]
 
 
 def _refuse_hook(*_: Any) -> None:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from flk_runtime.checkpoint import is_sharded
 from flk_runtime.distributed import is_settled, settle
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import is_wrapper, parameters_in
+from flk_runtime.parallel import is_wrapper, parameters_in, replaced
 from flk_runtime.run.models import Models
 
 
@@ -69,6 +69,8 @@ class OptimizerWatch:
 def _refuse_others(optimizer: Optimizer) -> None:
     """Raise SetupError for a gradient that nothing averages."""
     for each in parameters_in(optimizer):
+        if replaced.name_of(each):  # which has a check of its own
+            continue
         # A gradient without requires_grad is one that the script has made.
         if each.grad is None or not each.requires_grad or is_settled(each) or is_sharded(each):
             continue
