@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import textwrap
 from functools import partial
 from pathlib import Path
@@ -61,9 +62,12 @@ def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(
 def test_saves_after_the_same_step_are_not_mixed(
     flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
 ) -> None:
-    """A script saves three times after step 1. The part of the deleted pod is as new as that of the other one."""
+    """A script saves three times after step 1. The part of the deleted pod is as new as that of the other one.
+
+    The pods keep the parts on a disk: whether they are in memory makes no difference.
+    """
     (tmp_path / "train.py").write_text(own_loop(SAVES_TWICE))
-    options = ["--replicas", "2", "--cpu", "100m", "--image", image]
+    options = ["--replicas", "2", "--cpu", "100m", "--image", image, "--memory-path", "/disk"]
     assert flk("submit", "train.py", "--name", "twice", *options, cwd=tmp_path).code == 0
 
     def log() -> str:
@@ -74,6 +78,7 @@ def test_saves_after_the_same_step_are_not_mixed(
     ended = flk("wait", "twice")
     assert ended.code == 0, ended.stderr
     found = log()
+    assert re.search(r"keeps checkpoints on the disk of this pod and of pod 1: each pod uses up to .* of /disk", found)
     for rank in (0, 1):
         assert f"[rank {rank}] begins at step 1 with 3.0 3.0" in found
     assert flk("delete", "twice").code == 0

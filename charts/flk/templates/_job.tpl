@@ -185,6 +185,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- with $spec.gang }}{{ $_ := set $spec "gang" (include "flk.gangName" $) }}{{ end }}
 {{- with $spec.topology }}{{ $_ := set $spec "topology" (contains ":" . | ternary . (printf "%s:required" .)) }}{{ end }}
 {{- with $spec.records | default (include "flk.records" .) }}{{ $_ := set $spec "records" . }}{{ end }}
+{{- with $spec.memory_path }}{{ $_ := set $spec "memory_path" (clean .) }}{{ end }}
 {{- with $job.checkpoint }}
 {{- $place := . }}
 {{- if kindIs "map" . }}{{ $place = .address | default (printf "%s:%s" .volume .path) }}{{ end }}

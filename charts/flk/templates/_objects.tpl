@@ -160,6 +160,28 @@ Service and PodGroup. */}}
 {{- if $mount.readOnly }}{{ $_ := set $own "readOnly" true }}{{ end }}
 {{- $_ := set $container "volumeMounts" (append $container.volumeMounts $own) }}
 {{- end }}
+{{- with $spec.memory_path }}
+{{- $path := printf "%s/" . }}
+{{- $over := dict }}
+{{- range $volumes }}
+{{- $mount := include "flk.mount" . | fromJson }}
+{{- if and (hasPrefix (printf "%s/" $mount.path) $path) (gt (len $mount.path) (len ($over.path | default ""))) }}{{ $over = $mount }}{{ end }}
+{{- end }}
+{{- if $over }}
+{{- if or (ne $over.kind "hostpath") $over.readOnly }}
+{{- fail (printf "job.memory_path: %s is on the volume %s, which is no local disk that pods write to: choose a path of a hostpath: volume, or one where no volume is" . $over.text) }}
+{{- end }}
+{{- $others := list }}
+{{- range $pod.volumes }}{{ if ne .name "memory" }}{{ $others = append $others . }}{{ end }}{{ end }}
+{{- $_ := set $pod "volumes" $others }}
+{{- $others = list }}
+{{- range $container.volumeMounts }}{{ if ne .name "memory" }}{{ $others = append $others . }}{{ end }}{{ end }}
+{{- $_ := set $container "volumeMounts" $others }}
+{{- $others = list }}
+{{- range $container.env }}{{ if ne .name "FLK_DISK" }}{{ $others = append $others . }}{{ end }}{{ end }}
+{{- $_ := set $container "env" $others }}
+{{- end }}
+{{- end }}
 {{- with include "flk.codeSource" . | fromJson }}
 {{- $source := . }}
 {{- range $pod.volumes }}{{ if eq .name "ship" }}{{ $_ := set .projected "sources" (append .projected.sources $source) }}{{ end }}{{ end }}

@@ -192,11 +192,23 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         {"name": pod_env.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
+        *_disk(job),
         *secret_variables(job),
         *({"name": name, "value": _literal(value)} for name, value in plain.items()),
         *outer_rendezvous_variables(job, target),
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in secrets),
     ]
+
+
+def _disk(job: Job) -> list[dict[str, Any]]:
+    """Return the variable that says how much disk the pod may use, where its checkpoints are on a volume of its own.
+
+    Without a limit of the pod, the kubelet inserts what its node has.
+    """
+    if job.memory_path is None or job.memory_mount:
+        return []
+    limit = {"resource": "limits.ephemeral-storage", "divisor": "1"}
+    return [{"name": pod_env.DISK, "valueFrom": {"resourceFieldRef": limit}}]
 
 
 def _literal(text: str) -> str:

@@ -24,11 +24,11 @@ from flk_runtime import contract
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
-# "training", "records", "preparation", "check", "loops" and "trainers" are no packages, but the modules of _ELSEWHERE
-# that only jobs use which train, keep records in the cluster, install packages or run a setup command, check a start,
-# have a loop of their own, or a client of Kubeflow Trainer.
+# "training", "records", "preparation", "check", "disk", "loops" and "trainers" are no packages, but the modules of
+# _ELSEWHERE that only jobs use which train, keep records in the cluster, install packages or run a setup command, check a
+# start, keep checkpoints on a local disk, have a loop of their own, or a client of Kubeflow Trainer.
 OPTIONAL: Final = frozenset(
-    {"plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "trainers"}
+    {"plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers"}
 )
 _MENTIONED: Final = {
     "hosts": (b"flk_runtime.hosts",),
@@ -58,6 +58,7 @@ _ELSEWHERE: Final = {
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
     "launcher/trainer_status.py": "trainers",
+    "launcher/replication/disk.py": "disk",
     **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
     "run/adopt.py": "loops",
     "run/loop.py": "loops",
@@ -99,6 +100,8 @@ def used_by(job: Job) -> frozenset[str]:
     used = {"preparation"} if job.pip or job.requirements or job.setup else set()
     if job.records:
         used.add("records")
+    if job.memory_path:
+        used.add("disk")
     module = job.command[1].split(".") if job.command[0] == "-m" else []
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))

@@ -258,6 +258,11 @@ HangTimeout = Annotated[
     PlainValidator(_hang_timeout),
     WithJsonSchema({"anyOf": [text_schema(PATTERN), {"type": "integer", "minimum": 0, "maximum": 999_999_999}]}),
 ]
+MemoryPath = Annotated[
+    str,
+    AfterValidator(names.memory_path),
+    WithJsonSchema(text_schema("/[^:/][^:]*", maxLength=names.MEMORY_PATH_LIMIT)),
+]
 SaveEvery = Annotated[
     int | str,
     PlainValidator(_save_every),

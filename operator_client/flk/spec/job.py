@@ -36,6 +36,7 @@ from flk.spec.fields import (
     LabelKey,
     LabelValue,
     Memory,
+    MemoryPath,
     Mount,
     ObjectName,
     OrText,
@@ -405,6 +406,20 @@ class Job(StrictModel):
         description="steps between two checkpoints in storage, where the memory of the pods keeps those of save_every; "
         "auto: computed; left out: every checkpoint is stored",
     )
+    memory_path: Annotated[
+        MemoryPath | None,
+        Option(
+            "PATH",
+            help="local disk on which pods keep the checkpoints that they keep in memory else, for a state that is too "
+            "large: a path of a hostpath: volume, or one where no volume is",
+            example="/nvme",
+            variable=pod_env.MEMORY_PATH,
+        ),
+    ] = Field(
+        default=None,
+        description="folder on a local disk in which the pods keep their checkpoints: below the path of a hostpath: "
+        "volume, or on a volume of the pod's own; left out: in memory",
+    )
     keep: Annotated[int | None, Option("N", Form.NUMBER, example="2", variable=user_env.KEEP)] = Field(
         default=None,
         ge=1,
@@ -558,6 +573,12 @@ class Job(StrictModel):
         for path in paths:
             if paths.count(path) > 1:
                 raise ValueError(f"volumes: two volumes are mounted at {path}")
+        over = self.memory_mount
+        if over and (over.kind != mounts.HOST_PATH or over.read_only):
+            raise ValueError(
+                f"memory_path: {self.memory_path} is on the volume {over}, which is no local disk that pods write to: "
+                "choose a path of a hostpath: volume, or one where no volume is"
+            )
         resources = self.resources
         huge = [name for name in fabrics()[self.fabric].pod_limits(resources.gpu) if name.startswith("hugepages-")]
         if huge and not (resources.memory or resources.cpu):
@@ -604,6 +625,15 @@ class Job(StrictModel):
     def processes_per_pod(self) -> int:
         """Ranks in each pod."""
         return self.processes if self.processes is not None else max(1, self.resources.accelerators)
+
+    @property
+    def memory_mount(self) -> mounts.Mount | None:
+        """The volume of the job on which `memory_path` is; None if the pods have one of their own there."""
+        found = [mounts.Mount.parse(volume) for volume in self.volumes]
+        if self.checkpoint and self.checkpoint.claim:
+            found.append(mounts.Mount(mounts.CLAIM, *self.checkpoint.claim))
+        inside = [each for each in found if f"{self.memory_path or ''}/".startswith(f"{each.path}/")]
+        return max(inside, key=lambda each: len(each.path), default=None)
 
     @property
     def created_pods(self) -> int:

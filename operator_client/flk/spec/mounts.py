@@ -41,6 +41,7 @@ def _nfs(name: str) -> dict[str, Any]:
 
 
 CLAIM: Final = "claim"
+HOST_PATH: Final = "hostpath"
 SOURCES: Final = {
     CLAIM: Source(
         "",
@@ -66,7 +67,7 @@ SOURCES: Final = {
         lambda name: {"configMap": {"name": name}},
         read_only=True,
     ),
-    "hostpath": Source(
+    HOST_PATH: Source(
         "hostpath:",
         "hostpath:/PATH:/PATH[:ro]",
         "/[^:]*",

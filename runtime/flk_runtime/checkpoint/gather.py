@@ -207,7 +207,13 @@ class PodReader(ChunkReader):
         for of_rank in self.exchange.share_in_pod(list(boxes.items())):
             for reader, found in of_rank:
                 wanted.setdefault(reader, {}).update((str(box), box) for box in found)
-        asked = self.exchange.swap({rank: list(wanted.get(rank, {}).values()) for rank in self.exchange.receives_of})
+        asked = self.exchange.swap(
+            {
+                rank: list(wanted.get(rank, {}).values())
+                for rank in range(process_group.world_size())
+                if self.exchange.receives(rank)
+            }
+        )
         arriving = {rank: self._buckets(found.values()) for rank, found in wanted.items()}
         leaving = {self.exchange.pod_of(rank): self._buckets(found) for rank, found in asked.items()}
 

@@ -30,8 +30,7 @@ _FILE: Final = "exchange"
 
 T = TypeVar("T")
 Sizes = Mapping[int, Sequence[int]]  # bytes of each piece, by rank or pod
-# A rank or a pod, the number of the piece, and its memory.
-Use = Callable[[int, int, torch.Tensor], None]
+Use = Callable[[int, int, torch.Tensor], None]  # a rank or a pod, the number of the piece, and its memory
 
 
 class PodExchange:
@@ -62,11 +61,6 @@ class PodExchange:
     def receives(self, rank: int) -> bool:
         """Whether this rank receives for its pod what ``rank`` gives to it. Not collective."""
         return rank != self._rank and rank % self._processes == self._place
-
-    @property
-    def receives_of(self) -> list[int]:
-        """The ranks for which `receives` is true."""
-        return list(filter(self.receives, range(self._pods * self._processes)))
 
     def all_gather(self, value: T) -> list[T]:
         """The values of all ranks in the order of ranks. They travel by pickle, once to each pod."""
@@ -135,12 +129,11 @@ class PodExchange:
                 fill(pod, number, packed)
                 sends.append((pod * self._processes + self._place, packed.to(self.device)))
             mine = {rank: view for rank, view in views.items() if self.receives(rank)}
-            data = {rank: view if self.device == _CPU else view.to(self.device) for rank, view in mine.items()}
+            data = {rank: view.to(self.device) for rank, view in mine.items()}  # the views themselves, if on the CPU
             _transfer(sends, data.items())
             for rank, view in mine.items():
                 self.received += len(view)
-                if data[rank] is not view:
-                    view.copy_(data[rank])
+                view.copy_(data[rank])
             if views:
                 self._meet()
                 for rank, view in views.items():
@@ -187,7 +180,7 @@ class PodExchange:
             if first:
                 path.unlink()
         except OSError as error:
-            raise checkpoint_error(f"no memory to restore from other pods: {path}: {error.strerror}", error) from error
+            raise checkpoint_error(f"no memory to restore: {path}: {error.strerror}", error) from error
         return memory
 
 

@@ -77,6 +77,10 @@ WORK: Final = Variable("FLK_WORK", "folder into which the code is unpacked; work
 MEMORY_ROOT: Final = Variable(
     "FLK_MEMORY_ROOT", "folder in memory (tmpfs) for checkpoints; unset: none are kept in memory", ""
 )
+MEMORY_PATH: Final = Variable(
+    "FLK_MEMORY_PATH", "folder on a local disk, in which these checkpoints are kept instead; unset: FLK_MEMORY_ROOT", ""
+)
+DISK: Final = Variable("FLK_DISK", "bytes of its node's disk that the pod may use; 0: all that is free", 0, integer())
 RECORDS: Final = Variable(
     "FLK_RECORDS", "ConfigMap in which pod 0's launcher keeps the record of the job; unset: none", ""
 )

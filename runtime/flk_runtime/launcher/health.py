@@ -41,7 +41,10 @@ class Gpu:
 
 def of_pod(settings: Settings, environ: Mapping[str, str]) -> str:
     """What is wrong with this pod or its node, in one sentence; empty if nothing is found."""
-    folders = {"memory for checkpoints": settings.memory_root, "the folder of the checkpoints": _folder(environ)}
+    folders = {
+        "memory for checkpoints": settings.memory_path or settings.memory_root,
+        "the folder of the checkpoints": _folder(environ),
+    }
     return find_fault(settings.gpus, {name: folder for name, folder in folders.items() if folder}, read_gpus)
 
 

@@ -76,6 +76,8 @@ class Settings:
     code_hash: str = ""
     work: str = ""  # working folder of the ranks
     memory_root: str = ""  # folder in memory for checkpoints; empty: none are kept in memory
+    memory_path: str = ""  # folder on a disk for them instead
+    disk: int = 0  # bytes of the disk that the pod may use; 0: all that is free
     memory_limit: int | None = None  # bytes that they may take; 0: none are kept
     termination_log: str = ""
     records: str = ""  # ConfigMap in which pod 0 keeps the record of the job; empty: none
@@ -213,6 +215,8 @@ class Settings:
             code_hash=value(pod_env.CODE_HASH),
             work=value(pod_env.WORK) or os.getcwd(),
             memory_root=value(pod_env.MEMORY_ROOT),
+            memory_path=value(pod_env.MEMORY_PATH),
+            disk=value(pod_env.DISK),
             memory_limit=value(user_env.MEMORY_LIMIT),
             termination_log=value(pod_env.TERMINATION_LOG),
             records=value(pod_env.RECORDS),

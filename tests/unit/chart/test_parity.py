@@ -120,6 +120,7 @@ SAMPLES: dict[str, list[Any]] = {
     "checkpoint": ["ckpt:/ckpt", "s3://models/gpt"],
     "save_every": [50, "auto"],
     "store_every": [500, "auto"],
+    "memory_path": ["/nvme//flk/"],
     "keep": [5],
     "keep_every": [1000],
     "queue": ["team"],
@@ -251,6 +252,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "checkpoint": "shared:/data//ckpt/",
         "volumes": ["corpus:/corpus", "shared:/again", "other:/a/./b"],
     },
+    "a disk of the node": {"memory_path": "/ssd/flk", "volumes": ["data:/s", "hostpath:/mnt/ssd:/ssd", "data:/ssd/f"]},
     "checkpoint as fields": {"checkpoint": {"volume": "c", "path": "/c"}},
     "environment": {
         "env": {
@@ -491,6 +493,8 @@ def test_chart_refuses_volumes_and_gpus_in_the_words_of_flk() -> None:
     without = {"job": {"enabled": True, "resources": {"gpu_type": "H100"}}}
     assert "forbid volumes of kind hostpath: hostpath:/a:/b" in template(volumes).stderr
     assert "flk knows no GPUs of type X9, only A10, A100" in template(unknown).stderr
+    memory = {"job": {"enabled": True, "checkpoint": "data:/ckpt", "memory_path": "/ckpt/flk"}}
+    assert "job.memory_path: /ckpt/flk is on the volume data:/ckpt, which is no local disk" in template(memory).stderr
     assert "gpu_type: needs a number of GPUs: H100:1" in template(without).stderr
 
 

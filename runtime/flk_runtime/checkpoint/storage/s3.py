@@ -81,8 +81,8 @@ class S3Destination:
         if fenced:
             return ""
         return (
-            f"the server of {self.place} has no conditional writes (If-Match, If-None-Match): a run that is paused "
-            "while it saves can move the latest checkpoint back, so let one run at a time save there"
+            f"the server of {self.place} has no conditional writes: a run that is paused while it saves can move "
+            "the latest checkpoint back, so let one run at a time save there"
         )
 
     def claim(self) -> None:

@@ -10,7 +10,8 @@ from typing import Final
 
 from flk_runtime.system import host
 
-_SHARE: Final = 0.5  # of the memory that could be used
+PREFIX: Final = "flk-"  # of the folders of launchers
+SHARE: Final = 0.5  # of the memory, or of the disk, that could be used
 _MOUNTS: Final = Path("/proc/self/mounts")
 
 
@@ -26,7 +27,7 @@ def limit(folder: str, wanted: int | None) -> int:
     with contextlib.suppress(OSError):
         info = os.statvfs(folder)
         sizes.append(info.f_blocks * info.f_frsize)
-    return int(min(sizes) * _SHARE)
+    return int(min(sizes) * SHARE)
 
 
 def is_in_memory(folder: str, mounts: Path = _MOUNTS) -> bool:
@@ -55,4 +56,4 @@ def _mount(folder: str, mounts: Path) -> tuple[str, str]:
 def own_folder(root: str, job: str, uid: str, pod: int) -> Path:
     """The folder of one pod's launcher. Its path is short, since a socket's path has at most 107 characters."""
     name = hashlib.sha256(f"{job} {uid}".encode()).hexdigest()[:12]
-    return Path(root, f"flk-{name}-{pod}")
+    return Path(root, f"{PREFIX}{name}-{pod}")

@@ -97,6 +97,7 @@ class MemoryService:
         """
         self._settings, self._store = settings, store
         self._wake, self._failed, self._unreadable, self._log = wake, failed, unreadable, log
+        self._medium = "on the disk" if settings.memory_path else "in the memory"
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
         alone = settings.pods == 1 or settings.pod_ip == LOOPBACK  # all pods are on this machine
@@ -122,16 +123,23 @@ class MemoryService:
         log: Callable[[str], None],
     ) -> MemoryService | None:
         """The service, with the shards that an earlier launcher of this pod has left; None if it keeps none."""
-        root = settings.memory_root
+        root = settings.memory_path or settings.memory_root
         if not root or settings.memory_limit == 0:
             return None
         try:
             Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not room.is_in_memory(root):
+            if not (settings.memory_path or room.is_in_memory(root)):
                 log(f"keeps no checkpoints in memory: {root} is not a file system in memory (tmpfs)")
                 return None
             folder = room.own_folder(root, settings.job, settings.job_uid, settings.pod_in_job)
-            store = ShardStore(folder, room.limit(root, settings.memory_limit))
+            store = ShardStore(folder)
+            if settings.memory_path:
+                from flk_runtime.launcher.replication import disk  # few jobs have this module
+
+                disk.take(folder)  # until this process ends
+                store.limit = disk.limit(folder, settings.memory_limit, settings.disk)
+            else:
+                store.limit = room.limit(root, settings.memory_limit)
             store.load(log)
             return cls(settings, store, wake=wake, failed=failed, unreadable=unreadable, log=log)
         except OSError as error:
@@ -331,7 +339,7 @@ class MemoryService:
                 third=attempt.own if third else (),
             )
         except (NoRoomError, TimeoutError) as error:
-            return Failed(f"no room for checkpoints in the memory of pod {pod}: {error}")
+            return Failed(f"no room for checkpoints {self._medium} of pod {pod}: {error}")
         with self._lock:
             if pod == 0 and attempt.number == 0:
                 self._log_size(attempt, need)
@@ -345,7 +353,7 @@ class MemoryService:
         place = room.mount_point(str(self._store.folder))
         where = f"of this pod and of pod {partner}" if (partner := attempt.plan.partner) is not None else "of this pod"
         self._log(
-            f"keeps checkpoints in the memory {where}: each pod uses up to {mebibytes(needed)} of {place} "
+            f"keeps checkpoints {self._medium} {where}: each pod uses up to {mebibytes(needed)} of {place} "
             f"for them (limit {mebibytes(self._store.limit)})"
         )
 

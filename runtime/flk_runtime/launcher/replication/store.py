@@ -62,7 +62,7 @@ class Slot:
 class ShardStore:
     """The files of shards in one folder. Any thread may call the methods."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int = 0) -> None:
         """``limit`` is the number of bytes that all files together may take. Raises OSError."""
         self.folder = folder
         self.limit = limit

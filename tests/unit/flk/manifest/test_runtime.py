@@ -213,6 +213,7 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"records": "flk-records", "strategy": "auto", "pip": ["a"]},
         {"training", "plan", "records", "preparation"},
     ),
+    "disk": ({"memory_path": "/nvme"}, {"training", "disk"}),
     "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan"}),
 }
 

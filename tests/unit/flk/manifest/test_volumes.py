@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,36 @@ def pod(run: Run) -> Callable[..., Any]:
         return json.loads(stdout)["items"][0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
 
     return spec
+
+
+def test_the_disk_for_checkpoints_is_a_volume_of_the_pod_or_of_its_node(pod: Callable[..., Any]) -> None:
+    own = pod("--memory-path", "/nvme/")
+    env = {each["name"]: each for each in own["containers"][0]["env"]}
+    assert {"name": "memory", "emptyDir": {}} in own["volumes"]
+    assert {"name": "memory", "mountPath": "/nvme"} in own["containers"][0]["volumeMounts"]
+    assert env["FLK_MEMORY_PATH"]["value"] == "/nvme"
+    assert env["FLK_DISK"]["valueFrom"]["resourceFieldRef"]["resource"] == "limits.ephemeral-storage"
+    node = pod("--memory-path", "/ssd/flk", "--volume", "hostpath:/mnt/ssd:/ssd")
+    assert "memory" not in {volume["name"] for volume in node["volumes"]}
+    assert not {"FLK_DISK"} & {each["name"] for each in node["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "reason"),
+    [
+        ("/a/b", {"volumes": ["data:/a"]}, "memory_path: /a/b is on the volume data:/a, which is no local disk"),
+        ("/a", {"checkpoint": "data:/a"}, "memory_path: /a is on the volume data:/a"),
+        ("/a", {"volumes": ["nfs://s/e:/a"]}, "is on the volume nfs://s/e:/a"),
+        ("/a", {"volumes": ["hostpath:/x:/a:ro"]}, "is on the volume hostpath:/x:/a:ro"),
+        ("/a/b/c", {"volumes": ["hostpath:/x:/a", "data:/a/b"]}, "is on the volume data:/a/b"),
+        ("/dev/shm", {}, "memory_path: must not be below /dev"),
+        ("nvme", {}, "memory_path: must be an absolute path"),
+        ("/" + "a" * 64, {}, "memory_path: must have at most 64 characters"),
+    ],
+)
+def test_a_place_that_is_no_local_disk_is_refused(path: str, more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        validated({"command": "a.py", "memory_path": path, **more})
 
 
 def test_each_form_of_a_volume_reaches_the_pod(pod: Callable[..., Any]) -> None:

@@ -225,6 +225,7 @@ def test_the_environment_of_every_rank() -> None:
             "hang_timeout": 0,
             "save_every": 5,
             "store_every": "auto",
+            "memory_path": "/nvme/",
             "checkpoint": "c:/p",
             "env": {"NCCL_NET": "IB", "A": "$(B)"},
         }
@@ -243,6 +244,7 @@ def test_the_environment_of_every_rank() -> None:
         user_env.HANG_TIMEOUT: "0",
         user_env.SAVE_EVERY: "5",
         user_env.STORE_EVERY: "auto",
+        pod_env.MEMORY_PATH: "/nvme",
         "NCCL_NET": "IB",  # the user's wins
         "NCCL_IB_DISABLE": "1",
         "A": "$(B)",

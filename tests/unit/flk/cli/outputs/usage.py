@@ -54,6 +54,8 @@ JOB_OPTIONS = [
     "--save-every 0",
     "--save-every often",
     "--store-every 0",
+    "--memory-path /dev/shm",
+    "--memory-path /data/flk --volume data:/data",
     "--keep 0",
     "--keep-every often",
     "--checkpoint gs://bucket/a",
