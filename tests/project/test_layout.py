@@ -16,6 +16,7 @@ PACKAGES = {"flk": ROOT / "operator_client" / "flk", "flk_runtime": ROOT / "runt
 COVERED = {
     "tests/cluster/test_exec.py": "flk.cli.exec",
     "tests/cluster/test_manifests.py": "flk.labels",
+    "tests/local/test_gather.py": "flk_runtime.checkpoint.pod_exchange",
     "tests/local/test_accumulation.py": "flk_runtime.run.backward",
     "tests/local/test_automatic.py": "flk_runtime.automatic",
     "tests/local/test_average.py": "flk_runtime.parallel.average",
