@@ -192,6 +192,7 @@ COVERED = {
         "flk_runtime.launcher.hangs.snapshot flk_runtime.launcher.hangs.status "
         "flk_runtime.launcher.hangs.stragglers flk_runtime.launcher.hangs.watchdog"
     ),
+    "tests/unit/flk_runtime/launcher/hangs/test_phases.py": "flk_runtime.contract.hang_timeout",
     "tests/unit/flk_runtime/launcher/test_record_archive.py": "flk_runtime.contract.record",
     "tests/unit/flk_runtime/launcher/test_failures.py": (
         "flk_runtime.contract.failure flk_runtime.launcher.rank_failure "

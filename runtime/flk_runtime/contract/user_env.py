@@ -25,6 +25,9 @@ LAST_CALL: Final = Setting(
 )
 POD_NAME: Final = Variable("FLK_POD_NAME", "name of this pod", "")
 NODE_NAME: Final = Variable("FLK_NODE_NAME", "name of the node that this pod runs on", "")
+TOPOLOGY: Final = Setting(
+    "FLK_TOPOLOGY", "place of the pod's node in the network, the widest level first: zone/block/rack", ""
+)
 BUDGET_RESET: Final = Setting(
     "FLK_BUDGET_RESET",
     "seconds after which an attempt with progress renews restarts and disruptions; 0: never",

@@ -58,6 +58,7 @@ class Settings:
     pod_name: str = ""
     pod_ip: str = ""
     node: str = ""
+    topology: str = ""  # place of the node in the network, the widest level first; empty: unknown
     cpus: int = 0  # CPU request of the pod; 0: no request
     limits: Limits = field(default_factory=Limits)
     deadline: float = 0.0  # that the job may take; 0: no deadline
@@ -191,6 +192,7 @@ class Settings:
             pod_name=value(user_env.POD_NAME) or socket.gethostname(),
             pod_ip=value(pod_env.POD_IP),
             node=value(user_env.NODE_NAME),
+            topology=value(user_env.TOPOLOGY),
             cpus=value(pod_env.CPUS),
             limits=Limits(
                 restarts=value(pod_env.RESTARTS),

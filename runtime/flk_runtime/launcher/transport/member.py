@@ -283,7 +283,8 @@ class Member:
             # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
             history, failures = [], [self._blame_self(failure) for failure in failures]
         settings = self._settings
-        connection.send(Join(settings.pod_name, settings.node, history, failures, self._inventory(), self._step))
+        memory, place = self._inventory(), settings.topology
+        connection.send(Join(settings.pod_name, settings.node, history, failures, memory, self._step, place))
 
     def _handle(self, message: Message | Unreadable, connection: Connection[Message]) -> None:
         match message:

@@ -38,6 +38,7 @@ class Join:
     failures: list[Failure] = field(default_factory=list)  # of this pod in the last attempt; BEFORE_FIRST: in none
     memory: Inventory | None = None  # checkpoints in memory that the pod holds; None: it keeps none
     step: int | None = None  # optimizer steps that the ranks of this pod had done at its end; None: they do not tell
+    topology: str = ""  # place of the node in the network, the widest level first, as in zone/rack
 
 
 @dataclass(frozen=True)

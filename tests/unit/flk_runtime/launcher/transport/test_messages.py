@@ -64,7 +64,7 @@ EXAMPLES: list[Message] = [
     Heartbeat(),
     Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
     StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
-    Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7),
+    Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7, topology="a/b"),
     DrainRequest(Inventory.of("10.0.0.1", 4711, [SHARD])),
     Transfer(2, "10.0.0.2", 4711, [SHARD]),
     Transferred(2, [SHARD]),
