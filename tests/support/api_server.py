@@ -153,6 +153,9 @@ class FakeApiServer:
         if request.path in self.refused:
             status, message = self.refused[request.path]
             return status, failure(status, message)
+        if path == "/api/v1/namespaces":
+            absent = failure(404, f'namespaces "{name}" not found', name=name, kind="namespaces")
+            return (200, {"metadata": {"name": name}}) if name == "team" else (404, absent)
         if served := self._discovery(request.path):
             return 200, served
         if request.path in self.documents:

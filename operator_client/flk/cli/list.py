@@ -129,6 +129,8 @@ def _print(
     elif states:
         wide = form.kind == "wide"
         sys.stdout.write(list_text(states, client.now(), wide=wide, all_namespaces=all_namespaces))
+    elif not all_namespaces and client.lacks_namespace():
+        note(f"there is no namespace {client.namespace} in this cluster")
     else:
         note(nothing)
 

@@ -39,6 +39,7 @@ EVENTS: Final = Resource("", "v1", "events")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 SECRETS: Final = Resource("", "v1", "secrets")
 SERVICES: Final = Resource("", "v1", "services")
+_NAMESPACES: Final = Resource("", "v1", "namespaces")
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
 # By the groups of the gang schedulers.
 POD_GROUPS: Final = {
@@ -271,6 +272,14 @@ class JobClient:
 
         target, container = self.target(EXEC, pod["metadata"]["name"]), training_container(pod)
         return execute(self.api.access, target, command, container=container, timeout=timeout)
+
+    def lacks_namespace(self) -> bool:
+        """Return whether the API server says that the namespace does not exist; not every user may ask."""
+        try:
+            self.api.call("get", RequestTarget(_NAMESPACES, name=self.namespace))
+        except ApiError as error:
+            return error.status == 404
+        return False
 
     # Changing
 

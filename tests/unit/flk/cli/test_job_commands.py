@@ -272,6 +272,7 @@ def test_list_reads_no_nodes_while_all_pods_have_one(fake: Any, run: Run) -> Non
 
 def test_list_of_nothing(run: Run) -> None:
     assert run("list") == (0, "", "flk: there are no jobs in namespace team\n")
+    assert run("list", "-n", "taem") == (0, "", "flk: there is no namespace taem in this cluster\n")
 
 
 # wait, delete

@@ -29,9 +29,6 @@ ELSEWHERE = {
     "NoProgress": "health/test_attempts.py",
     "Standstill": "health/test_attempts.py",
     "Deleted": "observe/test_archive.py",
-    "DeviceClaimMissing": "health/test_device_claims.py",
-    "DeviceClassMissing": "health/test_device_claims.py",
-    "NotEnoughDevices": "health/test_device_claims.py",
     "DeviceUnhealthy": "health/test_devices.py",
     "NodeFaulty": "health/test_devices.py",
 }
@@ -143,10 +140,6 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: waiting("ErrImagePull", 'Failed to pull image "img:1": toomanyrequests: rate limit').view(),
         f"{POD} cannot start yet: the pull of img:1 failed (toomanyrequests), and the kubelet tries again",
     ),
-    "CommandNotExecutable": (
-        lambda: not_started('exec: "/train.sh": permission denied: unknown').view(),
-        f"{POD} cannot start: /train.sh may not be executed",
-    ),
     "WorkingFolderMissing": (
         lambda: not_started('chdir to cwd ("/nowhere") set in config.json failed: no such file or directory').view(),
         f"{POD} cannot start: the working folder /nowhere does not exist in the image",
@@ -177,17 +170,9 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: unmounted("FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection timed out").view(),
         f"{POD} cannot start: a volume cannot be mounted: MountVolume.SetUp failed: mount.nfs",
     ),
-    "NotEnoughOfResource": (
-        lambda: unscheduled("3 Insufficient ephemeral-storage").view(),
-        f"{POD}: no node has enough ephemeral-storage free",
-    ),
     "NodesNotReady": (
         lambda: unscheduled("3 node(s) were unschedulable").view(),
         "not ready or take no pods (node(s) were unschedulable)",
-    ),
-    "TopologySpreadUnsatisfied": (
-        lambda: unscheduled("3 node(s) didn't match pod topology spread constraints").view(),
-        "no node satisfies the topology spread constraints (node(s) didn't match pod topology spread constraints)",
     ),
     "Unschedulable": (
         lambda: unscheduled("3 node(s) had a reason of a plugin").view(),
