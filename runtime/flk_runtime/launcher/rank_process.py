@@ -20,7 +20,7 @@ from typing import Any
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Kind
-from flk_runtime.shared import failure_report, observer
+from flk_runtime.shared import failure_report, observer, optimizer_steps
 from flk_runtime.system.text import text_of
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -37,6 +37,7 @@ def run(command: Sequence[str]) -> int:
     rank = os.getpid()
     faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
     observer.start()
+    _count_steps()
     try:
         _run(command)
     except SystemExit as exit_:
@@ -62,6 +63,14 @@ def run(command: Sequence[str]) -> int:
             sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
     return 0
+
+
+def _count_steps() -> None:
+    """Count the steps of optimizers, from the script's import of torch on."""
+    if module := sys.modules.get(optimizer_steps.MODULE):
+        optimizer_steps.count(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(optimizer_steps.MODULE, optimizer_steps.count))
 
 
 def _ignore_ended_children() -> None:

@@ -83,7 +83,8 @@ def _times_in_a_row(history: Sequence[Attempt]) -> int:
 def made_progress(previous: Attempt | None, last: Attempt) -> bool:
     """Return whether an attempt completed a step that the one before it had not completed.
 
-    Where neither has reported its steps (a script without a run of flk), a minute counts as progress.
+    Where neither has reported its steps (a script that makes none of torch's optimizers), a minute counts as progress.
+    So it does where fewer steps were counted than before, and nothing tells whether the script has resumed.
     """
     before = previous.step if previous else None
     if last.step is None and before is None:
@@ -92,6 +93,8 @@ def made_progress(previous: Attempt | None, last: Attempt) -> bool:
         storage = failure and (failure.kind is Kind.STORAGE or failure.type == StorageError.__name__)
         begun = last.restored is not None  # ranks that tell where they begin tell their steps too
         return _duration(last) >= QUICK and not begun and not storage
+    if last.restored is None and last.step and before and last.step < before and _duration(last) >= QUICK:
+        return True
     return (last.step or 0) > (before or 0)
 
 

@@ -195,11 +195,18 @@ def test_the_same_failure_twice_without_progress_is_final(
     steps: tuple[int | None, ...], attempts: int, where: str | None
 ) -> None:
     failures = [replace(RAISED, rank=number, message=f"sample {number} has no label") for number in range(4)]
-    history, decision = run(failures, Limits(restarts=3), steps=steps)
+    history, decision = run(failures, Limits(restarts=3), steps=steps, restored=0)
     assert len(history) == attempts
     expected = "all 3 restarts are used" if where is None else f"failed twice{where} with the same error"
     assert decision.no_retry_reason == f"not retried: {expected}"
-    assert run(failures, Limits(restarts=3, retry_same=True), steps=steps)[1].no_retry_reason.endswith("are used")
+    again = run(failures, Limits(restarts=3, retry_same=True), steps=steps, restored=0)[1]
+    assert again.no_retry_reason.endswith("are used")
+
+
+def test_fewer_steps_may_be_progress_of_a_script_that_does_not_say_where_it_began() -> None:
+    assert len(run([RAISED] * 4, Limits(restarts=3), steps=(120, 100, 80), duration=QUICK + 1)[0]) == 4
+    assert len(run([RAISED] * 4, Limits(restarts=3), steps=(120, 120), duration=QUICK + 1)[0]) == 2
+    assert len(run([RAISED] * 4, Limits(restarts=3), steps=(120, 100), duration=QUICK - 1)[0]) == 2
 
 
 def test_without_steps_only_quick_attempts_count_as_without_progress() -> None:

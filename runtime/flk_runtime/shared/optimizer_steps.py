@@ -1,0 +1,70 @@
+"""Counts the optimizer steps of a script that uses nothing of flk, through torch's hook of all optimizers.
+
+A script may have several optimizers. The steps of one of them count: of the first, until another one steps twice
+between two of its steps. So a critic that steps five times as often as its generator counts, two optimizers that step
+in turn count once, and an optimizer that replaces another goes on with its count.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from typing import Any
+
+from flk_runtime.contract.record import SOURCES
+from flk_runtime.shared.progress import Phase, ProgressPage, own_page
+
+MODULE = "torch.optim.optimizer"
+
+
+def count(module: types.ModuleType) -> None:
+    """Count the steps of this process on its progress page, if ``module``, which is MODULE, has the hook."""
+    if register := getattr(module, "register_optimizer_step_post_hook", None):
+        register(StepCounter(own_page()))
+
+
+class StepCounter:
+    """The hook, which is called after each step of any optimizer."""
+
+    def __init__(self, page: ProgressPage) -> None:
+        self._page = page
+        self._steps = -1  # those before this attempt included; -1: no step yet
+        self._counted: weakref.ref[Any] | None = None  # the optimizer whose steps count
+        self._others: set[int] = set()  # ids of those that have stepped since its latest step
+
+    def __call__(self, optimizer: Any, arguments: Any, named: Any) -> None:
+        """Count the step, unless a run or a loop of flk does."""
+        if self._page.phase != Phase.STARTING:
+            return
+        counted = self._counted and self._counted()
+        if counted is not optimizer:
+            if counted is not None and id(optimizer) not in self._others:
+                self._others.add(id(optimizer))
+                return
+            self._counted = weakref.ref(optimizer)
+        self._others.clear()
+        if self._steps < 0:
+            self._steps = self._begin(optimizer)
+        self._steps += 1
+        self._page.record_step(self._steps)
+
+    def _begin(self, optimizer: Any) -> int:
+        """The steps before this attempt, as far as the optimizer's state tells, after its first step."""
+        before = steps_of(optimizer)
+        if before is None:
+            return 0
+        self._page.restored_from = SOURCES.index("" if before > 1 else "start")
+        self._page.restored = before - 1
+        return before - 1
+
+
+def steps_of(optimizer: Any) -> int | None:
+    """The steps of an optimizer by its own count, as that of Adam, which a script restores with its state."""
+    for state in optimizer.state.values():
+        step = state.get("step") if isinstance(state, dict) else None
+        if step is not None:
+            try:
+                return max(1, int(step))
+            except (TypeError, ValueError, RuntimeError):
+                return None
+    return None

@@ -1,0 +1,29 @@
+"""A script that uses nothing of flk: its steps count, for its progress and for the rule about the same failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flk_runtime.contract import pod_env
+from tests.support.pods import Pods
+
+TRAIN = """
+    import torch
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([weight])
+    for step in range(5):
+        weight.grad = torch.ones(2)
+        optimizer.step()
+    raise ArithmeticError("the loss is not finite")
+"""
+
+
+def test_the_same_failure_after_the_same_step_is_not_retried_for_ever(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(1, 1, script=TRAIN, **{pod_env.RESTARTS: "9"})
+    job.start("train.py")
+    assert job.wait() == [100], job.logs_of_all()
+    record = job.record()
+    assert [(each.step, each.restored, each.restored_from) for each in record.attempts] == [(5, 0, "start")] * 2
+    assert record.no_retry_reason == "not retried: failed twice at step 5 with the same error"
+    assert record.goodput is not None
+    assert record.goodput.step == 5
