@@ -269,6 +269,12 @@ class CheckpointManager:
         if self._memory:
             self._memory.restored()
 
+    def ignore_checkpoint(self, steps: int) -> None:
+        """Restore nothing from the checkpoint, since the script has restored another one, of ``steps`` steps."""
+        self.steps, self.source, self._rng_state, self._saved = steps, "start", None, _progress(steps, {})
+        self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
+        self._unclaimed = set()
+
     def has_progress_since_save(self, steps: int) -> bool:
         """Whether a step or a loader has advanced since the latest checkpoint."""
         return bool(self._saved != self._current_progress(steps))

@@ -5,12 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from torch import nn
-
-from flk_runtime.checkpoint.adapters import parameters_of
-from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.errors import SetupError
-from flk_runtime.preflight.options import compare_options
 from flk_runtime.run import current
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.group import entered
@@ -68,17 +63,5 @@ def adopt(
     if not objects:
         raise SetupError("adopt: there is nothing to keep: pass the model and its optimizer by name, as model=model")
     with entered(given) as (rank_info, options, owns_group):
-        compare_options("adopt", _described(objects))
         current.loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)
     return current.loop
-
-
-def _described(objects: dict[str, Any]) -> dict[str, str]:
-    """What all ranks must hold alike: the names of the objects, their classes, and names and shapes of parameters."""
-    found: dict[str, str] = {}
-    for name, thing in objects.items():
-        own = isinstance(thing, Declared) and not thing.replicated
-        found[name] = "per_rank" if own else type(thing).__qualname__
-        if isinstance(thing, nn.Module):
-            found |= {f"{name}.{key}": str(tuple(each.shape)) for key, each in parameters_of(thing).items()}
-    return found

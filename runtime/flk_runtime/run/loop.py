@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint.adapters import adapt
+from flk_runtime.checkpoint.adapters import adapt, parameters_of
+from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.errors import SetupError
+from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.ending import complete_at_the_end, forget
@@ -28,17 +30,44 @@ class Loop(Ranks):
     def __init__(self, context: RunContext, objects: dict[str, Any], *, owns_group: bool) -> None:
         """Restore ``objects``, the state of the loop, by their names in checkpoints. Collective."""
         super().__init__(context, owns_group=owns_group)
-        modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
-        adapted = {name: adapt(name, each, modules) for name, each in objects.items()}
+        self._modules: dict[str, nn.Module] = {}
+        adapted = self._adapted(objects)
         self._saves = Saves(context, needs_model=False)
         self._metrics = Metrics(context)
         self._steps = Steps(context, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
         complete_at_the_end(self._saves.manager)
-        for name, each in adapted.items():
-            self._saves.manager.register(name, each)
+        self._register(adapted)
+        self.restore_random_state()
+
+    def register(self, **objects: Any) -> None:
+        """Keep more objects, as `adopt` does, and restore them now. Call it before the first step. Collective.
+
+        For objects that are made when it is known where the training resumes. Raises SetupError and CheckpointError as
+        `adopt` does.
+        """
+        self._check_open("register")
+        self._register(self._adapted(objects))
+
+    def restore_random_state(self) -> None:
+        """Set the random generators of this rank to their states in the checkpoint, until the first step."""
         if self.steps:
             self._saves.manager.start_rank_rng()
+
+    def begin_at(self, step: int) -> None:
+        """Leave the checkpoint alone, because the script has restored another one, of this step. Collective."""
+        self._saves.manager.ignore_checkpoint(step)
+        self._steps.done = self._context.page.restored = step
+
+    def _adapted(self, objects: dict[str, Any]) -> dict[str, Any]:
+        """The adapters of objects, by name. Raises SetupError if the ranks hold different ones. Collective."""
+        compare_options("adopt", _described(objects))
+        self._modules |= {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
+        return {name: adapt(name, each, self._modules) for name, each in objects.items()}
+
+    def _register(self, adapted: dict[str, Any]) -> None:
+        for name, each in adapted.items():
+            self._saves.manager.register(name, each)
 
     @property
     def steps(self) -> int:
@@ -54,6 +83,11 @@ class Loop(Ranks):
         """
         return bool(self._context.page.hold)
 
+    @property
+    def has_storage(self) -> bool:
+        """Whether checkpoints go to storage. Those in memory are lost with the last pod of the job."""
+        return self._saves.manager.has_storage
+
     def loader(self, dataset: Any, batch_size: int, *, mesh: Any = None, **options: Any) -> EpochLoader:
         """A loader of this rank's batches, whose position is saved and restored, as `Run.loader`. Collective.
 
@@ -65,21 +99,32 @@ class Loop(Ranks):
         return self._batches.make_loader(dataset, LoaderOptions(batch_size, **of_flk, of_torch=options), _part(mesh))
 
     def step(
-        self, loss: torch.Tensor | float | None = None, *, samples: int = 0, tokens: int = 0, **values: Any
+        self,
+        loss: torch.Tensor | float | None = None,
+        *,
+        samples: int = 0,
+        tokens: int = 0,
+        report: bool = False,
+        **values: Any,
     ) -> None:
         """Count a step that the script's optimizer has made: call it after optimizer.step(). Collective.
 
-        Every ``log_every`` steps a line of metrics is printed on rank 0, with the mean of ``loss`` over the ranks that
-        give one, and rank 0's ``values``; tensors have one element and are read only then. ``samples`` and ``tokens``
-        are the numbers in this step of all ranks together, for the throughput; a loader of `loader` counts its samples
-        itself. Every ``save_every`` steps a checkpoint is written. Raises CheckpointError as `save` does, and
-        SetupError after `close`.
+        Every ``log_every`` steps, and if ``report``, a line of metrics is printed on rank 0, with the mean of ``loss``
+        over the ranks that give one, and rank 0's ``values``; tensors have one element and are read only then.
+        ``samples`` and ``tokens`` are the numbers in this step of all ranks together, for the throughput; a loader of
+        `loader` counts its samples itself. Every ``save_every`` steps a checkpoint is written. Raises CheckpointError
+        as `save` does, and SetupError after `close`.
 
         After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
         """
         self._check_open("step")
         self._steps.record(
-            loss, values, samples=self._batches.take_samples() or samples, tokens=tokens, epoch=self._batches.epoch
+            loss,
+            values,
+            samples=self._batches.take_samples() or samples,
+            tokens=tokens,
+            epoch=self._batches.epoch,
+            report=report,
         )
 
     def save(self, *, wait: bool = False) -> None:
@@ -125,3 +170,14 @@ def _part(mesh: Any) -> tuple[int, int] | None:
             "mesh['dp', 'fsdp']._flatten()"
         )
     return int(mesh.get_local_rank()), int(mesh.size())
+
+
+def _described(objects: dict[str, Any]) -> dict[str, str]:
+    """What all ranks must hold alike: the names of the objects, their classes, and names and shapes of parameters."""
+    found: dict[str, str] = {}
+    for name, thing in objects.items():
+        own = isinstance(thing, Declared) and not thing.replicated
+        found[name] = "per_rank" if own else type(thing).__qualname__
+        if isinstance(thing, nn.Module):
+            found |= {f"{name}.{key}": str(tuple(each.shape)) for key, each in parameters_of(thing).items()}
+    return found

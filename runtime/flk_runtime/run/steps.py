@@ -54,8 +54,12 @@ class Steps:
         samples: int,
         epoch: int | None,
         tokens: int = 0,
+        report: bool = False,
     ) -> None:
-        """Count a step, with the samples and tokens of all ranks together, and do all that is due. Collective."""
+        """Count a step, with the samples and tokens of all ranks together, and do all that is due. Collective.
+
+        ``report``: print a line of metrics, even if none is due.
+        """
         first = not self.began
         if first:
             self._saves.manager.finish_restoring()
@@ -66,7 +70,7 @@ class Steps:
         self._context.page.record_step(self.done)
         self._metrics.record(samples, tokens)
         every = self._context.options.log_every
-        if every and self.done % every == 0:
+        if report or (every and self.done % every == 0):
             line = {"step": self.done} | ({} if epoch is None else {"epoch": epoch}) | self._metrics.read(loss)
             self._context.print(logging.line(line | (self.outer.metrics if self.outer else {}) | values))
         self._saves.save_after_step(self.done)

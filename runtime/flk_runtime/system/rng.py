@@ -37,13 +37,13 @@ def get_state() -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": [version, array.array(_UINT32, internal).tobytes().hex(), gauss],
-        "torch": _hex(torch.get_rng_state()),
+        "torch": to_hex(torch.get_rng_state()),
     }
     if numpy := _numpy():
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         state["numpy"] = [str(name), keys.tobytes().hex(), int(position), int(has_gauss), float(cached)]
     if torch.cuda.is_available():
-        state["cuda"] = _hex(torch.cuda.get_rng_state())
+        state["cuda"] = to_hex(torch.cuda.get_rng_state())
     return state
 
 
@@ -51,20 +51,22 @@ def set_state(state: dict[str, Any]) -> None:
     """Restore the states that `get_state` returned."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(array.array(_UINT32, bytes.fromhex(internal))), gauss))
-    torch.set_rng_state(_tensor(state["torch"]))
+    torch.set_rng_state(from_hex(state["torch"]))
     if "numpy" in state and (numpy := _numpy()):
         name, keys, position, has_gauss, cached = state["numpy"]
         numpy.random.set_state((name, numpy.frombuffer(bytes.fromhex(keys), numpy.uint32), position, has_gauss, cached))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_tensor(state["cuda"]))
+        torch.cuda.set_rng_state(from_hex(state["cuda"]))
 
 
-def _hex(state: torch.Tensor) -> str:
+def to_hex(state: torch.Tensor) -> str:
+    """The bytes of a generator's state as hexadecimal digits."""
     # Tensor.numpy() needs NumPy, and bytes() of a storage calls Python for each byte.
     return ctypes.string_at(state.data_ptr(), state.numel()).hex()
 
 
-def _tensor(digits: str) -> torch.Tensor:
+def from_hex(digits: str) -> torch.Tensor:
+    """The state that `to_hex` was given."""
     return torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
 
 

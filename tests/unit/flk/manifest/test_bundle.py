@@ -16,6 +16,7 @@ import pytest
 from flk.errors import UsageError
 from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle
 from flk.manifest.render import CHUNK, render
+from flk.manifest.runtime import runtime_archive
 from flk.spec.job import Job, validated
 from flk_runtime.contract import pod_layout
 
@@ -93,6 +94,24 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
     write(".gitignore", content="out\n")
     git("init", "-q")
     assert make_bundle(job(), tmp_path / "out").files == ("a.txt", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "content", "travel"),
+    [
+        ("train.py", "import torch", set()),
+        ("train.py", "from flk_runtime.hosts.accelerate import adopt", {"hosts", "loops"}),
+        ("train.py", "loop = flk.adopt(model=model)", {"loops"}),
+        ("train.py", "from trl import SFTTrainer", {"trainers"}),
+        (["-m", "package.train"], "import torch", {"hosts", "loops", "trainers"}),  # a module may be one of the image
+    ],
+)
+def test_what_is_for_frameworks_travels_with_the_code_that_may_use_it(
+    tmp_path: Path, write: Write, command: Any, content: str, travel: set[str]
+) -> None:
+    write("train.py", "package/train.py", content=content)
+    runtime = make_bundle(job().changed(command=command), tmp_path).runtime
+    assert runtime == runtime_archive({"training", *travel})
 
 
 def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, git: Any) -> None:

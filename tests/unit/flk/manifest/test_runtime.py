@@ -206,6 +206,7 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "bench": ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, {"bench", "plan"}),
     "hub": ({"command": ["-m", "flk_runtime.diloco", "--listen", ":29401"]}, {"diloco"}),
     "hub's module": ({"command": ["-m", "flk_runtime.diloco.__main__"]}, {"diloco"}),
+    "hosts": ({"command": ["-m", "flk_runtime.hosts.torchtitan"]}, {"training", "hosts", "loops"}),
     "plan": ({"command": ["-m", "flk_runtime.plan", "train.py"]}, {"plan"}),
     "check": ({"command": ["-m", "flk_runtime.check"]}, {"training", "check"}),
     "runtime": ({"command": ["-m", "flk_runtime", "check"]}, {"training", "check"}),

@@ -1,0 +1,205 @@
+"""Flk: a callback that lets flk keep the state of a Lightning Trainer.
+
+Lightning resumes its loops, callbacks and data module from what they save themselves. The weights, optimizers,
+schedulers and random states come from flk, and a DataLoader continues after the batches that were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, __version__
+from lightning.pytorch.trainer import call
+from torch.utils.data import DataLoader
+
+from flk_runtime.checkpoint.stateful import per_rank
+from flk_runtime.errors import SetupError
+from flk_runtime.hosts.loaders import make_resumable
+from flk_runtime.run.adopt import adopt
+from flk_runtime.run.loop import Loop
+from flk_runtime.shared.progress import Phase, own_page
+
+_OF_STEP = frozenset({"loss", "samples", "tokens", "report"})  # names of arguments of Loop.step
+
+
+class Flk(Callback):  # type: ignore[misc]
+    """Lets flk keep the state of a Lightning Trainer: pass it in ``callbacks``.
+
+    The model, optimizers, schedulers, loops, callbacks, random states and the position in the data are saved after
+    every ``save_every`` steps, and at the end. ``trainer.fit`` then resumes from flk's checkpoint, or from its
+    ``ckpt_path`` if that is of a later step. When a pod of the job must go, all ranks save after the same step and end
+    with code 143. ``options`` are those of `flk_runtime.adopt`, such as ``save_every``.
+
+    ``trainer.fit`` raises SetupError for DeepSpeed, and for a train loader that is no DataLoader and has no
+    ``state_dict``, because flk would not find its place in the data.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._loop: Loop | None = None
+        self._state = _State()
+        self._ours = False  # the training resumes from flk's checkpoint
+        self._resumes = False  # and has not made a step
+        self._steps = 0  # trainer.global_step at the latest step that was noted
+        self._loss: Any = None
+        self._done = False  # a step, which is not counted yet
+
+    @property
+    def loop(self) -> Loop:
+        """The loop that flk keeps. Raises SetupError before ``trainer.fit``."""
+        if self._loop is None:
+            raise SetupError("Flk: the training has not begun")
+        return self._loop
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Open flk's checkpoint, and have the trainer restore from it where it restores from its own."""
+        if stage != "fit":
+            return
+        if self._loop:
+            raise SetupError("Flk: flk keeps the state of one training: call trainer.fit() once in a process")
+        if "DeepSpeed" in type(trainer.strategy).__name__:
+            raise SetupError("Flk: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
+        self._state.trainer = trainer
+        options = {"log_every": trainer.log_every_n_steps, **self._options}
+        self._loop = adopt(**options, lightning=per_rank(self._state))
+        self._ours = self._resumes = self._loop.steps > 0
+        connector, fit_loop = trainer._checkpoint_connector, trainer.fit_loop
+        connector.resume_start = self._after(connector.resume_start, lambda: self._choose(connector))
+        connector.restore_training_state = self._after(
+            connector.restore_training_state, lambda: self._restore(trainer, connector)
+        )
+        fit_loop._load_combined_loader_states = self._before(
+            fit_loop._load_combined_loader_states, lambda: self._make_resumable(fit_loop)
+        )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._steps = trainer.global_step
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._resumes:
+            self._resumes = False
+            self.loop.restore_random_state()
+        self._count(trainer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Note a step. It is counted when its validation is over, so that this is not made again after a resume."""
+        if trainer.global_step != self._steps:
+            self._steps, self._done = trainer.global_step, True
+            self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        own_page().phase = Phase.EVALUATING
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        own_page().phase = Phase.SAVING
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._count(trainer)
+        self.loop.close()
+
+    def _choose(self, connector: Any) -> None:
+        """Take the later one of flk's checkpoint and the trainer's own, which has been read if there is one."""
+        theirs = int(connector._loaded_checkpoint.get("global_step", 0))
+        if self._ours and theirs > self._state.saved["global_step"]:
+            self._ours = self._resumes = False
+        elif self._ours:
+            connector._loaded_checkpoint = {}
+        if theirs and not self._ours:
+            self.loop.begin_at(theirs)
+
+    def _restore(self, trainer: Any, connector: Any) -> None:
+        """Register what the strategy has made, which restores it, and let Lightning restore the rest."""
+        optimizers, schedulers = trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs
+        objects = {"model": trainer.strategy.model}
+        objects |= {f"optimizer-{number}": getattr(each, "optimizer", each) for number, each in enumerate(optimizers)}
+        objects |= {f"scheduler-{number}": each.scheduler for number, each in enumerate(schedulers)}
+        self.loop.register(**objects)
+        if self._ours:
+            connector._loaded_checkpoint = self._state.saved
+            call._call_lightning_module_hook(trainer, "on_load_checkpoint", self._state.saved)
+            connector.restore_datamodule()
+            connector.restore_callbacks()
+            connector.restore_precision_plugin_state()
+            connector.restore_loops()
+
+    def _make_resumable(self, fit_loop: Any) -> None:
+        for loader in fit_loop._combined_loader.flattened:
+            if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+                continue
+            if not isinstance(loader, DataLoader):
+                raise SetupError(
+                    f"Flk: flk cannot find its place in a {type(loader).__name__}: use a DataLoader, or give it "
+                    "state_dict and load_state_dict"
+                )
+            make_resumable(loader, read_ahead=lambda: _read_ahead(fit_loop))
+
+    def _count(self, trainer: Any) -> None:
+        """Count the step that was done, with all that is due after it."""
+        own_page().phase = Phase.TRAINING
+        if self._done:
+            self._done = False
+            values = {name: value for name, value in trainer.logged_metrics.items() if name not in _OF_STEP}
+            self.loop.step(self._loss, samples=_samples(trainer), **values)
+
+    @staticmethod
+    def _after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> None:
+            method(*arguments, **named)
+            then()
+
+        return run
+
+    @staticmethod
+    def _before(method: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+        def run() -> None:
+            first()
+            method()
+
+        return run
+
+
+class _State:
+    """What a Trainer's own checkpoint has besides the model, the optimizers and the schedulers."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.saved: dict[str, Any] = {}
+        """What flk's checkpoint has."""
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer, precision = self.trainer, self.trainer.precision_plugin
+        loops = trainer._checkpoint_connector._get_loops_state_dict()
+        batches = loops["fit_loop"]["epoch_loop.batch_progress"]
+        if batches["current"]["ready"] != batches["current"]["completed"]:  # the next one, which will be read again
+            batches["is_last_batch"] = False
+        for progress in (batches["total"], batches["current"]):
+            progress["ready"] = progress["completed"]
+        state = {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "pytorch-lightning_version": __version__,
+            "state_dict": {},
+            "loops": loops,
+            "callbacks": call._call_callbacks_state_dict(trainer),
+            type(precision).__qualname__: precision.state_dict(),
+        }
+        if trainer.datamodule is not None:
+            state[type(trainer.datamodule).__qualname__] = trainer.datamodule.state_dict()
+        call._call_lightning_module_hook(trainer, "on_save_checkpoint", state)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.saved = state
+
+
+def _read_ahead(fit_loop: Any) -> int:
+    """The batches that Lightning has read and not trained on."""
+    progress = fit_loop.epoch_loop.batch_progress.current
+    return len(getattr(fit_loop._data_fetcher, "batches", ())) + int(progress.ready - progress.completed)
+
+
+def _samples(trainer: Any) -> int:
+    """The samples of a step of all ranks together; 0 if the loader does not say."""
+    size = getattr(trainer.train_dataloader, "batch_size", None)
+    return size * trainer.accumulate_grad_batches * trainer.world_size if isinstance(size, int) else 0

@@ -1,0 +1,149 @@
+"""make_resumable(): have a DataLoader continue after the batches that it has given, also in the middle of an epoch."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _DatasetKind
+
+from flk_runtime.system import rng
+
+
+def make_resumable(
+    loader: Any, *, read_ahead: Callable[[], int] = lambda: 0, resumed: Callable[[bool], None] = lambda exhausted: None
+) -> None:
+    """Give ``loader``, a DataLoader, a position: a ``state_dict`` and a ``load_state_dict``.
+
+    An epoch that is resumed has the same order as before, and leaves out the batches that were used. Of a dataset of
+    map style they are not read. ``read_ahead`` returns how many of the batches that the loader has given are not used
+    yet. They are read again, with the random numbers of their first reading. When ``resumed`` is called, the script has
+    the batches that it had when it was saved, and restores the random states. Its argument says whether none was left.
+    """
+    loader.__class__ = type(type(loader).__name__, (_Resumable, type(loader)), {})
+    loader.flk_read_ahead, loader.flk_resumed = read_ahead, resumed
+    loader.flk_before = collections.deque(maxlen=2)
+
+
+class _Resumable(DataLoader):  # type: ignore[type-arg]
+    """What the class of a loader gets in front of it. Its attributes begin with flk_, since the class is another's."""
+
+    flk_read_ahead: Callable[[], int]
+    flk_resumed: Callable[[bool], None]
+    flk_before: collections.deque[Any]  # the random states before the latest batches were read
+    flk_given = 0  # batches of this epoch
+    flk_began: Any = None  # the random states at the beginning of this epoch
+    flk_position: Any = None  # where the next epoch begins; None: at its beginning
+    flk_first: Any = None  # the random states when its first batch was asked for
+    flk_place: tuple[int, Any] = (0, None)
+    """The batches that the sampler of the next epoch leaves out, and the random states to read the next one with."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data."""
+        if self.flk_position is not None:  # which is not used yet
+            return dict(self.flk_position)
+        unused = self.flk_read_ahead() if self.flk_given else 0
+        before = self.flk_before[-unused] if 0 < unused <= len(self.flk_before) else None
+        place = {"given": self.flk_given - unused, "before": before}
+        return {"began": self.flk_began, "first": self.flk_first, **place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the loader this position, at which its next epoch begins."""
+        self.flk_position = state
+
+    def __iter__(self) -> Any:
+        position = self.flk_position
+        if position is not None and position["began"] is not None:
+            return self._flk_counted(self._flk_rest(position))
+        self.flk_position = None
+        self.flk_given, self.flk_began = 0, _random_states(self)
+        return self._flk_counted(super().__iter__())
+
+    def _flk_rest(self, position: dict[str, Any]) -> Iterator[Any]:
+        """The batches of an epoch that is resumed. It begins with the first: samplers may be told the epoch before."""
+        given, before = position["given"], position["before"]
+        is_map = self._dataset_kind == _DatasetKind.Map
+        self.flk_position, self.flk_place = None, (given if is_map else 0, before)
+        _set_random_states(self, position["began"])
+        batches = super().__iter__()
+        if position["first"] is not None:
+            rng.set_state(position["first"])
+        if not (is_map and given):
+            for _ in range(given):
+                next(batches, None)
+            self.flk_arrive(before)
+        first = next(batches, None)
+        self.flk_given, self.flk_began, self.flk_first = given, position["began"], position["first"]
+        self.flk_before.append(before)
+        if before is not None or first is None:
+            self.flk_resumed(first is None)
+        if first is not None:
+            yield first
+            yield from batches
+
+    def flk_arrive(self, before: Any) -> None:
+        """Set the random states with which the first batch is read: it may have been read before."""
+        if before is None:
+            self.flk_resumed(False)
+        else:
+            rng.set_state(before)
+
+    def _flk_counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self.flk_first = rng.get_state()
+        while True:
+            self.flk_before.append(rng.get_state())
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.flk_given += 1
+            yield batch
+
+    @property
+    def _index_sampler(self) -> Any:
+        return _Rest(self, super()._index_sampler)
+
+
+class _Rest:
+    """The sampler of a loader without what its next epoch leaves out."""
+
+    def __init__(self, loader: _Resumable, sampler: Any) -> None:
+        self._loader, self._sampler = loader, sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        (left_out, before), self._loader.flk_place = self._loader.flk_place, (0, None)
+        rest = iter(self._sampler)
+        for _ in range(left_out):
+            next(rest, None)
+        if left_out:
+            self._loader.flk_arrive(before)
+        yield from rest
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The random generators of a loader and of its samplers, however they are wrapped."""
+    found: list[torch.Generator] = []
+    waiting = [loader]
+    while waiting:
+        each = waiting.pop()
+        generator = getattr(each, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not other for other in found):
+            found.append(generator)
+        waiting += [inner for name in ("sampler", "batch_sampler") if (inner := getattr(each, name, None)) is not None]
+    return found
+
+
+def _random_states(loader: Any) -> dict[str, Any]:
+    return {"global": rng.get_state(), "own": [rng.to_hex(each.get_state()) for each in _generators(loader)]}
+
+
+def _set_random_states(loader: Any, states: dict[str, Any]) -> None:
+    rng.set_state(states["global"])
+    for generator, state in zip(_generators(loader), states["own"], strict=True):
+        generator.set_state(rng.from_hex(state))

@@ -1,0 +1,236 @@
+"""adopt(): let flk keep the state of a Transformers Trainer.
+
+The Trainer resumes as from a checkpoint of its own: it skips the batches of earlier steps and restores its counters.
+The weights, the optimizer, the scheduler and the random states come from flk instead of files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import get_last_checkpoint
+
+from flk_runtime.checkpoint.stateful import per_rank
+from flk_runtime.errors import SetupError
+from flk_runtime.run.adopt import adopt as adopt_objects
+from flk_runtime.run.loop import Loop
+from flk_runtime.shared.progress import Phase, own_page
+
+_STATE_FILE = "trainer_state.json"  # transformers.trainer.TRAINER_STATE_NAME
+# What a Trainer adds up between two lines of its log, in attributes of its own.
+_SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+
+
+def adopt(trainer: Any, **options: Any) -> None:
+    """Let flk keep the state of ``trainer``, a transformers.Trainer. Call it once, before ``trainer.train()``.
+
+    The model, optimizer, scheduler, counters, random states and the position in the data are saved after every
+    ``save_every`` steps, and at the end. ``trainer.train()`` then resumes from flk's checkpoint, or from the one that
+    is passed to it if that is of a later step. When a pod of the job must go, all ranks save after the same step and
+    end with code 143. ``options`` are those of `flk_runtime.adopt`, such as ``save_every``.
+
+    Raises SetupError if the trainer uses DeepSpeed or auto_find_batch_size.
+    """
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise SetupError("adopt: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
+    if trainer.args.auto_find_batch_size:
+        raise SetupError("adopt: auto_find_batch_size begins the training anew: set per_device_train_batch_size")
+    host = _Host(trainer, options)
+    trainer.add_callback(_Callback(host))
+    for name in ("train", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
+        setattr(trainer, name, getattr(host, name.strip("_"))(getattr(trainer, name)))
+
+
+class _Host:
+    """One training of a Trainer. The methods that are given a method of the trainer return what takes its place."""
+
+    def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
+        self._trainer, self._options = trainer, options
+        self._counters = _Counters(trainer)
+        self._folder = ""  # of the checkpoint that the trainer believes it resumes from
+        self._loop: Loop | None = None
+        self._done = False  # a step, which is not counted yet
+        self._tokens = 0
+        self.logs: dict[str, Any] = {}
+        """What the trainer has logged since the latest step was counted."""
+
+    @property
+    def loop(self) -> Loop:
+        if self._loop is None:
+            raise SetupError("adopt: the training was not begun by trainer.train()")
+        return self._loop
+
+    def train(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        def run(resume_from_checkpoint: Any = None, trial: Any = None, **more: Any) -> Any:
+            if trial is not None or self._loop:
+                raise SetupError(
+                    "adopt: flk keeps the state of one training: call trainer.train() once, and not in a search for "
+                    "hyperparameters"
+                )
+            theirs, step = _their_checkpoint(self._trainer, resume_from_checkpoint)
+            self._loop = loop = adopt_objects(**{"log_every": 0, **self._options}, trainer=self._counters)
+            if step > loop.steps:
+                loop.begin_at(step)
+                return train(resume_from_checkpoint=theirs, **more)
+            if not loop.steps:
+                return train(resume_from_checkpoint=resume_from_checkpoint, **more)
+            with tempfile.TemporaryDirectory(prefix="flk-") as self._folder:
+                with open(os.path.join(self._folder, _STATE_FILE), "w") as file:
+                    file.write(self._counters.saved["state"])
+                return train(resume_from_checkpoint=self._folder, **more)
+
+        return run
+
+    def load_from_checkpoint(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda folder, *more: None if folder == self._folder else load(folder, *more)
+
+    def load_optimizer_and_scheduler(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda folder: None if folder == self._folder else load(folder)
+
+    def load_rng_state(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda folder: self.loop.restore_random_state() if folder == self._folder else load(folder)
+
+    def begin(self) -> None:
+        """Register and restore what the trainer has made: it is about to train."""
+        trainer, loop = self._trainer, self.loop
+        batch, saved = trainer.get_total_train_batch_size(trainer.args), self._counters.saved
+        if loop.steps and saved and saved["batch"] != batch:
+            raise SetupError(
+                f"adopt: the checkpoint is of steps of {saved['batch']} samples, and now a step has {batch}: the "
+                "trainer would not find its place in the data; let ranks x per_device_train_batch_size x "
+                "gradient_accumulation_steps be the same"
+            )
+        optimizer = trainer.optimizer
+        objects = {
+            "model": trainer.model_wrapped,
+            "optimizer": getattr(optimizer, "optimizer", optimizer),
+            "scheduler": trainer.lr_scheduler,
+        }
+        if scaler := getattr(trainer.accelerator, "scaler", None):
+            objects["scaler"] = scaler
+        if not saved or saved["ranks"] == loop.world_size:
+            objects["loss"] = per_rank(_Sums(trainer))
+        loop.register(**objects)
+        self._tokens = trainer.state.num_input_tokens_seen
+        self.note_what_follows(evaluates=trainer.args.eval_on_start)
+
+    def note_step(self) -> None:
+        """A step is done. It is counted when its evaluation is over, so that this is not made again after a resume."""
+        self._done = True
+
+    def note_what_follows(self, *, evaluates: bool = False, saves: bool = False) -> None:
+        """Tell the launcher that the trainer evaluates or saves, which may take long."""
+        if evaluates or saves:
+            own_page().phase = Phase.EVALUATING if evaluates else Phase.SAVING
+
+    def count(self) -> None:
+        """Count the step that was done, with all that is due after it."""
+        own_page().phase = Phase.TRAINING
+        if not self._done:
+            return
+        self._done = False
+        trainer, logs = self._trainer, self.logs
+        self.logs, report = {}, bool(logs)
+        seen, before = trainer.state.num_input_tokens_seen, self._tokens
+        self._tokens = seen
+        samples = trainer.get_total_train_batch_size(trainer.args)
+        try:
+            self.loop.step(logs.pop("loss", None), samples=samples, tokens=seen - before, report=report, **logs)
+        except SystemExit:
+            if not self.loop.has_storage and trainer.args.save_strategy != "no":
+                trainer._save_checkpoint(trainer.model_wrapped, trial=None)
+            raise
+
+    def end(self) -> None:
+        """Save the rest: the last step is done, and the trainer has not loaded its best model yet."""
+        self.count()
+        self.loop.close()
+
+
+class _Callback(TrainerCallback):  # type: ignore[misc]
+    """Tells the host what the trainer does."""
+
+    def __init__(self, host: _Host) -> None:
+        self._host = host
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.begin()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.count()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.count()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.note_step()
+        self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if "train_loss" in logs:  # of the whole training
+            self._host.end()
+        else:
+            self._host.logs |= {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+
+
+class _Counters:
+    """The state of a trainer, as its own checkpoints have it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.saved: dict[str, Any] = {}
+        """What the checkpoint has."""
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        callbacks: dict[str, list[Any]] = {}
+        for each in [*trainer.callback_handler.callbacks, trainer.control]:
+            if isinstance(each, ExportableState):
+                callbacks.setdefault(type(each).__name__, []).append(each.state())
+        own = {name: states if len(states) > 1 else states[0] for name, states in callbacks.items()}
+        return {
+            "state": json.dumps({**dataclasses.asdict(trainer.state), "stateful_callbacks": own}),
+            "batch": trainer.get_total_train_batch_size(trainer.args),
+            "ranks": trainer.args.world_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.saved = state
+
+
+class _Sums:
+    """The sums of losses that a trainer has not logged yet, of this rank."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = {name: getattr(self._trainer, name) for name in _SUMS if hasattr(self._trainer, name)}
+        return {name: each.item() if isinstance(each, torch.Tensor) else each for name, each in sums.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            now = getattr(self._trainer, name, None)
+            new = torch.full_like(now, value) if isinstance(now, torch.Tensor) else value
+            setattr(self._trainer, name, new)
+
+
+def _their_checkpoint(trainer: Any, asked: Any) -> tuple[Any, int]:
+    """The folder of the trainer's own checkpoint that was asked for, and its step; 0 without one."""
+    folder = get_last_checkpoint(trainer.args.output_dir) if asked is True else asked
+    try:
+        with open(os.path.join(folder or "", _STATE_FILE)) as file:
+            return folder, int(json.load(file)["global_step"])
+    except (OSError, ValueError, KeyError):
+        return folder, 0
