@@ -43,6 +43,9 @@ def adopt(trainer: Any, **options: Any) -> None:
         raise SetupError("adopt: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
     if trainer.args.auto_find_batch_size:
         raise SetupError("adopt: auto_find_batch_size begins the training anew: set per_device_train_batch_size")
+    if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL", "").startswith("http://127.0.0.1:"):  # flk's launcher
+        for each in [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "KubeflowCallback"]:
+            trainer.remove_callback(each)  # it would tell the same a second time
     host = _Host(trainer, options)
     trainer.add_callback(_Callback(host))
     for name in ("train", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
@@ -139,6 +142,7 @@ class _Host:
         self._done = False
         trainer, logs = self._trainer, self.logs
         self.logs, report = {}, bool(logs)
+        logs["total_steps"] = trainer.state.max_steps
         seen, before = trainer.state.num_input_tokens_seen, self._tokens
         self._tokens = seen
         samples = trainer.get_total_train_batch_size(trainer.args)
