@@ -24,9 +24,9 @@ from flk_runtime import contract
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
-# "training", "records", "preparation", "check", "disk", "loops" and "trainers" are no packages, but the modules of
-# _ELSEWHERE that only jobs use which train, keep records in the cluster, install packages or run a setup command, check a
-# start, keep checkpoints on a local disk, have a loop of their own, or a client of Kubeflow Trainer.
+# All but the packages are the modules of _ELSEWHERE: "training" is for jobs that train, "records" for those that keep
+# records in the cluster, "preparation" installs packages or runs a setup command, "check" checks a start, "disk" keeps
+# checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow Trainer.
 OPTIONAL: Final = frozenset(
     {"plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers"}
 )
