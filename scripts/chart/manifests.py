@@ -97,8 +97,10 @@ def _marks() -> tuple[dict[str, Any], dict[str, int]]:
         kinds = [form.get("type", "string") for form in forms]
         if "$ref" in str(field) or any(kind in ("object", "array", "boolean") for kind in kinds):
             continue
-        marks[path] = _FIRST + len(marks) * 100 if any("integer" in kind for kind in kinds) else f"<{path}>"
-        if kinds[0] == ["string", "integer"]:
+        is_text = kinds[0] == ["string", "integer"] and "minimum" not in forms[0]  # numbers are a short form of it
+        is_number = not is_text and any("integer" in kind for kind in kinds)
+        marks[path] = _FIRST + len(marks) * 100 if is_number else f"<{path}>"
+        if kinds[0] == ["string", "integer"] and not is_text:
             durations[path] = forms[0]["minimum"]
     return marks | {"elastic.batch": "<elastic.batch>", "topology": "marked-topology"}, durations
 

@@ -120,6 +120,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $seconds := include "flk.seconds" $value }}
 {{- if lt (int64 $seconds) (get $known.durations $path | int64) }}{{ fail (printf "job.%s must be at least one second (is %q)" $path (include "flk.text" $value)) }}{{ end }}
 {{- $value = include "flk.duration" $seconds | default "0s" }}
+{{- else if and (kindIs "string" $mark) (kindIs "float64" $value) }}{{ $value = include "flk.text" $value }}
 {{- else if and (kindIs "float64" $mark) (ne (toString $value) "auto") }}{{ $value = int64 $value }}
 {{- end }}
 {{- $_ := set $spec $path $value }}

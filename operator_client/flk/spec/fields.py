@@ -132,9 +132,9 @@ def _seconds(value: Any) -> Any:
 
 
 def _hang_timeout(value: Any) -> Any:
-    """Return a hang timeout as it is: the launchers read the same text."""
+    """Return the text of a hang timeout, which the launchers read too."""
     parse_hang_timeout(str(value))
-    return value
+    return str(value)
 
 
 def _save_every(value: Any) -> Any:
@@ -254,9 +254,11 @@ Seconds = Annotated[
     _seconds_schema(1),
 ]
 HangTimeout = Annotated[
-    int | str,
+    str,
     PlainValidator(_hang_timeout),
-    WithJsonSchema({"anyOf": [text_schema(PATTERN), {"type": "integer", "minimum": 0, "maximum": 999_999_999}]}),
+    WithJsonSchema(
+        text_schema(PATTERN) | {"type": ["string", "integer"], "exclusiveMinimum": -1, "maximum": 999_999_999}
+    ),
 ]
 MemoryPath = Annotated[
     str,
