@@ -96,9 +96,9 @@ def causes(
     values = {"IMAGE": image, "REGISTRY": f"localhost:{port}", "OTHER-NODE": workers[1]}
     try:
         _create(cluster, [*map(_namespace, names.items()), *cluster_wide])
-        _create(cluster, _surroundings(names, image, workers[0], port))
         for name in names.values():
             cluster.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
+        _create(cluster, _surroundings(names, image, workers[0], port))
         cluster.kubectl("-n", names["plain"], "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
         folder = tmp_path_factory.mktemp("code")
         jobs = [item for case in cases for item in _manifests(case, names, values, folder)]
@@ -171,7 +171,14 @@ def _cluster_wide(names: dict[str, str], run: str) -> list[Object]:
     policy = f"flk-test-{run}"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     group = "admissionregistration.k8s.io/v1"
+    driver = [{"cel": {"expression": "device.driver == 'example.com'"}}]
     return [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": names["plain"]},
+            "spec": {"selectors": driver},
+        },
         {
             "apiVersion": group,
             "kind": "ValidatingAdmissionPolicy",
@@ -211,6 +218,12 @@ def _cluster_wide(names: dict[str, str], run: str) -> list[Object]:
     ]
 
 
+def _device_template(namespace: str, name: str, device_class: str) -> Object:
+    request = {"name": "device", "exactly": {"deviceClassName": device_class}}
+    spec = {"spec": {"devices": {"requests": [request]}}}
+    return _object("resource.k8s.io/v1", "ResourceClaimTemplate", namespace, name, spec=spec)
+
+
 def _surroundings(names: dict[str, str], image: str, node: str, port: str) -> list[Object]:
     """The objects that jobs name, a registry that has no image, and a pod that binds a volume to a node."""
     plain = names["plain"]
@@ -221,6 +234,8 @@ def _surroundings(names: dict[str, str], image: str, node: str, port: str) -> li
         _object("v1", "Secret", plain, "present", stringData={"other": "x"}),
         _object("v1", "ConfigMap", plain, "foreign", binaryData={"program": FOREIGN_PROGRAM}),
         _claim(plain, "unbound", "nowhere"),
+        _device_template(plain, "of-no-class", "absent.example.com"),
+        _device_template(plain, "of-no-driver", names["plain"]),
         _claim(plain, "local", "standard"),
         _object("v1", "ResourceQuota", names["quota"], "tight", spec={"hard": {"pods": "0"}}),
         _object(

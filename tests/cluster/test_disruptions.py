@@ -115,6 +115,36 @@ def test_a_node_that_does_not_answer(
     kubectl("delete", "pod", *pods, "--force", "--grace-period=0")
 
 
+def test_maintenance_is_no_failure_and_no_deadlock(
+    flk: Any, kubectl: Any, cluster: Cluster, image: str, folder: Path, silent_node: str, eventually: Any
+) -> None:
+    """The only node of two jobs is cordoned, and each job loses pods: they wait for the node."""
+    place = [
+        "--node-selector",
+        f"kubernetes.io/hostname={silent_node}",
+        "--toleration",
+        "flk.dev/test=silent:NoSchedule",
+    ]
+    common = ["--image", image, "--cpu", "10m", "--replicas", "2", *place]
+    pods = {job: [f"{job}-worker-{index}" for index in range(2)] for job in ("first", "second")}
+    node = ["-o", "jsonpath={.spec.nodeName}"]
+    for job, names in pods.items():
+        assert flk("submit", "train.py", "--name", job, *common, cwd=folder).code == 0
+        for pod in names:
+            eventually(f"{pod} has a node", lambda pod=pod: kubectl("get", "pod", pod, "--ignore-not-found", *node))
+            kubectl("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", json.dumps(running()))
+    cluster.kubectl("cordon", silent_node)
+    kubectl("delete", "pod", *pods["first"], pods["second"][1], "--force", "--grace-period=0")
+    answer = eventually("the cause is found", lambda: found(flk, "first", "NodesNotReady"))
+    assert "unschedulable" in str(answer["cause"]["evidence"])
+    # The node has never reported again, so the pod that is left there counts as lost after a while.
+    eventually("the cause is found", lambda: found(flk, "second", "NodesNotReady") or found(flk, "second", "NodeLost"))
+    for job in pods:
+        assert flk("wait", job, "--timeout", "0").code == ExitCode.RUNNING
+    assert json.loads(flk("status", "first", "-o", "json").stdout)["phase"] in ("Pending", "Restarting")
+    kubectl("delete", "pod", *pods["first"], *pods["second"], "--force", "--grace-period=0", "--ignore-not-found")
+
+
 def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     assert flk("submit", "train.py", "--name", "gone", "--image", image, "--cpu", "10m", cwd=folder).code == 0
     wait = flk.start("wait", "gone", "-o", "json")

@@ -97,6 +97,12 @@ def _with_volume(name: str, source: Object, command: list[str] | None = None, **
     return job(name, command=command, pod={**pod, **how}, container=container)
 
 
+def _with_device(name: str, template: str) -> Object:
+    """A job whose pods claim a device by a template."""
+    claims = {"resourceClaims": [{"name": "device", "resourceClaimTemplateName": template}]}
+    return job(name, pod=claims, container={"resources": {**SMALL, "claims": [{"name": "device"}]}})
+
+
 # The head of a program for another processor: ELF, 64 bits, little endian, AArch64.
 FOREIGN_PROGRAM = base64.b64encode(
     b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xb7\x00\x01\x00\x00\x00" + bytes(100)
@@ -135,6 +141,11 @@ STARTING = (
         "no-python",
         Expected("PythonMissing", "has no Python", "executable file not found", "choose an image with Python"),
         job("no-python", command=["python9", "train.py"], policy="ExitCode"),
+    ),
+    Case(
+        "not-executable",
+        Expected("CommandNotExecutable", "may not be executed", "permission denied", "chmod +x", ExitCode.USAGE),
+        job("not-executable", command=["/etc/hostname"]),
     ),
     Case(
         "no-program",
@@ -189,6 +200,33 @@ SCHEDULING = (
         "gpu",
         Expected("NotEnoughGpus", "nvidia.com/gpu", "Insufficient nvidia.com/gpu", "--gpu"),
         job("gpu", container={"resources": {"limits": {"nvidia.com/gpu": "99"}}}),
+    ),
+    Case(
+        "spread",
+        Expected("TopologySpreadUnsatisfied", "topology spread", "topology spread constraints", "patch"),
+        job(
+            "spread",
+            pod={
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "example.com/none", "whenUnsatisfiable": "DoNotSchedule"}
+                ]
+            },
+        ),
+    ),
+    Case(
+        "device-template-missing",
+        Expected("DeviceClaimMissing", "ResourceClaimTemplate absent does not exist", "absent", "--claim"),
+        _with_device("device-template-missing", "absent"),
+    ),
+    Case(
+        "device-class-missing",
+        Expected("DeviceClassMissing", "the DeviceClass absent.example.com does not exist", "absent", "driver"),
+        _with_device("device-class-missing", "of-no-class"),
+    ),
+    Case(
+        "no-device",
+        Expected("NotEnoughDevices", "no node has the devices free", "allocate", "resourceslices", stuck=False),
+        _with_device("no-device", "of-no-driver"),
     ),
     Case(
         "selector",

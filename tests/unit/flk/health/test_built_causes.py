@@ -170,6 +170,10 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: unmounted("FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection timed out").view(),
         f"{POD} cannot start: a volume cannot be mounted: MountVolume.SetUp failed: mount.nfs",
     ),
+    "NotEnoughOfResource": (
+        lambda: unscheduled("3 Insufficient ephemeral-storage").view(),
+        f"{POD}: no node has enough ephemeral-storage free",
+    ),
     "NodesNotReady": (
         lambda: unscheduled("3 node(s) were unschedulable").view(),
         "not ready or take no pods (node(s) were unschedulable)",
