@@ -26,7 +26,7 @@ TRAIN = """
     from flk_runtime.hosts.accelerate import adopt
 
     ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
-    DIES = {0: 2, 1: 3, 2: 5} if sys.argv[1] == "dies" else {}
+    DIES = {0: 2, 1: 4} if sys.argv[1] == "dies" else {}
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 
     class Noisy(Dataset):
@@ -102,9 +102,9 @@ def started(forked_pods: Callable[..., Pods], root: Path, restarts: int, what: s
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     forked_pods: Callable[..., Pods], root: Path
 ) -> None:
-    job = started(forked_pods, root, 3, "dies")
+    job = started(forked_pods, root, 2, "dies")
     assert job.wait() == [0, 0], job.logs_of_all()
-    assert re.findall(r"resumed at step (\d+) from pod memory", job.log(0)) == ["1", "2", "4"]
+    assert re.findall(r"resumed at step (\d+) from pod memory", job.log(0)) == ["1", "3"]
     assert all("equal 21" in job.log(pod) for pod in job.running)
     lines = [json.loads(line) for line in re.findall(r"\[rank 0\] (\{\"step.*\})", job.log(0))]
     assert [line["step"] for line in lines] == [3, 6, 9]

@@ -24,7 +24,7 @@ TRAIN = """
     from flk_runtime.hosts import transformers as flk_transformers
 
     ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
-    DIES = {0: 4, 1: 6, 2: 9} if sys.argv[1] == "dies" else {}
+    DIES = {0: 4, 1: 7} if sys.argv[1] == "dies" else {}
 
     class Data(torch.utils.data.Dataset):
         def __len__(self):
@@ -94,9 +94,9 @@ def started(forked_pods: Callable[..., Pods], root: Path, restarts: int, what: s
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     forked_pods: Callable[..., Pods], root: Path
 ) -> None:
-    job = started(forked_pods, root, 3, "dies")
+    job = started(forked_pods, root, 2, "dies")
     assert job.wait() == [0, 0], job.logs_of_all()
-    assert re.findall(r"resumed at step (\d+) from pod memory", job.log(0)) == ["3", "5", "8"]
+    assert re.findall(r"resumed at step (\d+) from pod memory", job.log(0)) == ["3", "6"]
     assert all("equal 9" in job.log(pod) for pod in job.running)
     lines = [json.loads(line) for line in re.findall(r"\[rank 0\] (\{\"step.*\})", job.log(0))]
     assert [(line["step"], line["total_steps"]) for line in lines] == [(3, 12), (6, 12), (9, 12), (12, 12)]
