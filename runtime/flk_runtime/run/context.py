@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -27,6 +27,8 @@ class RunContext:
     world_size: int
     member: Membership  # of the workers of strategy diloco
     page: ProgressPage
+    closing: list[Callable[[], None]] = field(default_factory=list)
+    """Called when the run is closed or abandoned."""
 
     @classmethod
     def begin(cls, rank_info: RankInfo, options: RunOptions) -> RunContext:

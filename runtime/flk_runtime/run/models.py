@@ -26,6 +26,7 @@ from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.optimizers import OptimizerWatch
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 
@@ -40,6 +41,9 @@ class Models:
         self._averages = 0
         self._optimizers: list[Optimizer] = []  # that are saved
         self._has_others = False  # objects are saved that may have the state of any optimizer
+        averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
+        self._watch = OptimizerWatch(averages=averages)
+        context.closing.append(self._watch.close)
         self.is_held = False
         """Whether backward passes communicate nothing now."""
 
@@ -118,9 +122,10 @@ class Models:
             saved = module_state(thing)
         self._saves.manager.register(name, saved)
 
-    def saved_optimizers(self) -> list[Optimizer] | None:
-        """The optimizers whose state is saved; None if it is not known, since other objects may have a state of one."""
-        return None if self._has_others else self._optimizers
+    def check_step(self) -> None:
+        """Raise SetupError if an optimizer that trains the models and has a state is not saved with them."""
+        if self._saves.manager.can_save and not self._has_others:
+            self._watch.check_saved(self.parameters, self._optimizers)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -19,7 +19,6 @@ from flk_runtime.checkpoint import is_sharded
 from flk_runtime.distributed import is_settled, settle
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import is_wrapper, parameters_in, replaced
-from flk_runtime.run.models import Models
 
 
 class OptimizerWatch:
@@ -40,13 +39,10 @@ class OptimizerWatch:
         for hook in self._hooks:
             hook.remove()
 
-    def check_saved(self, models: Models) -> None:
-        """Raise SetupError if an optimizer that trains ``models`` and has a state is not saved with them."""
-        saved = models.saved_optimizers()
-        if saved is None:
-            return
+    def check_saved(self, trained: Callable[[], Iterable[nn.Parameter]], saved: Iterable[Optimizer]) -> None:
+        """Raise SetupError if an optimizer of ``trained`` parameters has a state, and is none of those ``saved``."""
         for optimizer in [each for each in self._new if each.state]:
-            own = {id(each) for each in models.parameters()} & {id(each) for each in optimizer.state}
+            own = {id(each) for each in trained()} & {id(each) for each in optimizer.state}
             if own.difference(id(each) for other in saved for each in parameters_in(other)):
                 raise SetupError(
                     f"{type(optimizer).__name__} trains the model and is in no checkpoint, so it would begin anew "

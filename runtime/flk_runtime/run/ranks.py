@@ -60,5 +60,7 @@ class Ranks:
 
     def _leave(self, *, at_once: bool) -> None:
         self.closed = True
+        for each in self._context.closing:
+            each()
         if self._owns_group:
             process_group.leave(at_once=at_once)

@@ -21,7 +21,6 @@ from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.models import Models
-from flk_runtime.run.optimizers import OptimizerWatch
 from flk_runtime.run.options import RunOptions
 from flk_runtime.run.ranks import Ranks
 from flk_runtime.run.saves import Saves
@@ -50,8 +49,6 @@ class Run(Ranks):
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
         self._models = Models(context, self._steps, self._saves, self._metrics, self._batches)
         self._backward = Backward(context, self._models, self._batches)
-        averages = bool(options.diloco) or (context.world_size > 1 and options.strategy != "none")
-        self._watch = OptimizerWatch(averages=averages)
 
     @property
     def steps(self) -> int:
@@ -229,8 +226,7 @@ class Run(Ranks):
         """
         self._check_open("step")
         self._backward.check_step()
-        if self._saves.manager.can_save:
-            self._watch.check_saved(self._models)
+        self._models.check_step()
         self._steps.record(loss, values, samples=self._batches.take_samples(), epoch=self._batches.epoch)
 
     def save(self, *, wait: bool = False) -> None:
@@ -295,10 +291,6 @@ class Run(Ranks):
         """Destroy the process group without saving and without waiting for other ranks, which may have died."""
         if not self.closed:
             self._leave(at_once=True)
-
-    def _leave(self, *, at_once: bool) -> None:
-        self._watch.close()
-        super()._leave(at_once=at_once)
 
     def __enter__(self) -> Run:
         return self
