@@ -1,4 +1,4 @@
-"""The documentation's commands for a cluster print what it shows."""
+"""The documentation's commands for a cluster print what it shows; tests/local runs those for this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ PAGES = [page for page in all_pages() if any((b.key, b.value) == ("run", "cluste
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_for_a_cluster_print_what_the_page_shows(
-    page: Path, image: str, shared_class: str, kubeconfig: Path, namespace: str, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    image: str,
+    shared_class: str,
+    kubeconfig: Path,
+    namespace: str,
+    cache_home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert run_page(page, ["local", "cluster"], check=True, cluster=(kubeconfig, namespace)) == 0, (
-        capsys.readouterr().out
-    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+    assert run_page(page, ["cluster"], check=True, cluster=(kubeconfig, namespace)) == 0, capsys.readouterr().out
