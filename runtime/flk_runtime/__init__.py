@@ -107,7 +107,18 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = f"{__name__}.{_MODULES[name]}"
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        from flk_runtime.errors import SetupError
+
+        raise SetupError(
+            f"flk.{name} has not travelled with this job, none of whose files says it: write it into a comment of the "
+            "script if a package of the image calls it"
+        ) from None
     globals()[name] = value
     return value
 

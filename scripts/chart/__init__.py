@@ -18,10 +18,12 @@ from flk.targets import TARGETS
 from scripts.chart import manifests, values
 
 CHART: Final = Path(__file__).parents[2] / "charts" / "flk"
-# flk bench makes jobs of its own, and workers of strategy diloco need a secret that flk submit makes. The planner and
-# the installation of packages are in the archive of all jobs: they are 15 kB, and a second archive would add 180 kB to
-# the Secret of each release.
-OPTIONAL: Final = frozenset({"plan", "training", "records", "preparation", "check", "disk"})
+# flk bench makes jobs of its own, and workers of strategy diloco need a secret that flk submit makes. The planner,
+# the installation of packages, adapters and loops of scripts are in the archive of all jobs: they are 22 kB, and
+# another archive would add 180 kB to the Secret of each release.
+OPTIONAL: Final = frozenset(
+    {"plan", "training", "records", "preparation", "check", "disk", "loops", "hosts", "trainers"}
+)
 FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "values.yaml": values.values_text,
     CHART / "values.schema.json": values.schema_text,

@@ -63,4 +63,6 @@ for module in sys.argv[1:]: importlib.import_module(module)
 hidden = [name for name in flk_runtime.__all__ if isinstance(getattr(flk_runtime, name), types.ModuleType)]
 assert not hidden, hidden
 """
-    subprocess.run([sys.executable, "-c", script, *modules_of("runtime", "flk_runtime")], check=True)
+    # The last one needs torchtitan, which is not installed for the tests.
+    modules = [each for each in modules_of("runtime", "flk_runtime") if each != "flk_runtime.hosts.torchtitan"]
+    subprocess.run([sys.executable, "-c", script, *modules], check=True)

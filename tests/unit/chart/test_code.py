@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flk import labels
-from flk.manifest.runtime import runtime_archive, used_by
+from flk.manifest.runtime import runtime_archive, used_by, used_by_code
 from flk.spec.job import validated
 from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.launcher.unpack import unpack
@@ -49,9 +49,9 @@ def chart() -> Rendered:
 
 
 def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
-    job = {"command": "train.py", "strategy": "auto", "setup": "true", "records": "records"}
+    job = {"command": "train.py", "strategy": "auto", "setup": "true", "records": "records", "memory_path": "/disk"}
     check = {"command": ["-m", "flk_runtime.check"]}
-    shipped = runtime_archive(used_by(validated(job)) | used_by(validated(check)))
+    shipped = runtime_archive(used_by(validated(job)) | used_by(validated(check)) | used_by_code(None))
     assert mounted(chart)[pod_layout.RUNTIME_ARCHIVE] == shipped
     words = of_job(chart)["containers"][0]["command"]
     archive = f"{pod_layout.SHIP_FOLDER}/{pod_layout.RUNTIME_ARCHIVE}"

@@ -221,9 +221,7 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize(("fields", "expected"), JOBS.values(), ids=JOBS.keys())
-def test_a_job_ships_the_packages_that_it_uses_and_few_kilobytes(
-    fields: dict[str, Any], expected: set[str]
-) -> None:
+def test_a_job_ships_the_packages_that_it_uses_and_no_others(fields: dict[str, Any], expected: set[str]) -> None:
     used = used_by(validated({"command": "train.py", **fields}))
     assert used == expected
     several = {"training", "plan"} <= used or {"diloco", "preparation"} <= used
