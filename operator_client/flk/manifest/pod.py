@@ -14,9 +14,10 @@ from flk.manifest.patch import patched
 from flk.manifest.rendezvous import rendezvous_port, secret_variables
 from flk.manifest.volumes import SHM, volumes_and_mounts
 from flk.spec.fabric import fabrics
-from flk.spec.fields import PULL_POLICIES, split_topology
+from flk.spec.fields import PULL_POLICIES
 from flk.spec.gpus import gpu_terms
 from flk.spec.job import Job, PodSettings
+from flk.spec.names import split_topology
 from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
 from flk_runtime.contract import pod_env, pod_layout, user_env

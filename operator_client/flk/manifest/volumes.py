@@ -36,6 +36,9 @@ def volumes_and_mounts(job: Job, config_maps: list[str]) -> tuple[list[dict[str,
         sources = [{"configMap": {"name": name}} for name in config_maps]
         volumes.append({"name": "ship", "projected": {"sources": sources}})
         mounts.append({"name": "ship", "mountPath": pod_layout.SHIP_FOLDER, "readOnly": True})
+    if job.memory_path and job.memory_mount is None:
+        volumes.append({"name": "memory", "emptyDir": {}})
+        mounts.append({"name": "memory", "mountPath": job.memory_path})
     if job.records is not None:
         volumes.append({"name": "api", "projected": {"sources": _API_SOURCES}})
         mounts.append({"name": "api", "mountPath": pod_layout.API_FOLDER, "readOnly": True})
@@ -48,9 +51,6 @@ def volumes_and_mounts(job: Job, config_maps: list[str]) -> tuple[list[dict[str,
         mounts.append({"name": "checkpoint", "mountPath": pod_layout.CHECKPOINT_FOLDER})
     elif job.checkpoint.claim:
         own.append(Mount(CLAIM, *job.checkpoint.claim))
-    if job.memory_path and job.memory_mount is None:
-        volumes.append({"name": "memory", "emptyDir": {}})
-        mounts.append({"name": "memory", "mountPath": job.memory_path})
     names: dict[str, str] = {}  # what is mounted twice is one volume
     for mount in own:
         if mount.source not in names:

@@ -42,7 +42,6 @@ TARGETS: Final = (AUTO, DEFAULT_TARGET, "trainjob", "jobset", "job")
 NO_GANG: Final = "none"
 GANGS: Final = (AUTO, "native", "volcano", "coscheduling", NO_GANG)
 PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")  # the default first
-_STRENGTHS: Final = ("required", "preferred")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
@@ -162,16 +161,8 @@ def _strategy(value: str) -> str:
         raise ValueError(f"must be one of {', '.join(STRATEGIES)} (is {value!r})") from None
 
 
-def split_topology(value: str) -> tuple[str, str]:
-    """Split ``KEY[:required|preferred]`` into the label of nodes and the strength, required if it is left out."""
-    key, colon, strength = value.partition(":")
-    if colon and strength not in _STRENGTHS:
-        raise ValueError(f"must be KEY, KEY:required or KEY:preferred (is {value!r})")
-    return names.label_key(key), strength or _STRENGTHS[0]
-
-
 def _topology(value: str) -> str:
-    return ":".join(split_topology(value))
+    return ":".join(names.split_topology(value))
 
 
 def _effect(value: str) -> str:
@@ -280,7 +271,7 @@ GangName = Annotated[str, OneOf(*GANGS)]
 Topology = Annotated[
     str,
     AfterValidator(_topology),
-    WithJsonSchema(text_schema(f"{names.LABEL_KEY.pattern}(:({'|'.join(_STRENGTHS)}))?")),
+    WithJsonSchema(text_schema(f"{names.LABEL_KEY.pattern}(:({'|'.join(names.STRENGTHS)}))?")),
 ]
 Package = Annotated[
     str, AfterValidator(packages.package), WithJsonSchema(text_schema(r"[^-\s\x00-\x1f]([^\x00-\x1f]*[^\s\x00-\x1f])?"))

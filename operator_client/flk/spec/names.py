@@ -49,6 +49,7 @@ _POD_NAMES: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset":
 _SUFFIXES: Final = {"trainjob": "-xxxxx", "jobset": "-xxxxx"}  # which JobSet's checks count as part of the name
 AUTO_TARGET_NAMES: Final = "jobset"  # the target with the longest names
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+STRENGTHS: Final = ("required", "preferred")
 
 
 def pod_name(target: str, job: str, index: int | str) -> str:
@@ -247,3 +248,11 @@ def mount_path(path: str) -> str:
         if clean == own or clean.startswith(own + "/"):
             raise ValueError(f"must not be below {own}, which flk or the system uses (is {path!r})")
     return clean
+
+
+def split_topology(value: str) -> tuple[str, str]:
+    """Split ``KEY[:required|preferred]`` into the label of nodes and the strength, required if it is left out."""
+    key, colon, strength = value.partition(":")
+    if colon and strength not in STRENGTHS:
+        raise ValueError(f"must be KEY, KEY:required or KEY:preferred (is {value!r})")
+    return label_key(key), strength or STRENGTHS[0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.errors import UsageError
-from flk.spec.fields import split_topology
+from flk.spec.names import split_topology
 from flk.targets.model import Object
 from flk_runtime.contract.strategies import AUTO
 
