@@ -37,6 +37,7 @@ TRAIN = """
         if attempt == "0":
             for weight in model.parameters():
                 weight.grad = torch.ones_like(weight)
+            flk.replicated(optimizer)
             optimizer.step()
             optimizer.zero_grad()
         before = peak = anonymous()

@@ -206,6 +206,7 @@ HUGGING_FACE = """
                 model = kind(config(tie_word_embeddings=tied, **sizes))
                 model.load_state_dict(plain.state_dict())
                 optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, model)]
+                flk.replicated(optimizers[0])
                 model, _ = run.parallelize(model, optimizers[1], tp=2)
                 for step in range(2):
                     losses = []

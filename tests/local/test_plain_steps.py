@@ -26,4 +26,4 @@ def test_the_same_failure_after_the_same_step_is_not_retried_for_ever(forked_pod
     assert [(each.step, each.restored, each.restored_from) for each in record.attempts] == [(5, 0, "start")] * 2
     assert record.no_retry_reason == "not retried: failed twice at step 5 with the same error"
     assert record.goodput is not None
-    assert record.goodput.step == 5
+    assert record.goodput.seconds["lost"] > 0, "the steps of a script that saves nothing"

@@ -52,7 +52,8 @@ from flk_runtime.plan.state import model_state, optimizer_sizes, units_of
 def units(kind, precision=None):
     with FakeTensorMode():
         model = MAKE[kind]()
-        states = optimizer_sizes(torch.optim.AdamW(model.parameters()), GPUS["h100"]).states
+        optimizer = flk.per_rank(torch.optim.AdamW(model.parameters())).thing
+        states = optimizer_sizes(optimizer, GPUS["h100"]).states
         return units_of(model, find_blocks(model, None), states, precision)
 
 def compare(measured, predicted):

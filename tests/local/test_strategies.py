@@ -281,6 +281,7 @@ with group():
         with init(name, checkpoint={str(tmp_path)!r} + "/" + name) as run:
             for _ in range(2):
                 model, optimizer = build()
+                flk.replicated(optimizer)  # the ranks take the same steps
                 for words in data(6, 1)[0][0]:
                     optimizer.zero_grad()
                     loss_of(model, words).backward()

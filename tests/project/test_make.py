@@ -9,7 +9,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def make(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", "--always-make", *words], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(
+        ["make", "--no-print-directory", "--always-make", *words], cwd=ROOT, capture_output=True, text=True
+    )
 
 
 def test_a_python_without_virtual_environments_is_named_with_the_package_that_debian_lacks(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ QUEUEING = (
     ),
     Case(
         "queued",
-        Expected("WaitingInQueue", "it waits in queue gold", "gold", "wait", ExitCode.RUNNING, stuck=False),
+        Expected("WaitingInQueue", "it waits in queue gold", "gold", "install Kueue", ExitCode.RUNNING, stuck=False),
         job("queued", run_policy={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "gold"}),
     ),
     Case(

@@ -31,6 +31,7 @@ _NOISE = (
     "source",
 )
 AROUND = (
+    "not_served",
     "nodes",
     "claims",
     "workloads",

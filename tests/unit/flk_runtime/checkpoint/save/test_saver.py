@@ -30,8 +30,8 @@ class Memory(PodMemory):
     """The memory of a pod with room for ``limit`` bytes. Its launcher holds at once what is finished."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        super().__init__("", 0, 0)
-        self.folder, self.limit = folder, limit
+        super().__init__(str(folder / "socket"), 0, 0)
+        self.limit = limit
 
     def _send(self, request: Any) -> None:
         self._request: Request = request
