@@ -44,7 +44,8 @@ COVERED = {
         "flk_runtime.__main__ flk_runtime.launcher.agent flk_runtime.launcher.coordinator flk_runtime.launcher.start"
     ),
     "tests/local/test_memory.py": (
-        "flk_runtime.launcher.replication.messages flk_runtime.launcher.replication.service"
+        "flk_runtime.launcher.coordinator.memory_plans flk_runtime.launcher.replication.messages "
+        "flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": (
         "flk_runtime.launcher.metrics_page flk_runtime.metrics.logging flk_runtime.metrics.shares"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
@@ -18,13 +17,13 @@ from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.drain import Drain, with_shards
 from flk_runtime.launcher.coordinator.membership import Membership
+from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
 from flk_runtime.launcher.hangs.detector import HangDetector
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory
-from flk_runtime.launcher.replication.plan import Copy, make_plan
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
     BEFORE_FIRST,
@@ -97,8 +96,7 @@ class Leader:
         self._joined: dict[int, Join] = {}  # members that are ready for the next attempt, spares included
         self._waiting: dict[int, float] = {}  # pods that joined while an attempt ran without them, and when
         self._drain = Drain()
-        self._unreadable: set[Copy] = set()  # copies of shards of checkpoints in memory
-        self._keeps_memory = False  # the latest attempt keeps checkpoints in memory
+        self._memory_plans = MemoryPlans(settings.processes, log)
         self._admitted: dict[int, str] = {}  # incarnations that take part in the latest attempt
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of the admitted pods
         self._done: set[int] = set()  # pods whose ranks have all ended with success
@@ -192,7 +190,7 @@ class Leader:
                     self._joined[target] = replace(join, memory=with_shards(join.memory, shards))
                 self._start_if_ready(now)
             case CopiesUnreadable(copies):
-                self._unreadable |= set(copies)
+                self._memory_plans.exclude(copies)
             case Leave():
                 self._left.add(pod)
             case Heartbeat(status) if status:
@@ -433,35 +431,15 @@ class Leader:
         self._done.clear()
         self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
         self._hang_detector.attempt_started(number, self._places, now)
-        readers = self._send_memory_plans(pods)
+        plans, readers = self._memory_plans.make(pods, self._joined)
+        for pod, plan in plans.items():
+            self._send([pod], plan)
         for pod in pods:
             del self._joined[pod]
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()
         self._send(pods, AttemptStarted(number, address, port, self._history, order, readers))
-
-    def _send_memory_plans(self, pods: list[int]) -> list[int]:
-        """Choose the checkpoint in memory from which the attempt of these pods starts, and the partners in it.
-
-        Each pod gets its own part of the plan. Returns the rank that reads each shard; empty: the one that wrote it.
-        """
-        inventories = {pod: join.memory for pod, join in self._joined.items()}
-        held = {pod: set(inventory.shards) for pod, _ in self._unreadable if (inventory := inventories.get(pod))}
-        self._unreadable = {(pod, shard) for pod, shard in self._unreadable if shard in held.get(pod, ())}
-        nodes = {pod: self._joined[pod].node for pod in pods}
-        plan, loss = make_plan(uuid.uuid4().hex, inventories, nodes, self._unreadable)
-        if loss:
-            self._log(loss)
-        self._keeps_memory = plan is not None
-        if plan is None:
-            return []
-        processes = self._settings.processes
-        ranks = {pod: range(index * processes, (index + 1) * processes) for index, pod in enumerate(pods)}
-        readers = plan.readers(ranks)
-        for pod, part in plan.slices(ranks, readers).items():
-            self._send([pod], part)
-        return readers
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if not failure.secondary:
@@ -536,7 +514,7 @@ class Leader:
     @property
     def _drains_follow(self) -> bool:
         """Whether a pod that has to stop has not yet sent its inventory. It sends it or disconnects."""
-        return self._keeps_memory and any(  # without a look at all pods, since this is asked at each Join
+        return self._memory_plans.exist and any(  # without a look at all pods, since this is asked at each Join
             pod in self._connected and pod not in self._joined and pod not in self._drain.pods
             for pod in self._membership.leaving
         )
