@@ -15,7 +15,8 @@ from flk.manifest import Bundle, render
 from flk.manifest.pod import LAUNCHER_GRACE, pod_template
 from flk.spec import names
 from flk.spec.fields import Checkpoint, Elastic, StrictModel
-from flk.spec.job import DEFAULT_IMAGE, Job, PodSettings, Resources
+from flk.spec.job import DEFAULT_IMAGE, Job
+from flk.spec.parts import PodSettings, Resources
 from flk.spec.schema import schema_of
 from flk.targets import TARGETS
 from flk.targets.gang import GANGS

@@ -16,8 +16,9 @@ from flk.manifest.volumes import SHM, volumes_and_mounts
 from flk.spec.fabric import fabrics
 from flk.spec.fields import PULL_POLICIES
 from flk.spec.gpus import gpu_terms
-from flk.spec.job import Job, PodSettings
+from flk.spec.job import Job
 from flk.spec.names import split_topology
+from flk.spec.parts import PodSettings
 from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
 from flk_runtime.contract import pod_env, pod_layout, user_env

@@ -14,7 +14,8 @@ from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
 from flk.manifest.pod import chosen_target, pod_template
-from flk.spec.job import Job, PodSettings
+from flk.spec.job import Job
+from flk.spec.parts import PodSettings
 from flk.targets import Parts
 from flk.targets.gang import pod_groups
 from flk_runtime.contract import VERSION, pod_layout

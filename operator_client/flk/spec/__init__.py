@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from flk.spec.defaults import NamespaceDefaults
     from flk.spec.fabric import Fabric, fabrics
     from flk.spec.fields import Checkpoint, Toleration
-    from flk.spec.job import Job, Nodes, Resources
+    from flk.spec.job import Job
+    from flk.spec.parts import Nodes, Resources
 
 __all__ = ["Checkpoint", "Fabric", "Job", "NamespaceDefaults", "Nodes", "Resources", "Toleration", "fabrics"]
 
@@ -23,8 +24,8 @@ _MODULES: Final = {
     "Fabric": "fabric",
     "Job": "job",
     "NamespaceDefaults": "defaults",
-    "Nodes": "job",
-    "Resources": "job",
+    "Nodes": "parts",
+    "Resources": "parts",
     "Toleration": "fields",
     "fabrics": "fabric",
 }

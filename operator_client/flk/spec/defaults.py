@@ -11,8 +11,9 @@ from flk import labels
 from flk.errors import UsageError
 from flk.spec import file
 from flk.spec.fields import FabricName, Image, ObjectName, Queue, Seconds, StrictModel, Tolerations, VolumeKind
-from flk.spec.job import Job, Nodes
+from flk.spec.job import Job
 from flk.spec.mounts import Mount
+from flk.spec.parts import Nodes
 from flk.spec.validation import usage_error
 
 
