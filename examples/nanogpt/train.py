@@ -81,6 +81,7 @@ def main():
     result = {"rank": rank, "world_size": world_size, "loss": mean.item() / world_size, "norm": norm.item()}
     sys.stdout.write(json.dumps(result) + "\n")
     if ddp:
+        dist.barrier()  # no rank leaves while another still communicates
         dist.destroy_process_group()
 
 

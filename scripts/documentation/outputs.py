@@ -38,6 +38,7 @@ _CHANGING: Final = (
     (r"\b(\d+(\.\d+)?(ms|s|m|h|d))+\b", "DURATION"),
     (r"\b\d+(\.\d+)? s\b", "DURATION"),
     (r"\bflk-(worker\d*|control-plane)\b", "NODE"),
+    (r"'-?\d+(\.\d+)?(e[-+]\d+)?'", "NUMBER"),  # as Transformers prints them, in four digits
     (r"-?\b\d+\.\d+(e[-+]\d+)?\b", "NUMBER"),
     (r"\b[\d,]+ (kB|MiB)\b", "SIZE"),
     (r"^LAST DEPLOYED: .*", ""),

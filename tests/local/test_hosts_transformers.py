@@ -85,6 +85,7 @@ def started(forked_pods: Callable[..., Pods], root: Path, restarts: int, what: s
         user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER,
         pod_env.RESTARTS: str(restarts),
         "HF_HUB_OFFLINE": "1",
+        "DISABLE_KUBEFLOW_INTEGRATION": "TRUE",  # of the other trainer, whose reports are lines too
     }
     job = forked_pods(2, 1, script=TRAIN, **variables)
     job.start("train.py", what)
