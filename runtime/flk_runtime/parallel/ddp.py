@@ -91,8 +91,11 @@ class _Passes:
         self._passed.add(name)
 
     def _check(self, optimizer: Optimizer) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1
+        if self._has_passed and not in_backward:  # as in almost all steps
+            return
         own = [each.grad for each in parameters_in(optimizer) if id(each) in self._own]
-        if own and torch._C._current_graph_task_id() != -1:
+        if own and in_backward:
             raise SetupError("strategy ddp averages gradients after hooks: call optimizer.step() after backward()")
         if not self._has_passed and any(each is not None and each.any() for each in own):
             raise SetupError(

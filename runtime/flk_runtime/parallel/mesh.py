@@ -98,7 +98,9 @@ def split(
             f"parallelize= returned a {type(result).__name__} that is not the model: change the model in place, or "
             "keep a loop of the script's own with flk.adopt"
         )
-    for name, (was, now) in ((name, (was, _described(model).get(name))) for name, was in before.items()):
+    after = _described(model)
+    for name, was in before.items():
+        now = after.get(name)
         if now is None:
             raise SetupError(f"parallelize= has removed the parameter {name!r} of the model: keep parameters and names")
         if now[0] != was[0]:

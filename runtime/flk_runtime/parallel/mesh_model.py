@@ -89,8 +89,8 @@ class MeshModel(FSDP2Model):
             if count:
                 raise SetupError(
                     f"the gradient of {self._whole[parameter]!r} differs between ranks that hold the same values of "
-                    "it: what parallelize= has made of the model leaves out a reduction, such as that of the gradient "
-                    "of a norm whose inputs are split"
+                    "it: they had different batches, or what parallelize= has made of the model leaves out a "
+                    "reduction, such as that of the gradient of a norm whose inputs are split"
                 )
 
 
