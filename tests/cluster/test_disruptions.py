@@ -89,17 +89,21 @@ def silent_node(cluster: Cluster) -> Iterator[str]:
         cluster.kubectl("delete", "node", name, "--ignore-not-found")
 
 
-def test_a_node_that_does_not_answer(
-    flk: Any, kubectl: Any, image: str, folder: Path, silent_node: str, eventually: Any
-) -> None:
-    place = [
+def only_on(node: str) -> list[str]:
+    """The options of a job whose pods run on this node, which others avoid."""
+    return [
         "--node-selector",
-        f"kubernetes.io/hostname={silent_node}",
+        f"kubernetes.io/hostname={node}",
         "--toleration",
         "flk.dev/test=silent:NoSchedule",
     ]
+
+
+def test_a_node_that_does_not_answer(
+    flk: Any, kubectl: Any, image: str, folder: Path, silent_node: str, eventually: Any
+) -> None:
     common = ["--image", image, "--cpu", "10m", "--replicas", "2"]
-    assert flk("submit", "train.py", "--name", "lost", *common, *place, cwd=folder).code == 0
+    assert flk("submit", "train.py", "--name", "lost", *common, *only_on(silent_node), cwd=folder).code == 0
     pods = ["lost-worker-0", "lost-worker-1"]
     node = ["-o", "jsonpath={.spec.nodeName}"]
     for pod in pods:
@@ -119,13 +123,7 @@ def test_maintenance_is_no_failure_and_no_deadlock(
     flk: Any, kubectl: Any, cluster: Cluster, image: str, folder: Path, silent_node: str, eventually: Any
 ) -> None:
     """The only node of two jobs is cordoned, and each job loses pods: they wait for the node."""
-    place = [
-        "--node-selector",
-        f"kubernetes.io/hostname={silent_node}",
-        "--toleration",
-        "flk.dev/test=silent:NoSchedule",
-    ]
-    common = ["--image", image, "--cpu", "10m", "--replicas", "2", *place]
+    common = ["--image", image, "--cpu", "10m", "--replicas", "2", *only_on(silent_node)]
     pods = {job: [f"{job}-worker-{index}" for index in range(2)] for job in ("first", "second")}
     node = ["-o", "jsonpath={.spec.nodeName}"]
     for job, names in pods.items():

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flk_runtime.contract import pod_env, pod_layout, user_env
+from tests.support import adapters
 from tests.support.pods import Pods
 
 pytest.importorskip("accelerate")
@@ -88,21 +86,10 @@ TRAIN = """
 """
 
 
-def started(forked_pods: Callable[..., Pods], root: Path, restarts: int, what: str) -> Pods:
-    variables: dict[str, Any] = {
-        pod_env.MEMORY_ROOT: str(root),
-        user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER,
-        pod_env.RESTARTS: str(restarts),
-    }
-    job = forked_pods(2, 1, script=TRAIN, **variables)
-    job.start("train.py", what)
-    return job
-
-
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     forked_pods: Callable[..., Pods], root: Path
 ) -> None:
-    job = started(forked_pods, root, 2, "dies")
+    job = adapters.start(forked_pods, root, TRAIN, 2, "dies")
     assert job.wait() == [0, 0], job.logs_of_all()
     assert re.findall(r"resumed at step (\d+) from pod memory", job.log(0)) == ["1", "3"]
     assert all("equal 21" in job.log(pod) for pod in job.running)
@@ -111,11 +98,6 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
 
 
 def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Callable[..., Pods], root: Path) -> None:
-    job = started(forked_pods, root, 0, "waits")
+    job = adapters.start(forked_pods, root, TRAIN, 0, "waits")
     job.until(lambda: all((job.folder / f"step.0.{rank}").exists() for rank in (0, 1)), "both ranks train")
-    for pod in job.running.values():
-        pod.send_signal(signal.SIGTERM)
-    job.until(lambda: "SIGTERM" in job.log(0), "the launchers have got the signal")
-    (job.folder / "go").touch()
-    assert job.wait() == [143, 143], job.logs_of_all()
-    assert re.search(r"stopped after step \d+, which is saved", job.log(0))
+    adapters.ends_saved(job)

@@ -1,0 +1,35 @@
+"""The job of two pods in which the tests of adapters train, and its end when a pod must go."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from flk_runtime.contract import pod_env, pod_layout, user_env
+from tests.support.pods import Pods
+
+
+def start(
+    forked_pods: Callable[..., Pods], root: Path, script: str, restarts: int, *arguments: str, **variables: str
+) -> Pods:
+    """Start ``script`` in two pods of one rank that keep checkpoints in memory, in ``root``."""
+    variables |= {
+        pod_env.MEMORY_ROOT: str(root),
+        user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER,
+        pod_env.RESTARTS: str(restarts),
+    }
+    job = forked_pods(2, 1, script=script, **variables)
+    job.start("train.py", *arguments)
+    return job
+
+
+def ends_saved(job: Pods) -> None:
+    """Send SIGTERM to both pods of a job that waits for the file ``go``, and check that its ranks save and end."""
+    for pod in job.running.values():
+        pod.send_signal(signal.SIGTERM)
+    job.until(lambda: "SIGTERM" in job.log(0), "the launchers have got the signal")
+    (job.folder / "go").touch()
+    assert job.wait() == [143, 143], job.logs_of_all()
+    assert re.search(r"stopped after step \d+, which is saved", job.log(0))
