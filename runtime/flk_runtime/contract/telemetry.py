@@ -1,0 +1,89 @@
+"""Telemetry: the measurements of a job that its launchers keep, for `flk top`, `flk report` and the metrics page.
+
+The launcher of pod 0 has those of all pods. `python -m flk_runtime metrics`, in its container, prints them as JSON, and
+the archived record of the job holds the last ones. All lists are bounded, whatever the job's size and duration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+HISTORY_LIMIT: Final = 500  # samples of a job's history; with more, neighbours are merged
+RANKS_LIMIT: Final = 256  # ranks that are listed, the slowest first
+PODS_LIMIT: Final = 256  # pods that are listed, those with the slowest ranks first
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a job measured around one step. A value that it does not measure is None."""
+
+    time: float  # seconds since the epoch
+    attempt: int
+    step: int
+    loss: float | None = None
+    samples_per_s: float | None = None  # of all ranks together
+    tokens_per_s: float | None = None
+    mfu: float | None = None  # model FLOPs utilisation, from 0 to 1, as the shares
+    communication: float | None = None  # share of the time in which a collective was under way
+    data_wait: float | None = None  # share of the time in which rank 0 waited for data
+    step_seconds: float | None = None  # of the median rank
+    slowest_seconds: float | None = None  # work of the rank that works longest in a step
+    slowest_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuUsage:
+    """What one GPU of a pod does, as NVML tells it."""
+
+    busy: float  # share of the time in which a kernel ran, from 0 to 1
+    memory: int  # bytes used
+    memory_total: int
+    watts: float | None = None
+    celsius: float | None = None
+
+
+@dataclass(frozen=True)
+class PodUsage:
+    """What a pod used since the look before, about ten seconds. Rates are per second."""
+
+    pod: int
+    pod_name: str
+    node: str
+    time: float  # seconds since the epoch, by the clock of the pod's node
+    cpu: float | None = None  # processors
+    cpu_limit: float | None = None  # that it may use at most
+    memory: int | None = None  # bytes that count against the limit
+    memory_limit: int | None = None
+    received: float | None = None  # bytes, as sent, read and written
+    sent: float | None = None
+    disk_read: float | None = None
+    disk_written: float | None = None
+    gpus: list[GpuUsage] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RankMeasurements:
+    """How far one rank is."""
+
+    rank: int
+    pod: int
+    step: int  # -1: the script does not tell
+    phase: str  # as in flk_runtime.launcher.hangs.phases
+    step_seconds: float | None = None  # mean of the latest
+    work: float | None = None  # share of the time in which no collective of it was pending
+    slow: float | None = None  # how many times as long as the median it works; None: the others do not wait for it
+    memory: int | None = None  # resident bytes of its process
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """The measurements of a job until one moment."""
+
+    time: float  # seconds since the epoch
+    attempt: int = 0
+    total_steps: int | None = None  # of the whole job, if a line of metrics says so
+    history: list[Sample] = field(default_factory=list)  # oldest first
+    ranks: list[RankMeasurements] = field(default_factory=list)
+    pods: list[PodUsage] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)  # what the script and the job were set to: never secrets
