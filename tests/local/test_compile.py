@@ -88,6 +88,48 @@ with init("none") as run:
     assert found["True"] == pytest.approx(found["False"], abs=1e-5)
 
 
+def test_modules_of_torch_are_compiled_too(ranks: Ranks) -> None:
+    """torch.compile skips the frames of torch.nn that it meets first: a model or block of these was not compiled."""
+    script = (
+        SMALL_MODEL
+        + """
+def layers(kind):
+    torch.manual_seed(3)
+    if kind == "sequential":
+        return nn.Sequential(nn.Linear(6, 13), nn.GELU(), nn.Linear(13, 6))
+    layer = nn.TransformerEncoderLayer(6, 2, 13, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+warnings.filterwarnings("ignore", "The .grad attribute")
+words = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(1))
+with group():
+    for kind in ("sequential", "encoder"):
+        for strategy in ("ddp", "full_shard"):
+            for compile in (False, "eager"):
+                torch._dynamo.reset()
+                torch._dynamo.utils.counters.clear()
+                with init(strategy) as run:
+                    model = layers(kind)
+                    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), compile=compile)
+                    seen = []
+                    for _ in range(2):
+                        loss = model(words).square().mean()
+                        optimizer.zero_grad()
+                        loss.backward()
+                        optimizer.step()
+                        seen.append(loss.item())
+                graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+                tell(f"{kind}-{strategy}-{compile}", [seen, graphs])
+"""
+    )
+    found = told(ranks(script, 2)[0])
+    for kind in ("sequential", "encoder"):
+        for strategy in ("ddp", "full_shard"):
+            (plain, none), (compiled, graphs) = (found[f"{kind}-{strategy}-{each}"] for each in (False, "eager"))
+            assert none == 0 and graphs > 0, (kind, strategy)
+            assert compiled == pytest.approx(plain, abs=1e-6)
+
+
 def test_a_parallelized_model_is_saved_whole_by_torch(ranks: Ranks, tmp_path: Path) -> None:
     """torch.save and copy.deepcopy take a compiled, recomputed model, of DDP and of one process, as a plain one."""
     script = (

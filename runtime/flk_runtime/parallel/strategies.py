@@ -19,6 +19,7 @@ from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
+from flk_runtime.parallel.compilation import compile_module
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
 from flk_runtime.parallel.mesh import CONTEXT, Mesh, check_sizes, make_mesh, split
@@ -132,7 +133,7 @@ def parallelize(
             recompute_activations(each)
         for module in (blocks or [model]) if options.compile else ():
             # After the recomputation, so that the compiler sees what is kept and what is computed again.
-            module.compile(**_compile_options(options.compile))
+            compile_module(module, options.compile)
         return _parallelize(
             model,
             blocks,
@@ -327,13 +328,6 @@ def _reshards(kind: Strategy, ranks: int | None, shard_size: int) -> bool | int:
             "shard group"
         )
     return ranks if ranks < shard_size else True
-
-
-def _compile_options(given: bool | str | Mapping[str, Any]) -> dict[str, Any]:
-    """The options of torch.compile: none, the name of the backend, or all of them."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    return {"backend": given} if isinstance(given, str) else {}
 
 
 def _device_mesh(device: torch.device, world_size: int, shard_size: int) -> DeviceMesh:
