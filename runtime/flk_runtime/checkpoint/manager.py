@@ -373,7 +373,7 @@ class CheckpointManager:
                 thing.load_state_dict(self._restored[name].state_dict())
             elif name in (own := self._own_of_rank_0 if is_replicated(thing) else self._own):
                 thing.load_state_dict(own[name])
-            else:
+            elif not name.startswith(INTERNAL):
                 raise MismatchError(
                     "each rank has a state of its own, and another number of ranks has saved them; resume with that "
                     "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "

@@ -1,12 +1,15 @@
-"""Compilation of blocks by torch.compile."""
+"""Compilation of blocks by torch.compile, and what an attempt leaves of it to the next one."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import nn
+
+_LIMIT: Final = 64 << 20  # bytes of a rank's compiled code that its checkpoints hold
 
 
 def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> None:
@@ -25,3 +28,30 @@ def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> 
 # A function of its own, which pickle finds by name.
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
+
+
+class CompiledCode:
+    """What the compiler has made in this process: a later attempt in a new pod compiles nothing of it again.
+
+    It is a `flk_runtime.checkpoint.Stateful` with a state on each rank, since the code is for one index of a device.
+    Attempts in the same pod find the compiler's own cache on its disk.
+    """
+
+    def __init__(self, *, trusted: bool) -> None:
+        """``trusted``: the checkpoint comes from the job's own pods. Code from elsewhere would be run unseen."""
+        self._trusted = trusted
+
+    def state_dict(self) -> dict[str, bytes]:
+        """The compiler's artifacts; nothing before the first compilation, nor beyond 64 MiB."""
+        found = torch.compiler.save_cache_artifacts()
+        return {"artifacts": found[0] if found and len(found[0]) <= _LIMIT else b""}
+
+    def load_state_dict(self, state: dict[str, bytes]) -> None:
+        """Put the artifacts into the compiler's cache of this pod."""
+        if self._trusted and state["artifacts"]:
+            torch.compiler.load_cache_artifacts(state["artifacts"])
+
+
+def keeps_code() -> bool:
+    """Whether this release of torch can hand over compiled code: 2.7 is the first."""
+    return hasattr(torch.compiler, "save_cache_artifacts")

@@ -5,11 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import INTERNAL, Declared, DistributedStateful, Stateful, module_state, optimizer_state
+from flk_runtime.checkpoint import (
+    INTERNAL,
+    Declared,
+    DistributedStateful,
+    Stateful,
+    module_state,
+    optimizer_state,
+)
 from flk_runtime.distributed import process_group, settle
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
@@ -22,6 +30,7 @@ from flk_runtime.parallel import (
     load_weights,
     parallelize,
 )
+from flk_runtime.parallel.compilation import CompiledCode, keeps_code
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
@@ -29,6 +38,8 @@ from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.optimizers import OptimizerWatch
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
+
+_COMPILED: Final = f"{INTERNAL}compiled"  # the name of the compiled code in checkpoints
 
 
 class Models:
@@ -86,6 +97,9 @@ class Models:
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
             manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
+        if options.compile and keeps_code() and not manager.get(_COMPILED):
+            code = CompiledCode(trusted=manager.source == "memory")
+            manager.register(_COMPILED, Declared(code, replicated=False), internal=True)
         self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"

@@ -1,0 +1,37 @@
+"""Compiled code in checkpoints: whose code runs, and how much of it is kept."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flk_runtime.parallel import compilation
+from flk_runtime.parallel.compilation import CompiledCode
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What torch's compiler is given."""
+    given: list[bytes] = []
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", given.append)
+    return given
+
+
+def test_code_of_the_jobs_own_pods_is_used(loaded: list[bytes]) -> None:
+    CompiledCode(trusted=True).load_state_dict({"artifacts": b"code"})
+    assert loaded == [b"code"]
+
+
+def test_code_from_storage_is_not_used(loaded: list[bytes]) -> None:
+    """Whoever can write to the folder could have a pod run it."""
+    CompiledCode(trusted=False).load_state_dict({"artifacts": b"code"})
+    assert loaded == []
+
+
+@pytest.mark.parametrize(("size", "kept"), [(10, 10), (11, 0)])
+def test_code_beyond_the_limit_is_left_out(monkeypatch: pytest.MonkeyPatch, size: int, kept: int) -> None:
+    monkeypatch.setattr(compilation, "_LIMIT", 10)
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (bytes(size), SimpleNamespace()))
+    assert len(CompiledCode(trusted=True).state_dict()["artifacts"]) == kept
