@@ -31,6 +31,7 @@ NAMES: Final = (
     "overhead",
     "loop",
     "streams",
+    "curves",
     "checkpoint",
     "memory",
     "memory_headers",

@@ -118,6 +118,7 @@ class LocalRun:
         values |= {
             **self._outer_rendezvous(),
             pod_env.POD_IP: "127.0.0.1",
+            pod_env.JOB_UID: secrets.token_hex(16),
             pod_env.RDZV_SECRET: secrets.token_hex(16),
             pod_env.CPUS: str(math.ceil(asked)),
             user_env.NODE_NAME: socket.gethostname(),

@@ -22,7 +22,7 @@ CHART: Final = Path(__file__).parents[2] / "charts" / "flk"
 # the installation of packages, adapters and loops of scripts are in the archive of all jobs: they are 22 kB, and
 # another archive would add 180 kB to the Secret of each release.
 OPTIONAL: Final = frozenset(
-    {"plan", "training", "records", "preparation", "check", "disk", "loops", "hosts", "trainers"}
+    {"plan", "training", "records", "preparation", "check", "disk", "loops", "hosts", "trainers", "sinks"}
 )
 FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "values.yaml": values.values_text,

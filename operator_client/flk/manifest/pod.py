@@ -187,6 +187,9 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
         pod_env.POD_IP: "status.podIP",
         user_env.NODE_NAME: "spec.nodeName",
     }
+    if job.metrics:  # they are told which run this is
+        fields[user_env.NAMESPACE] = "metadata.namespace"
+        of_pods[user_env.POD_IMAGE] = job.image_or_default
     if job.deadline is not None and not target.ends_in_time:
         fields[pod_env.STARTED] = f"metadata.annotations['{labels.STARTED}']"
     plain = {name: value for name, value in (of_pods | environment(job)).items() if name not in job.secrets}

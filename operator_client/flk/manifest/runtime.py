@@ -21,18 +21,24 @@ from typing import Final
 from flk.spec.job import Job
 from flk.user_files import cache_folder, write_whole
 from flk_runtime import contract
+from flk_runtime.contract.sinks import implied_sinks
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
 # All but the packages are the modules of _ELSEWHERE: "training" is for jobs that train, "records" for those that keep
 # records in the cluster, "preparation" installs packages or runs a setup command, "check" checks a start, "disk" keeps
 # checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow Trainer.
+# "sinks" writes metrics to TensorBoard, MLflow and W&B.
 OPTIONAL: Final = frozenset(
-    {"plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers"}
-)
+    {
+        "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
+        "sinks",
+    }
+)  # fmt: skip
 _MENTIONED: Final = {
     "hosts": (b"flk_runtime.hosts",),
     "loops": (b"flk_runtime.hosts", b"adopt"),
+    "sinks": (b"metrics=",),
     "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
 }
 """What the code of a job says that uses an OPTIONAL package which no option of the job tells."""
@@ -51,6 +57,7 @@ _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "stor
 _ELSEWHERE: Final = {
     "check.py": "check",
     "checkpoint/gather.py": "training",
+    "contract/sinks.py": "sinks",
     "checkpoint/pod_exchange.py": "training",
     "launcher/health.py": "training",
     "launcher/hub.py": "diloco",
@@ -61,6 +68,7 @@ _ELSEWHERE: Final = {
     "launcher/replication/disk.py": "disk",
     **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
     "run/adopt.py": "loops",
+    "run/curves.py": "sinks",
     "run/loop.py": "loops",
 }
 _BOOTSTRAP: Final = "bootstrap.py"
@@ -102,6 +110,8 @@ def used_by(job: Job) -> frozenset[str]:
         used.add("records")
     if job.memory_path:
         used.add("disk")
+    if job.metrics or implied_sinks(job.env | job.secrets):
+        used.add("sinks")
     module = job.command[1].split(".") if job.command[0] == "-m" else []
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))

@@ -32,6 +32,7 @@ from flk.spec.gpus import gpu_types
 from flk_runtime.contract import user_env
 from flk_runtime.contract.hang_timeout import PATTERN, parse_hang_timeout
 from flk_runtime.contract.pod_env import BATCHES
+from flk_runtime.contract.sinks import SINKS, parse_sinks
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
 from flk_runtime.contract.variable import words
 
@@ -134,6 +135,14 @@ def _hang_timeout(value: Any) -> Any:
     """Return the text of a hang timeout, which the launchers read too."""
     parse_hang_timeout(str(value))
     return str(value)
+
+
+def _sinks(value: str) -> str:
+    try:
+        parse_sinks(value)
+    except ValueError as error:
+        raise ValueError(f"{str(error).replace('expected', 'must be')} (is {value!r})") from None
+    return value
 
 
 def _save_every(value: Any) -> Any:
@@ -256,6 +265,7 @@ MemoryPath = Annotated[
     AfterValidator(names.memory_path),
     WithJsonSchema(text_schema("/[^:/][^:]*", maxLength=names.MEMORY_PATH_LIMIT)),
 ]
+Sinks = Annotated[str, AfterValidator(_sinks), WithJsonSchema(text_schema(SINKS))]
 SaveEvery = Annotated[
     int | str,
     PlainValidator(_save_every),

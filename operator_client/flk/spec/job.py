@@ -41,6 +41,7 @@ from flk.spec.fields import (
     SecretKey,
     ShellCommand,
     Ship,
+    Sinks,
     Strategy,
     StrictModel,
     TargetName,
@@ -309,6 +310,20 @@ class Job(StrictModel):
     )
     keep_every: Annotated[int | None, Option("STEPS", Form.NUMBER, example="1000", variable=user_env.KEEP_EVERY)] = (
         Field(default=None, ge=1, le=2**31 - 1, description="checkpoints whose step is a multiple of this stay too")
+    )
+    metrics: Annotated[
+        Sinks | None,
+        Option(
+            "SINKS",
+            help="where the metrics go besides the log: tensorboard:/PATH, mlflow, wandb, or none. Default: mlflow "
+            "with MLFLOW_TRACKING_URI, wandb with WANDB_PROJECT",
+            example="tensorboard:/data/curves",
+            variable=user_env.METRICS,
+        ),
+    ] = Field(
+        default=None,
+        description="where the metrics go besides the log: tensorboard:/PATH, mlflow and wandb, separated by commas, "
+        "or none; left out: mlflow with MLFLOW_TRACKING_URI, wandb with WANDB_PROJECT",
     )
     queue: Annotated[Queue | None, Option("NAME", example="my-queue", empty="defaults.queue, else none")] = Field(
         default=None, description="Kueue queue in which the job waits"

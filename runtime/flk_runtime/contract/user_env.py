@@ -20,6 +20,14 @@ JOB: Final = Variable("FLK_JOB", "name of the job", "")
 METRICS_PORT: Final = Setting(
     "FLK_METRICS_PORT", "port at which each launcher serves metrics for Prometheus; 0: none", 0, integer()
 )
+METRICS: Final = Variable(
+    "FLK_METRICS",
+    "where the lines of metrics go besides the log: tensorboard:/PATH, mlflow, wandb, separated by commas; none: "
+    "nowhere; unset: what MLFLOW_TRACKING_URI and WANDB_PROJECT say",
+    "",
+)
+NAMESPACE: Final = Variable("FLK_NAMESPACE", "namespace of the job; set for jobs with FLK_METRICS", "")
+POD_IMAGE: Final = Variable("FLK_POD_IMAGE", "image of the pods; set for jobs with FLK_METRICS", "")
 LAST_CALL: Final = Setting(
     "FLK_LAST_CALL", "seconds that an attempt which could start waits for pods that may still come", 5.0, number()
 )

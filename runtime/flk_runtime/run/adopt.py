@@ -23,6 +23,7 @@ def adopt(
     keep: int | None = None,
     keep_every: int | None = None,
     log_every: int = LOG_EVERY,
+    metrics: str | None = None,
     **objects: Any,
 ) -> Loop:
     """Let flk keep the state of a training loop of the script's own, and restore it. Collective.
@@ -41,7 +42,7 @@ def adopt(
 
     The script parallelizes its model and opens the process group itself. Without one, that of `init` is opened for a
     job of several ranks. Seeds are left alone, and the random states of every rank are restored. ``checkpoint``,
-    ``save_every``, ``store_every``, ``keep``, ``keep_every`` and ``log_every`` are as in `init`.
+    ``save_every``, ``store_every``, ``keep``, ``keep_every``, ``log_every`` and ``metrics`` are as in `init`.
 
     Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages
     do: pass these as `per_rank`), or a run of `init` is open; CheckpointError if a state does not fit.
@@ -59,6 +60,7 @@ def adopt(
         "keep": keep,
         "keep_every": keep_every,
         "log_every": log_every,
+        "metrics": metrics,
     }
     if not objects:
         raise SetupError("adopt: there is nothing to keep: pass the model and its optimizer by name, as model=model")

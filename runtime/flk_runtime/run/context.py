@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -15,6 +15,13 @@ from flk_runtime.metrics import logging
 from flk_runtime.run.options import RunOptions
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase, ProgressPage
+
+
+class Recorder(Protocol):
+    """What takes the lines of metrics of a run, on rank 0."""
+
+    def record(self, line: Mapping[str, Any]) -> None: ...
+    def describe(self, hyperparameters: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class RunContext:
     page: ProgressPage
     closing: list[Callable[[], None]] = field(default_factory=list)
     """Called when the run is closed or abandoned."""
+    recorders: list[Recorder] = field(default_factory=list)
 
     @classmethod
     def begin(cls, rank_info: RankInfo, options: RunOptions) -> RunContext:
@@ -51,8 +59,11 @@ class RunContext:
             sys.stdout.flush()
 
     def log(self, steps: int, values: Mapping[str, Any]) -> None:
-        """Print a line of JSON on rank 0, with the number of steps."""
-        self.print(logging.line({"step": steps, **values}))
+        """Print a line of metrics on rank 0, as JSON with the number of steps, and give it to the recorders."""
+        line = {"step": steps, **values}
+        self.print(logging.line(line))
+        for each in self.recorders:
+            each.record(line)
 
     def say(self, text: str) -> None:
         """Print a message of flk on rank 0."""

@@ -30,11 +30,15 @@ def forget(manager: CheckpointManager) -> None:
     _managers[:] = [each for each in _managers if each is not manager]
 
 
+def has_failed() -> bool:
+    """Whether the script has failed, at the end of this process or in the handling of its exception."""
+    error = sys.exc_info()[1]  # that ends a process of multiprocessing
+    return (error is not None and not (isinstance(error, SystemExit) and not error.code)) or hasattr(sys, "last_type")
+
+
 @atexit.register
 def _complete() -> None:
     """Wait for writes that are going on, unless the script has failed: other ranks may be gone then."""
-    error = sys.exc_info()[1]  # that ends a process of multiprocessing
-    failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-    if not (failed or hasattr(sys, "last_type")):
+    if not has_failed():
         for manager in _managers:
             manager.wait()

@@ -33,6 +33,7 @@ def init(
     keep: int | None = None,
     keep_every: int | None = None,
     log_every: int = LOG_EVERY,
+    metrics: str | None = None,
     device: str | torch.device | None = None,
     backend: str | None = None,
     timeout: float = TIMEOUT,
@@ -59,6 +60,8 @@ def init(
     - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2.
     - ``keep_every``: checkpoints of which the step is a multiple of it stay too; default $FLK_KEEP_EVERY, else none.
     - ``log_every``: steps between two lines of metrics; 0: none.
+    - ``metrics``: where the lines of metrics go besides the log: ``tensorboard:/PATH``, ``mlflow`` and ``wandb``,
+      separated by commas, or ``none``; default $FLK_METRICS, else what MLFLOW_TRACKING_URI and WANDB_PROJECT imply.
     - ``device``: default ``cuda:LOCAL_RANK`` if torch finds CUDA, else cpu.
     - ``backend``: of torch.distributed; default by the device.
     - ``timeout``: seconds that a collective may take.

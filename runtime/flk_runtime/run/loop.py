@@ -133,7 +133,7 @@ class Loop(Ranks):
         self._saves.save(self.steps, wait=wait)
 
     def log(self, **values: Any) -> None:
-        """Print a line of JSON on rank 0, with the number of steps."""
+        """Print a line of JSON on rank 0, with the number of steps; its numbers go to the sinks of the run too."""
         self._context.log(self.steps, values)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import os
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -25,11 +25,17 @@ from flk_runtime.system import device as devices
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
 
+if TYPE_CHECKING:
+    from flk_runtime.contract.sinks import SinkName
+
 TIMEOUT: Final = 1800.0  # seconds that a collective may take
 LOG_EVERY: Final = 10
 _CPU: Final = torch.device("cpu")
 # By strategy: a module that travels with a job only if the job is submitted with the strategy.
 _SHIPPED_ON_REQUEST: Final = {AUTO: "flk_runtime.plan", DILOCO: "flk_runtime.diloco.worker"}
+
+
+_SINKS: Final = "flk_runtime.sinks"  # it travels with jobs that name one
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class RunOptions:
     keep: int = user_env.KEEP.default
     keep_every: int = user_env.KEEP_EVERY.default
     log_every: int = LOG_EVERY
+    sinks: tuple[SinkName, ...] = ()
     device: torch.device = _CPU
     backend: str = "gloo"
     timeout: float = TIMEOUT
@@ -93,6 +100,7 @@ class RunOptions:
                 keep=max(1, _count("keep", given.get("keep"), user_env.KEEP)),
                 keep_every=_count("keep_every", given.get("keep_every"), user_env.KEEP_EVERY),
                 log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
+                sinks=_sinks(given.get("metrics")),
                 device=device,
                 backend=given.get("backend") or devices.backend(device),
                 timeout=given.get("timeout", TIMEOUT),
@@ -127,6 +135,19 @@ def _require_shipped(strategy: str) -> None:
             f"the script asks for strategy {strategy}, whose modules travel only with jobs that are submitted with it: "
             f"use --strategy {strategy}"
         )
+
+
+def _sinks(text: str | None) -> tuple[SinkName, ...]:
+    """The sinks of an argument, else of the environment."""
+    if trial.is_trial():
+        return ()
+    if importlib.util.find_spec(_SINKS):
+        from flk_runtime.sinks.choice import chosen_sinks
+
+        return chosen_sinks(text, os.environ)
+    if text or user_env.METRICS.read(os.environ):
+        raise SetupError("metrics: the modules of sinks travel only with jobs that are submitted with --metrics")
+    return ()
 
 
 def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -32,6 +32,15 @@ class Ranks:
     def print(self, *values: object) -> None:
         """Print a line on rank 0."""
         self._context.print(*values)
+
+    def log_hyperparameters(self, **values: Any) -> None:
+        """Give the sinks of the run what describes it, such as ``lr=3e-4``: numbers, texts, and mappings of them.
+
+        A sink shows it beside the curves. Later calls add to it. Without sinks, and on ranks other than 0, it does
+        nothing. flk itself adds job, namespace, code, image, strategy, world size and restarts.
+        """
+        for each in self._context.recorders:
+            each.describe(values)
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""

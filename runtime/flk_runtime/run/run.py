@@ -277,7 +277,7 @@ class Run(Ranks):
         self._metrics.utilisation.flops_per_step = float(flops)
 
     def log(self, **values: Any) -> None:
-        """Print a line of JSON on rank 0, with the number of steps."""
+        """Print a line of JSON on rank 0, with the number of steps; its numbers go to the sinks of the run too."""
         self._context.log(self.steps, values)
 
     def close(self) -> None:

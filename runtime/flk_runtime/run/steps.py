@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.metrics import logging
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
@@ -40,6 +39,10 @@ class Steps:
         self.began = False
         """Whether a step has been done since the start or the resume."""
         self.outer: OuterLoop | None = None
+        if context.options.sinks:
+            from flk_runtime.run import curves  # it travels with jobs that have sinks
+
+            curves.begin(context, saves.manager)
 
     def begin_rounds(self, outer: OuterLoop) -> None:
         """Make these steps the steps of a worker of strategy diloco. Collective."""
@@ -71,8 +74,8 @@ class Steps:
         self._metrics.record(samples, tokens)
         every = self._context.options.log_every
         if report or (every and self.done % every == 0):
-            line = {"step": self.done} | ({} if epoch is None else {"epoch": epoch}) | self._metrics.read(loss)
-            self._context.print(logging.line(line | (self.outer.metrics if self.outer else {}) | values))
+            line = ({} if epoch is None else {"epoch": epoch}) | self._metrics.read(loss)
+            self._context.log(self.done, line | (self.outer.metrics if self.outer else {}) | values)
         self._saves.save_after_step(self.done)
         if first:
             self._saves.timeouts.shorten()

@@ -121,6 +121,7 @@ SAMPLES: dict[str, list[Any]] = {
     "save_every": [50, "auto"],
     "store_every": [500, "auto"],
     "memory_path": ["/nvme//flk/"],
+    "metrics": ["tensorboard:/curves,mlflow", "none"],
     "keep": [5],
     "keep_every": [1000],
     "queue": ["team"],

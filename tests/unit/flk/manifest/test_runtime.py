@@ -215,6 +215,9 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"records": "flk-records", "strategy": "auto", "pip": ["a"]},
         {"training", "plan", "records", "preparation"},
     ),
+    "sinks": ({"metrics": "wandb"}, {"training", "sinks"}),
+    "implied sinks": ({"env": {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}}, {"training", "sinks"}),
+    "a sink's key alone": ({"secrets": {"WANDB_API_KEY": "wandb:key"}}, {"training"}),
     "disk": ({"memory_path": "/nvme"}, {"training", "disk"}),
     "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan"}),
 }

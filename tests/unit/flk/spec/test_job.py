@@ -226,6 +226,7 @@ def test_the_environment_of_every_rank() -> None:
             "save_every": 5,
             "store_every": "auto",
             "memory_path": "/nvme/",
+            "metrics": "wandb,tensorboard:s3://b/c",
             "checkpoint": "c:/p",
             "env": {"NCCL_NET": "IB", "A": "$(B)"},
         }
@@ -245,6 +246,7 @@ def test_the_environment_of_every_rank() -> None:
         user_env.SAVE_EVERY: "5",
         user_env.STORE_EVERY: "auto",
         pod_env.MEMORY_PATH: "/nvme",
+        user_env.METRICS: "wandb,tensorboard:s3://b/c",
         "NCCL_NET": "IB",  # the user's wins
         "NCCL_IB_DISABLE": "1",
         "A": "$(B)",

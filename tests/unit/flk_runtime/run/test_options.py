@@ -11,6 +11,7 @@ import pytest
 from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.discovery import discover
 from flk_runtime.errors import SetupError
+from flk_runtime.run import options
 from flk_runtime.run.options import RunOptions, _require_shipped
 from flk_runtime.system.torch_version import check_torch
 
@@ -62,3 +63,15 @@ def test_a_strategy_whose_modules_have_not_travelled_is_refused(strategy: str, m
     _require_shipped("ddp")
     with pytest.raises(SetupError, match=f"use --strategy {strategy}"):
         _require_shipped(strategy)
+
+
+def test_sinks_are_chosen_except_in_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read({}, monkeypatch, metrics="tensorboard:/tb").sinks == (("tensorboard", "/tb"),)
+    assert read({"FLK_METRICS": "tensorboard:/tb", "FLK_TRIAL": "1"}, monkeypatch).sinks == ()
+
+
+def test_sinks_whose_modules_have_not_travelled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "_SINKS", "flk_runtime.nowhere")
+    with pytest.raises(SetupError, match="travel only with jobs that are submitted with --metrics"):
+        read({}, monkeypatch, metrics="wandb")
+    assert read({"WANDB_PROJECT": "p"}, monkeypatch).sinks == ()

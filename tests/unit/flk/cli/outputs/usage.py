@@ -55,6 +55,8 @@ JOB_OPTIONS = [
     "--save-every often",
     "--store-every 0",
     "--memory-path /dev/shm",
+    "--metrics tensorboard",
+    "--metrics mlflow,wandb,mlflow",
     "--memory-path /data/flk --volume data:/data",
     "--keep 0",
     "--keep-every often",

@@ -1,0 +1,138 @@
+"""begin(): give the lines of metrics of a run to its sinks, in one run of theirs through all attempts of the job."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from flk_runtime.checkpoint import INTERNAL, CheckpointManager
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.sinks import MLFLOW, TENSORBOARD, WANDB, SinkName
+from flk_runtime.preflight import report
+from flk_runtime.run.context import RunContext
+from flk_runtime.run.ending import has_failed
+from flk_runtime.sinks.scalars import flat, scalars
+from flk_runtime.sinks.sink import Row, RunInfo, Sink
+from flk_runtime.sinks.writer import Writer
+
+_MOST_WAITING: Final = 100  # rows that a checkpoint keeps, because no sink has confirmed them
+_TIMEOUTS: Final = {"finished": 60.0, "stopped": 5.0, "failed": 5.0}  # seconds that the end of a run waits for a sink
+_OTHERS: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def begin(context: RunContext, manager: CheckpointManager) -> None:
+    """Give the lines of a run to its sinks on rank 0. Its name in them is in the checkpoints. Collective."""
+    curves = Curves(context)
+    manager.register(f"{INTERNAL}curves", curves, internal=True)
+    if context.rank == 0:
+        curves.open(context.options.sinks)
+
+
+class Curves:
+    """The run in the sinks, whose ID is in the checkpoints: a job that is resumed from one goes on with it."""
+
+    def __init__(self, context: RunContext) -> None:
+        job = user_env.JOB.read(os.environ)
+        uid = pod_env.JOB_UID.read(os.environ) or secrets.token_hex(16)
+        self._context = context
+        self._id = _OTHERS.sub("-", f"{job or 'train'}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}")
+        self._waiting: list[Row] = []  # rows of the checkpoint that no sink may have
+        self._writers: dict[str, Writer] = {}
+        self._info: RunInfo | None = None
+        self._closed = False
+
+    def state_dict(self) -> dict[str, str]:
+        """The ID, and the rows of the steps until now that a killed process would lose, as JSON."""
+        waiting = max((each.waiting() for each in self._writers.values()), key=len, default=[])
+        return {"id": self._id, "waiting": json.dumps(waiting[-_MOST_WAITING:])}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Go on with the run of a checkpoint."""
+        self._id = state["id"]
+        self._waiting = [Row(*row) for row in json.loads(state["waiting"])]
+
+    def open(self, sinks: Sequence[SinkName]) -> None:
+        """Begin to record. A sink itself begins with its first row."""
+        context = self._context
+        worker = f"-worker-{context.member.worker}" if context.member.workers > 1 else ""
+        job = user_env.JOB.read(os.environ) or "train"
+        self._info = info = RunInfo(f"{self._id}{worker}", f"{job}{worker}", self._id)
+        known: dict[str, str | int] = {
+            "job": job,
+            "namespace": user_env.NAMESPACE.read(os.environ),
+            "code": report.code_version(),
+            "image": user_env.POD_IMAGE.read(os.environ),
+            "strategy": context.options.strategy,
+            "world_size": context.world_size,
+            "restarts": context.rank_info.attempt,
+        }
+        if worker:
+            known["worker"] = context.member.worker
+        info.settings |= {name: value for name, value in known.items() if value != ""}
+        self._writers = {each.kind: Writer(_sink(each, info), context.say) for each in sinks}
+        context.recorders.append(self)
+        context.closing.append(self.close)
+        atexit.register(self.close)
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Have the numbers of a line of metrics written."""
+        values = scalars(line)
+        step = values.pop("step", None)
+        if self._info is None or step is None or not values:
+            return
+        self._info.resumed = self._context.page.restored
+        rows = [*self._waiting, Row(int(step), time.time(), values)]
+        self._waiting = []
+        for kind in [kind for kind in self._writers if _script_logs_to(kind)]:
+            self._context.say(f"the script has a run of its own in {kind}: flk writes nothing there")
+            self._writers.pop(kind).close("finished", _TIMEOUTS["stopped"])
+        for writer in self._writers.values():
+            for row in rows:
+                writer.put(row)
+
+    def describe(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Have what the script says of the run written."""
+        if self._info is not None:
+            plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flat(hyperparameters)}
+            self._info.hyperparameters = self._info.hyperparameters | plain  # threads read it
+            for writer in self._writers.values():
+                writer.describe()
+
+    def close(self) -> None:
+        """Write what waits, and end the run in the sinks. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            ended = "stopped" if self._context.page.hold else "failed" if has_failed() else "finished"
+            for writer in self._writers.values():
+                writer.close(ended, _TIMEOUTS[ended])
+
+
+def _sink(name: SinkName, info: RunInfo) -> Sink:
+    if name.kind == TENSORBOARD:
+        from flk_runtime.sinks.tensorboard import TensorBoard
+
+        return TensorBoard(info, name.place)
+    if name.kind == MLFLOW:
+        from flk_runtime.sinks.mlflow import MLflow
+
+        return MLflow(info)
+    from flk_runtime.sinks.wandb import WandB
+
+    return WandB(info)
+
+
+def _script_logs_to(kind: str) -> bool:
+    """Whether the script has an active run of its own."""
+    module: Any = sys.modules.get(kind)
+    if kind == WANDB:
+        return getattr(module, "run", None) is not None
+    active = getattr(module, "active_run", None) if kind == MLFLOW else None
+    return active is not None and active() is not None

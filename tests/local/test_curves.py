@@ -1,0 +1,224 @@
+"""Curves in TensorBoard, MLflow and W&B through killed ranks, lost pods and resumes, with the real packages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.contract import pod_env, user_env
+from tests.support.curves import (
+    TRAIN,
+    Point,
+    last,
+    mlflow_points,
+    printed,
+    tensorboard_points,
+    values_of,
+    wandb_points,
+)
+from tests.support.memory import delete_pods
+from tests.support.pods import Pods
+
+END = "1000000"  # steps
+
+
+@pytest.fixture
+def sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The variables of a job with all sinks, whose data is below the folder of the test."""
+    variables = {
+        user_env.METRICS: f"tensorboard:{tmp_path}/tb,mlflow,wandb",
+        "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(tmp_path / "wb"),
+        "WANDB_PROJECT": "curves",
+    }
+    for name in ("MLFLOW_ALLOW_FILE_STORE",):
+        monkeypatch.setenv(name, variables[name])
+    return variables
+
+
+@pytest.fixture
+def job(forked_pods: Callable[..., Pods], root: Path, sinks: dict[str, str]) -> Callable[..., Pods]:
+    def make(pods: int = 2, **variables: str) -> Pods:
+        settings = {pod_env.MEMORY_ROOT: str(root), user_env.LEASE: "3", pod_env.JOB_UID: "one", pod_env.RESTARTS: "3"}
+        return forked_pods(pods, 1, script=TRAIN, **{**settings, **sinks, **variables})
+
+    return make
+
+
+def assert_curves(folder: Path, lines: list[dict[Point, float]]) -> None:
+    """Assert that each sink has one run, each step of it once, with a value that was printed; TensorBoard the last."""
+    (curve,) = tensorboard_points(folder / "tb").values()
+    assert curve == pytest.approx(last(lines), rel=1e-6)
+    for curves in (mlflow_points((folder / "mlruns").as_uri()), wandb_points(folder / "wb")):
+        (curve,) = curves.values()
+        assert curve.keys() == last(lines).keys()
+        assert not [point for point, value in curve.items() if value not in values_of(point, lines)]
+
+
+def reach_sinks(run: Pods, folder: Path, step: int) -> None:
+    """Wait until the sinks have what was printed up to ``step`` or later, some steps before the next evaluation."""
+
+    def done() -> bool:
+        now = int((folder / "step.0").read_text() or 0) if (folder / "step.0").exists() else 0
+        if now < step or now % 10 not in (4, 5, 6, 7):
+            return False
+        evaluation = ("val", now // 10 * 10)
+        curves = [*mlflow_points((folder / "mlruns").as_uri()).values(), *wandb_points(folder / "wb").values()]
+        return len(curves) == 2 and all(evaluation in curve for curve in curves)
+
+    run.until(done, f"the sinks have step {step}")
+
+
+def test_a_killed_rank_and_a_lost_pod_leave_one_curve(job: Callable[..., Pods], root: Path, tmp_path: Path) -> None:
+    run = job()
+    run.start("train.py", END, "0.1")
+    reach_sinks(run, tmp_path, 10)
+    os.kill(run.pid(0, 0), signal.SIGKILL)
+    run.pid(1, 0)
+    reach_sinks(run, tmp_path, int((tmp_path / "step.0").read_text()) + 10)
+    delete_pods(run, root, 0)
+    run.start("train.py", END, "0.1", only=0)
+    assert run.wait() == [0, 0], run.logs_of_all()
+    lines = printed(run.log(0))
+    assert len(lines) > len({step for line in lines for _, step in line}), "steps were done again"
+    assert run.log(0).count("resumed at step") == 2
+    assert_curves(tmp_path, lines)
+
+
+def test_a_job_that_resumes_from_the_checkpoint_of_another_goes_on_with_its_run(
+    job: Callable[..., Pods], tmp_path: Path
+) -> None:
+    place = {user_env.CHECKPOINT: str(tmp_path / "checkpoints")}
+    one = job(1, **place)
+    one.start("train.py", "20", "0")
+    assert one.wait() == [0], one.log()
+    two = job(1, **place, **{pod_env.JOB_UID: "two", user_env.JOB: "other"})
+    two.start("train.py", "31", "0")
+    assert two.wait() == [0], two.log()
+    assert "resumed at step 20" in two.log()
+    assert_curves(tmp_path, printed(one.log()) + printed(two.log()))
+
+
+def test_a_preempted_job_has_all_its_lines_in_the_sinks(job: Callable[..., Pods], tmp_path: Path) -> None:
+    run = job(1)
+    run.start("train.py", END, "0.1")
+    reach_sinks(run, tmp_path, 10)
+    run.running[0].terminate()
+    assert run.wait() == [143], run.log()
+    assert_curves(tmp_path, printed(run.log()))
+
+
+CANARY = "canary-of-a-secret"
+
+
+def test_no_secret_of_the_environment_or_the_arguments_is_written(job: Callable[..., Pods], tmp_path: Path) -> None:
+    run = job(1, MY_TOKEN=CANARY, WANDB_API_KEY=f"{CANARY}{'0' * 40}")
+    run.start("train.py", "12", "0", f"--token={CANARY}")
+    assert run.wait() == [0], run.log()
+    assert_curves(tmp_path, printed(run.log()))
+    written = [path for name in ("tb", "mlruns", "wb") for path in (tmp_path / name).rglob("*") if path.is_file()]
+    assert len(written) > 10
+    assert not [path for path in written if CANARY.encode() in path.read_bytes()]
+
+
+def test_the_runs_say_what_was_trained(job: Callable[..., Pods], sinks: dict[str, str], tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = job(1, **{user_env.NAMESPACE: "team", user_env.POD_IMAGE: "team/train:1"})
+    run.start("train.py", "4", "0")
+    assert run.wait() == [0], run.log()
+    (found,) = MlflowClient(tracking_uri=sinks["MLFLOW_TRACKING_URI"]).search_runs(["0"])
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {
+        "lr": "0.1",
+        "optimizer/name": "sgd",
+        "optimizer/betas": "(0.9, 0.99)",
+        "secret": "None",
+    }
+    settings = {name.removeprefix("flk."): value for name, value in found.data.tags.items() if name.startswith("flk.")}
+    run_id = settings.pop("run")
+    assert settings.pop("code") != ""
+    own = {"job": "test", "namespace": "team", "image": "team/train:1", "strategy": "ddp"}
+    assert settings == own | {"world_size": "1", "restarts": "0"}
+    reader = EventAccumulator(str(tmp_path / "tb" / run_id)).Reload()
+    assert "_hparams_/session_start_info" in reader.Tags()["tensors"] or reader.summary_metadata
+    assert list(wandb_points(tmp_path / "wb")) == [run_id]
+
+
+OWN_RUN = """
+    import wandb, mlflow
+    import flk_runtime as flk
+
+    own = wandb.init(settings=wandb.Settings(console="off"))
+    with mlflow.start_run(run_name="own"):
+        run = flk.init()
+        for loss in (3.0, 2.0):
+            run.log(loss=loss)
+            own.log({"loss": loss})
+        run.close()
+    own.finish()
+"""
+
+
+def test_a_script_with_a_run_of_its_own_gets_no_second_one(
+    job: Callable[..., Pods], sinks: dict[str, str], tmp_path: Path
+) -> None:
+    run = job(1)
+    run.write(OWN_RUN)
+    run.start("train.py")
+    assert run.wait() == [0], run.log()
+    for name in ("mlflow", "wandb"):
+        line = f"flk: the script has a run of its own in {name}: flk writes nothing there"
+        assert run.log().count(line) == 1, run.log()
+    assert list(mlflow_points(sinks["MLFLOW_TRACKING_URI"])) == ["own"]
+    assert len(list((tmp_path / "wb").glob("wandb/offline-run-*"))) == 1
+
+
+OWN_LOOP = """
+    import sys
+    import torch
+    import flk_runtime as flk
+
+    model = torch.nn.Linear(1, 1)
+    with flk.adopt(model=model, log_every=1, metrics=sys.argv[1]) as loop:
+        while loop.steps < 3:
+            loop.step(loss=1.0 / (loop.steps + 1), samples=4)
+        loop.log(val=0.5)
+"""
+
+
+def test_a_loop_of_the_script_has_curves_too(job: Callable[..., Pods], tmp_path: Path) -> None:
+    run = job(1)
+    run.write(OWN_LOOP)
+    run.start("train.py", f"tensorboard:{tmp_path}/own")
+    assert run.wait() == [0], run.log()
+    (curve,) = tensorboard_points(tmp_path / "own").values()
+    assert curve == pytest.approx(last(printed(run.log())), rel=1e-6)
+    assert ("val", 3) in curve
+
+
+def test_sinks_that_are_away_do_not_end_the_training(job: Callable[..., Pods], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    away = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    run = job(1, **away, **{user_env.METRICS: f"tensorboard:{tmp_path}/file,mlflow"})
+    run.start("train.py", "20", "0")
+    assert run.wait() == [0], run.log()
+    assert run.log().count("flk tries again, and training goes on") == 2, run.log()
+    assert run.log().count("lines of metrics may be missing") == 2, run.log()
+
+
+def test_a_sink_that_is_not_installed_ends_the_job_before_it_trains(job: Callable[..., Pods], tmp_path: Path) -> None:
+    run = job(1)
+    run.write("import sys; sys.modules['wandb'] = None\n" + textwrap.dedent(TRAIN))
+    run.start("train.py", "5", "0")
+    assert run.wait() == [2], run.log()
+    assert "FLK_METRICS: wandb needs the package wandb, which this image lacks" in run.log()
+    assert not (tmp_path / "tb").exists()

@@ -1,0 +1,60 @@
+"""Which run of the sinks a job writes to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.sinks import SinkName
+from flk_runtime.diloco import Membership
+from flk_runtime.run.curves import Curves
+from flk_runtime.sinks.sink import RunInfo
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv(user_env.JOB, "gpt")
+    monkeypatch.setenv(pod_env.JOB_UID, "6f1c")
+    rank_info = SimpleNamespace(attempt=2)
+    options = SimpleNamespace(strategy="ddp")
+    return SimpleNamespace(
+        options=options, rank_info=rank_info, rank=0, world_size=4, member=Membership(), recorders=[], closing=[],
+        say=print,
+    )  # fmt: skip
+
+
+def opened(curves: Curves) -> RunInfo:
+    curves.open([SinkName("tensorboard", "/tb")])
+    assert curves._info is not None
+    return curves._info
+
+
+def test_all_attempts_of_a_job_have_one_run(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = opened(Curves(context)), opened(Curves(context))
+    assert first.id == second.id
+    assert first.id.startswith("gpt-")
+    assert (first.name, first.settings["restarts"], first.settings["world_size"]) == ("gpt", 2, 4)
+    monkeypatch.setenv(pod_env.JOB_UID, "another job of this name")
+    assert opened(Curves(context)).id != first.id
+
+
+def test_a_job_that_is_resumed_has_the_run_of_the_checkpoint(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Curves(context)
+    state = one.state_dict()
+    monkeypatch.setenv(user_env.JOB, "other")
+    other = Curves(context)
+    assert other.state_dict() != state
+    other.load_state_dict(state)
+    assert opened(other).id == opened(one).id
+    assert opened(other).name == "other"
+
+
+def test_each_worker_of_diloco_has_a_run_of_its_own(context: Any) -> None:
+    context.member = Membership(worker=1, workers=4)
+    info = opened(Curves(context))
+    assert info.id.endswith("-worker-1")
+    assert (info.name, info.settings["worker"]) == ("gpt-worker-1", 1)
+    assert info.id == f"{info.group}-worker-1"
