@@ -8,6 +8,7 @@ CLUSTER ?= flk
 HELM ?= helm
 WORKERS ?= 4
 BIN := .venv/bin
+DEMO := .venv/demo-installed
 INSTALLED := .venv/installed
 # Set in many containers, it has each of thousands of processes compile flk anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,8 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 15
 
-# torch first and pinned, so that nothing after it brings another build of it.
-$(INSTALLED): pyproject.toml
+# What training on this machine needs. torch first and pinned, so that nothing after it brings another build of it.
+$(DEMO): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not installed; set PYTHON=" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments: install Debian's package python3-venv, or set PYTHON= to another Python" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
@@ -24,12 +25,17 @@ ifeq ($(TORCH_INDEX),)
 	@echo "make: installs $(TORCH), which may take a download of gigabytes with CUDA's libraries; TORCH_INDEX= names an index with torch's builds for CPUs" >&2
 endif
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	$(BIN)/pip install --quiet --editable '.[runtime]'
+	@touch $@
+
+# The tools of contributors beside it.
+$(INSTALLED): $(DEMO)
 	$(BIN)/pip install --quiet --editable '.[dev,docs,runtime,examples]'
 	@touch $@
 
 venv: $(INSTALLED) ## Everything into .venv; instant when it is there
 
-demo: $(INSTALLED) ## Train the example as four processes on this machine, then resume
+demo: $(DEMO) ## Train the example as four processes on this machine, then resume
 	@$(BIN)/python examples/demo.py
 
 # Bare pytest neither installs launchers nor uses a cluster; `make test` does, unless these variables say otherwise.
