@@ -1,4 +1,4 @@
-"""The program of the runtime: the launcher of one pod, the check, and the tools for stacks and checkpoints."""
+"""The program of the runtime: the launcher of one pod, the check, and the tools for stacks, metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 _HELP = """``python -m flk_runtime [--] script.py args``, or ``-m module args``: runs the launcher of one pod.
 
-``python -m flk_runtime check`` runs `flk_runtime.check` instead, and ``python -m flk_runtime stacks`` prints the stacks
-of all ranks of the job whose launcher runs in this container. ``export CHECKPOINT FILE`` writes the model in a
-checkpoint to one safetensors file, and ``import FILE CHECKPOINT`` makes a checkpoint of one. A script with one of these
-names needs the ``--``.
+``python -m flk_runtime check`` runs `flk_runtime.check` instead. ``python -m flk_runtime stacks`` prints the stacks of
+all ranks of the job whose launcher runs in this container, and ``metrics`` prints the measurements of the job, both as
+JSON. ``export CHECKPOINT FILE`` writes the model in a checkpoint to one safetensors file, and ``import FILE
+CHECKPOINT`` makes a checkpoint of one. A script with one of these names needs the ``--``.
 ``--help`` prints this text.
 """  # archives of the runtime have no docstrings
 
@@ -32,10 +32,10 @@ def main() -> None:
         from flk_runtime.checkpoint import files
 
         sys.exit(files.main(arguments))
-    if arguments == ["stacks"]:
+    if arguments in (["stacks"], ["metrics"]):
         from flk_runtime.launcher.hangs import control
 
-        sys.exit(control.main())
+        sys.exit(control.main(arguments[0]))
     from flk_runtime.launcher import start
 
     start.main(arguments)

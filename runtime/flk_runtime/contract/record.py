@@ -186,6 +186,7 @@ class ArchivedRecord:
     step: int | None = None  # optimizer steps that the first rank of pod 0 has done; None: unknown
     step_seconds: float | None = None  # mean duration of its steps
     lines: list[str] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
+    telemetry: str = ""  # as flk_runtime.contract.telemetry_archive packs it; empty: none is known
 
     @property
     def key(self) -> str:
@@ -193,7 +194,7 @@ class ArchivedRecord:
         return entry_key(self.job, self.uid)
 
     def to_json(self) -> str:
-        """The entry as one line of JSON of at most about 20 kB."""
+        """The entry as one line of JSON of at most about 26 kB."""
         return _dump({**asdict(self), "record": json.loads(self.record.to_json(_KEPT_RECORD_LIMIT))})
 
     @classmethod

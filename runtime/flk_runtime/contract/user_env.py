@@ -28,6 +28,10 @@ METRICS: Final = Variable(
 )
 NAMESPACE: Final = Variable("FLK_NAMESPACE", "namespace of the job; set for jobs with FLK_METRICS", "")
 POD_IMAGE: Final = Variable("FLK_POD_IMAGE", "image of the pods; set for jobs with FLK_METRICS", "")
+TELEMETRY: Final = Setting(
+    "FLK_TELEMETRY", "whether the launchers measure the job, for `flk top` and `flk report`: on or off", "on",
+    choice(("on", "off")),
+)  # fmt: skip
 LAST_CALL: Final = Setting(
     "FLK_LAST_CALL", "seconds that an attempt which could start waits for pods that may still come", 5.0, number()
 )

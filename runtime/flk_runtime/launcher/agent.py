@@ -14,7 +14,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from flk_runtime.contract import pod_env
@@ -46,6 +46,7 @@ from flk_runtime.launcher.transport import (
     SaveAt,
     StacksGathered,
     StacksRequested,
+    TelemetryGathered,
     ThreadFailed,
     Transfer,
     WaitsChanged,
@@ -57,6 +58,7 @@ from flk_runtime.system import host
 if TYPE_CHECKING:
     from flk_runtime.launcher.hub import HubProcess
     from flk_runtime.launcher.replication.service import MemoryService
+    from flk_runtime.launcher.telemetry.meter import Meter
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
@@ -105,7 +107,11 @@ class Agent:
         self.selector.register(server.socket, selectors.EVENT_READ)
         self.records = RecordWriter(settings, output.write_stderr, output.last_lines)
         self.hub = _start_hub(settings, self.records.log) if settings.hub_port else None
-        self.ranks = Ranks(settings, server, self.selector, output, error_folder, self.records.count_lines, self.hub)
+        telemetry = self.records.telemetry
+        look = telemetry.add_line if telemetry else None
+        self.ranks = Ranks(
+            settings, server, self.selector, output, error_folder, self.records.count_lines, self.hub, look
+        )
         self.phase = _Phase.JOINING
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
@@ -113,19 +119,22 @@ class Agent:
         self.final_record: JobRecord | None = None  # of a job that has ended
         self.rendezvous = None
         if settings.pod == 0:
-            self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log)
+            self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log, telemetry)
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.memory = self._open_memory(wakeup) if settings.trains else None
         inventory = self.memory.inventory if self.memory else lambda: None
         self.member = Member(
             settings, port, wakeup.post, self.records.log, inventory, self.records.former, self._check_health
         )
-        self.control = Control(error_folder, self.member.want_stacks, self.records.log)
+        questions = {"stacks": self.member.want_stacks, "metrics": self.member.want_telemetry}
+        self.control = Control(error_folder, questions, self.records.log)
+        self.meter = _start_meter(settings) if settings.telemetry else None
         self.watch = Watch(
             settings,
             self.member.post_status,
             self.member.report_stacks,
             lambda: self.memory.received_at if self.memory else 0.0,
+            self.meter,
         )
 
     def run(self) -> int:
@@ -232,6 +241,8 @@ class Agent:
                 self.watch.take_stacks(event.number)
             case StacksGathered():
                 self.control.answer(event.asker, event.report)
+            case TelemetryGathered():
+                self.control.answer(event.asker, asdict(event.telemetry))
             case WaitsChanged():
                 self.records.write_waits(event.slow, event.standstill)
             case JobEnded():
@@ -500,3 +511,11 @@ def _start_hub(settings: Settings, log: Callable[[str], None]) -> HubProcess:
     from flk_runtime.launcher.hub import HubProcess  # only jobs with strategy diloco have this module
 
     return HubProcess(settings, os.environ, log)
+
+
+def _start_meter(settings: Settings) -> Meter:
+    from flk_runtime.launcher.telemetry.meter import Meter  # only jobs that train have this module
+
+    meter = Meter(settings)
+    meter.start()
+    return meter

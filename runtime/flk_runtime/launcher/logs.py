@@ -40,9 +40,17 @@ class Prefixer:
     """Splits a stream of bytes into lines and writes each with a prefix, several whole lines in one write."""
 
     def __init__(
-        self, prefix: str, write: Callable[[bytes], None], count: Callable[[int], None] = lambda lines: None
+        self,
+        prefix: str,
+        write: Callable[[bytes], None],
+        count: Callable[[int], None] = lambda lines: None,
+        look: Callable[[bytes], None] | None = None,
     ) -> None:
-        """``write`` receives whole lines; ``count`` is called with the number of lines written."""
+        """``write`` receives whole lines; ``count`` is called with the number of lines written.
+
+        ``look`` gets each line that begins like an object of JSON; None: nobody looks.
+        """
+        self._look = look
         self._prefix = prefix.encode()
         self._write_lines = write
         self._rest = b""
@@ -75,6 +83,10 @@ class Prefixer:
             self._tail.extend(line[:TAIL_LINE_LIMIT] for line in batch)
             self._write_lines(b"".join(self._prefix + line + b"\n" for line in batch))
             self._count(len(batch))
+            if self._look:
+                for line in batch:
+                    if line.startswith(b"{"):
+                        self._look(line)
 
 
 class RankPipes:

@@ -85,11 +85,14 @@ class Ranks:
         error_folder: str,
         count_lines: Callable[[int], None],
         hub: HubProcess | None,
+        look: Callable[[bytes], None] | None = None,
     ) -> None:
         """``selector`` watches the ranks' pipes, and ``output`` passes on their content.
 
-        ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written.
+        ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written, and
+        ``look`` with lines of rank 0 that may be metrics.
         """
+        self._look = look
         self._settings = settings
         self._server = server
         self._hub = hub
@@ -124,7 +127,7 @@ class Ranks:
         rank = attempt.ranks(settings.pod, settings.processes)[local_rank]
         prefix = log_format.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
         pipes = RankPipes(
-            Prefixer(prefix, self._output.write_stdout, self._count_lines),
+            Prefixer(prefix, self._output.write_stdout, self._count_lines, self._look if rank == 0 else None),
             Prefixer(prefix, self._output.write_stderr, self._count_lines),
         )
         for fd in pipes.read_ends:
@@ -157,6 +160,8 @@ class Ranks:
 
             def write(line: bytes) -> None:
                 self._output.write_stdout(prefix.encode() + line)
+                if self._look:
+                    self._look(line)
 
             try:
                 self._status = TrainerStatus(self._error_folder, write, step)

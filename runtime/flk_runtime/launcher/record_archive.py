@@ -45,11 +45,16 @@ class RecordArchive:
         log: Callable[[str], None],
         *,
         folder: str = "",
+        telemetry: Callable[[], str] = str,
     ) -> None:
-        """``folder`` holds token, ca.crt and namespace. A line about the first failure is given to ``log``."""
+        """``folder`` holds token, ca.crt and namespace. A line about the first failure is given to ``log``.
+
+        ``telemetry`` returns the packed telemetry of the job; it is called in the thread.
+        """
         self._settings = settings
         self._last_lines = last_lines
         self._log = log
+        self._telemetry = telemetry
         self._folder = Path(folder or pod_layout.API_FOLDER)
         self.created = time.time()
         """When the job's first launcher of pod 0 started, in seconds since the epoch, as far as was read."""
@@ -109,7 +114,7 @@ class RecordArchive:
             if entry is None:
                 continue
             lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not log_format.is_record(line)]
-            entry = replace(entry, updated=time.time(), lines=lines[-_LINES:])
+            entry = replace(entry, updated=time.time(), lines=lines[-_LINES:], telemetry=self._telemetry())
             failure = self._write(entry)
             with self._condition:
                 self._written = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flk_runtime.contract import log_format, pod_layout
+from flk_runtime.contract import log_format, pod_layout, telemetry_archive, user_env
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.launcher.history import after_kill, job_record, new_record
@@ -22,6 +23,7 @@ from flk_runtime.shared.progress import ProgressPage
 if TYPE_CHECKING:
     from flk_runtime.launcher.ledger import Ledger
     from flk_runtime.launcher.record_archive import RecordArchive
+    from flk_runtime.launcher.telemetry.keeper import Keeper
 
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
 _RENEWED, _RENEWED_LEAST, _RENEWED_MOST = 0.1, 10.0, 300.0  # the log gets the goodput anew after this share of time
@@ -37,10 +39,13 @@ class RecordWriter:
         """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` returns the latest lines."""
         self._settings = settings
         self._write = write
+        self.telemetry: Keeper | None = None
         self._kept = self._open_archive(last_lines) if settings.records and settings.pod == 0 else None
         self._metrics = MetricsPage(settings, self.log) if settings.metrics_port else None
         self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
         """What the time of the job goes into; None: another pod knows, or nobody asks."""
+        self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
+        """The measurements of the job; None: another pod has them, or nobody asks."""
         self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
         self._started = time.time()
         self._latest: JobRecord | None = None
@@ -75,6 +80,9 @@ class RecordWriter:
         entry = self._kept.read() if self._kept else None
         if entry and entry.record.goodput and self.ledger:
             self.ledger.resume(entry.record.goodput)
+        former = telemetry_archive.unpack(entry.telemetry) if entry and self.telemetry else None
+        if former and self.telemetry:
+            self.telemetry.resume(former)
         return after_kill(entry, self._settings.pod_name) if entry else []
 
     def keep_progress(self, pages: Iterable[ProgressPage]) -> None:
@@ -161,7 +169,10 @@ class RecordWriter:
     def _open_archive(self, last_lines: Callable[[int], list[str]]) -> RecordArchive:
         from flk_runtime.launcher.record_archive import RecordArchive  # only jobs that keep records have this module
 
-        return RecordArchive(self._settings, last_lines, self.log)
+        return RecordArchive(self._settings, last_lines, self.log, telemetry=self._packed_telemetry)
+
+    def _packed_telemetry(self) -> str:
+        return telemetry_archive.pack(self.telemetry.read()) if self.telemetry else ""
 
     def _dated(self, record: JobRecord) -> JobRecord:
         """The record with the time at which the job's first launcher started, and what the time went into."""
@@ -174,6 +185,17 @@ def _new_ledger() -> Ledger:
     from flk_runtime.launcher.ledger import Ledger  # only jobs that train have this module
 
     return Ledger(time.monotonic(), time.time())
+
+
+def _new_keeper(settings: Settings) -> Keeper:
+    from flk_runtime.launcher.telemetry.keeper import Keeper  # only jobs that train have this module
+
+    facts = {
+        "strategy": user_env.STRATEGY.read(os.environ),
+        "world size": str(settings.world_size),
+        "code": settings.code_hash,
+    }
+    return Keeper({name: value for name, value in facts.items() if value})
 
 
 def write_termination_message(path: str, record: JobRecord) -> None:

@@ -73,6 +73,7 @@ class Settings:
     health: bool = False  # the pod's health is checked before it joins
     fork: bool = True
     metrics_port: int = 0  # 0: metrics are not served
+    measures: bool = True  # the launchers measure the job, if it trains
     code: str = ""  # folder of the archive; empty: the code is in the working folder already
     code_hash: str = ""
     work: str = ""  # working folder of the ranks
@@ -97,6 +98,11 @@ class Settings:
     def trains(self) -> bool:
         """Whether the job trains: it is no other program of flk, which has not all modules of the runtime."""
         return not (self.command[0] == "-m" and self.command[1].startswith(_PROGRAMS))
+
+    @property
+    def telemetry(self) -> bool:
+        """Whether the launchers measure the job."""
+        return self.measures and self.trains
 
     @property
     def pod_in_job(self) -> int:
@@ -187,6 +193,7 @@ class Settings:
             spares=spares,
             last_call=value(user_env.LAST_CALL),
             metrics_port=value(user_env.METRICS_PORT),
+            measures=value(user_env.TELEMETRY) == "on",
             processes=value(pod_env.PROCESSES),
             gpus=0 if "gpu" in value(user_env.PREFLIGHT) else value(pod_env.GPUS),
             pod_name=value(user_env.POD_NAME) or socket.gethostname(),

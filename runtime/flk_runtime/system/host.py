@@ -82,6 +82,13 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/m
     return total
 
 
+def resident_bytes(process: int, proc: Path = Path("/proc")) -> int:
+    """Bytes of memory that this process has resident; 0 if it is unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((proc / str(process) / "statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
+
+
 def source_address(destination: str) -> str:
     """The address of this container from which packets to an address or host name leave; empty if there is no route.
 

@@ -9,16 +9,29 @@
 `root_cause` of `flk_runtime.contract.failure` chooses the failure that led to all others.
 """
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Event, Server
+from flk_runtime.launcher.transport.messages import Message
+
+if TYPE_CHECKING:
+    from flk_runtime.launcher.telemetry.keeper import Keeper
 
 __all__ = ["Leader", "serve"]
 
 
-def serve(settings: Settings, post: Callable[[Event], None], log: Callable[[str], None]) -> Server:
+def serve(
+    settings: Settings, post: Callable[[Event], None], log: Callable[[str], None], telemetry: Keeper | None = None
+) -> Server:
     """A server of the rendezvous whose members a new `Leader` leads. Arguments as for `Server` and `Leader`."""
-    return Server(settings, lambda send, store: Leader(settings, send, store, log, time.monotonic()), post, log)
+
+    def lead(send: Callable[[Collection[int], Message], None], serve_attempt_store: Callable[[], int]) -> Leader:
+        return Leader(settings, send, serve_attempt_store, log, time.monotonic(), telemetry)
+
+    return Server(settings, lead, post, log)

@@ -10,11 +10,13 @@ import enum
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind, root_cause
 from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.contract.telemetry import Telemetry
 from flk_runtime.launcher.coordinator.drain import Drain, with_shards
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
@@ -48,9 +50,14 @@ from flk_runtime.launcher.transport.messages import (
     StacksRequested,
     StacksWanted,
     SuccessReport,
+    TelemetryGathered,
+    TelemetryWanted,
     Transferred,
     WaitsChanged,
 )
+
+if TYPE_CHECKING:
+    from flk_runtime.launcher.telemetry.keeper import Keeper
 
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
 _LAST_REPORTS_TIMEOUT = 5.0  # seconds to wait for the other pods' failures when no attempt follows
@@ -81,15 +88,18 @@ class Leader:
         serve_attempt_store: Callable[[], int],
         log: Callable[[str], None],
         now: float,
+        telemetry: Keeper | None = None,
     ) -> None:
         """``send`` sends a message to pods, if they are connected.
 
-        ``serve_attempt_store`` replaces the ranks' store and returns the port of the new store.
+        ``serve_attempt_store`` replaces the ranks' store and returns the port of the new store. ``telemetry`` keeps the
+        measurements of the job; None: nobody asks.
         """
         self._settings = settings
         self._send = send
         self._serve_attempt_store = serve_attempt_store
         self._log = log
+        self._telemetry = telemetry
         self._phase = _Phase.JOINING
         self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
         self._membership = Membership(settings)
@@ -119,6 +129,7 @@ class Leader:
             answer=lambda asker, report: send([asker[0]], StacksGathered(asker[1], report)),
             show=lambda *waits: send([0], WaitsChanged(*waits)),
             log=log,
+            **({"compare": telemetry.compare} if telemetry else {}),
         )
         self._start_joining(now)
 
@@ -195,10 +206,15 @@ class Leader:
                 self._left.add(pod)
             case Heartbeat(status) if status:
                 self._hang_detector.heartbeat(pod, status)
+                if self._telemetry:
+                    self._telemetry.heartbeat(pod, status)
             case StacksReport(number, snapshots):
                 self._hang_detector.received_stacks(pod, number, snapshots)
             case StacksWanted(asker):
                 self._hang_detector.want_stacks((pod, asker), now)
+            case TelemetryWanted(asker):
+                found = self._telemetry.read() if self._telemetry else Telemetry(time.time())
+                self._send([pod], TelemetryGathered(asker, found))
 
     def tick(self, now: float) -> None:
         """Do all that is due at the time ``now``."""
@@ -431,6 +447,8 @@ class Leader:
         self._done.clear()
         self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
         self._hang_detector.attempt_started(number, self._places, now)
+        if self._telemetry:
+            self._telemetry.start_attempt(number, self._places)
         plans, readers = self._memory_plans.make(pods, self._joined)
         for pod, plan in plans.items():
             self._send([pod], plan)

@@ -1,7 +1,8 @@
-"""Stacks on demand: a process in the pod asks the launcher for the stacks of all ranks of the job.
+"""Questions on demand: a process in the pod asks the launcher for the stacks of all ranks, or for the telemetry.
 
 ``kill -QUIT`` makes the launcher print them into its log. ``python -m flk_runtime stacks``, in the same container,
-prints them as JSON; `flk stacks` runs it in a pod. It finds the launcher by a Unix socket in the launcher's folder.
+prints them as JSON; `flk stacks` runs it in a pod. ``metrics`` in the place of ``stacks`` prints the telemetry of the
+job. Both find the launcher by a Unix socket in the launcher's folder, and write the name of the question as one line.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,14 +25,19 @@ FOLDER_PREFIX: Final = "flk-"  # of the launcher's temporary folder
 _SOCKET: Final = "control"
 _LOG: Final = "log"  # who asks when the report goes into the launcher's log
 _TIMEOUT: Final = 30.0  # seconds in which the leader answers
+QUESTIONS: Final = ("stacks", "metrics")
+_QUESTION_LIMIT: Final = 100  # bytes
 
 
 class Control:
-    """Answers processes that ask this launcher for stacks."""
+    """Answers processes that ask this launcher."""
 
-    def __init__(self, folder: str, want_stacks: Callable[[str], None], log: Callable[[str], None]) -> None:
-        """``folder`` is the launcher's temporary folder. ``want_stacks`` asks the leader; `answer` gets its report."""
-        self._want_stacks = want_stacks
+    def __init__(self, folder: str, ask: Mapping[str, Callable[[str], None]], log: Callable[[str], None]) -> None:
+        """``folder`` is the launcher's temporary folder. ``ask`` has a function for each of QUESTIONS.
+
+        It gets the name of the asker and asks the leader; `answer` gets what it answers.
+        """
+        self._ask = ask
         self._log = log
         self._waiting: dict[str, socket.socket] = {}  # connections, by the name under which the leader was asked
         self._count = 0
@@ -43,10 +49,10 @@ class Control:
 
     def print_stacks(self) -> None:
         """Print the stacks of all ranks into the log, as soon as they are gathered."""
-        self._want_stacks(_LOG)
+        self._ask["stacks"](_LOG)
 
     def answer(self, asker: str, found: dict[str, Any]) -> None:
-        """Give a report to its asker."""
+        """Give what the leader has answered to its asker."""
         if asker == _LOG:
             for line in report.lines_of(found):
                 self._log(line)
@@ -59,16 +65,28 @@ class Control:
         while True:
             connection, _ = self._listener.accept()
             self._count += 1
-            self._waiting[str(self._count)] = connection
-            self._want_stacks(str(self._count))
+            threading.Thread(target=self._hear, args=(connection, str(self._count)), daemon=True).start()
+
+    def _hear(self, connection: socket.socket, asker: str) -> None:
+        """Read the question of a process, and ask the leader."""
+        question = ""
+        with contextlib.suppress(OSError):
+            connection.settimeout(_TIMEOUT)
+            question = connection.makefile().readline(_QUESTION_LIMIT).strip()
+        if ask := self._ask.get(question):
+            self._waiting[asker] = connection
+            ask(asker)
+        else:
+            connection.close()
 
 
-def main() -> int:
-    """Print the report of this container's launcher as JSON. Returns the exit code of the process."""
+def main(question: str) -> int:
+    """Print what this container's launcher answers as JSON. Returns the exit code of the process."""
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{_SOCKET}")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_TIMEOUT)
             connection.connect(str(path))
+            connection.sendall(f"{question}\n".encode())
             with connection.makefile("rb") as file:
                 data = file.read()
             if data:

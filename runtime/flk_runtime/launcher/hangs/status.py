@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from flk_runtime.contract.telemetry import PodUsage
+
 _BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use to count as busy
 NEVER: Final = 1e9  # seconds since something that has not happened
 
@@ -22,6 +24,8 @@ class RankStatus(NamedTuple):
     samples: int  # how often its observer has looked whether a collective is pending, since the rank started
     pending: int  # how often one was
     phase: str = "start"  # as in flk_runtime.launcher.hangs.phases
+    step_seconds: float = 0.0  # mean of the latest steps; 0: unknown
+    memory: int = 0  # resident MiB of its process; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class PodStatus:
 
     attempt: int
     ranks: list[RankStatus]
+    usage: PodUsage | None = None  # once for each reading
+    gpu_idle: float | None = None  # seconds since a GPU of the pod was last busy; None: no GPU is known
 
 
 class CpuMeter:

@@ -27,6 +27,8 @@ class Stragglers:
         self._factor = factor
         self._window = window
         self._seen: deque[tuple[float, array[int]]] = deque()  # rank, samples and pending ones, of each rank
+        self.work: dict[int, float] = {}
+        """The share of the window in which each rank works, of those that are known well enough."""
 
     def update(self, now: float, statuses: Sequence[RankStatus]) -> dict[int, float]:
         """Add the statuses of all ranks at the time ``now``. Returns the slow ranks, each with its factor."""
@@ -38,16 +40,14 @@ class Stragglers:
         while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
             self._seen.popleft()
         since, first = self._seen[0]
-        if now - since < self._window:
-            return {}
         before = dict(zip(first[::3], zip(first[1::3], first[2::3], strict=True), strict=True))
-        work = {}
+        self.work = work = {}
         for rank, status in current.items():
             samples_before, pending_before = before.get(rank, (0, 0))
             samples, pending = status.samples - samples_before, status.pending - pending_before
             if samples >= _SAMPLES:
                 work[rank] = 1 - pending / samples
-        if len(work) < 2 or len(work) < len(current):
+        if now - since < self._window or len(work) < 2 or len(work) < len(current):
             return {}
         usual = statistics.median_low(work.values())
         return {
@@ -59,3 +59,4 @@ class Stragglers:
     def clear(self) -> None:
         """Forget everything: a new attempt begins."""
         self._seen.clear()
+        self.work = {}

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.telemetry import PodUsage
 from flk_runtime.launcher.hangs import collect, watchdog
 from flk_runtime.launcher.hangs.phases import phase_of
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import CpuMeter, PodStatus, RankStatus, age
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import Phase, ProgressPage
+from flk_runtime.system import host
 
 _MAX_INTERVAL: Final = 5.0  # seconds between two statuses
 
@@ -42,6 +44,15 @@ class Process(Protocol):
         """When it last wrote a line, by time.monotonic; 0: never."""
 
 
+class Meter(Protocol):
+    """What reads the usage of the pod; see `flk_runtime.launcher.telemetry.meter`."""
+
+    @property
+    def latest(self) -> PodUsage | None: ...
+
+    def gpu_idle(self, now: float) -> float | None: ...
+
+
 @dataclass
 class _Watched:
     """A rank, and when it was last seen to make progress."""
@@ -60,12 +71,16 @@ class Watch:
         post_status: Callable[[PodStatus], None],
         report_stacks: Callable[[int, list[Snapshot]], None],
         received_at: Callable[[], float],
+        meter: Meter | None = None,
     ) -> None:
         """``post_status`` and ``report_stacks`` send to the leader; both return at once and work from any thread.
 
         ``received_at`` is when bytes of a checkpoint that is restored arrived last, by time.monotonic; 0: never.
+        ``meter`` reads what the pod uses; None: nobody asks.
         """
         self._settings = settings
+        self._meter = meter
+        self._usage_time = 0.0  # of the latest reading that was sent
         self._post_status = post_status
         self._report_stacks = report_stacks
         self._received_at = received_at
@@ -83,7 +98,12 @@ class Watch:
             each.meter.update(now, collect.cpu_seconds(rank.pid))
             watched[rank.pid] = each
         self._watched = watched
-        self._post_status(PodStatus(attempt, [self._status(each, now) for each in watched.values()]))
+        usage = self._meter.latest if self._meter else None
+        if usage and usage.time == self._usage_time:
+            usage = None
+        self._usage_time = usage.time if usage else self._usage_time
+        idle = self._meter.gpu_idle(now) if self._meter else None
+        self._post_status(PodStatus(attempt, [self._status(each, now) for each in watched.values()], usage, idle))
 
     def take_stacks(self, number: int) -> None:
         """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""
@@ -125,6 +145,8 @@ class Watch:
             page.samples,
             page.pending_samples,
             phase_of(page),
+            round(page.step_seconds, 6),
+            host.resident_bytes(process.pid) >> 20 if self._meter else 0,
         )
 
 

@@ -19,6 +19,7 @@ JSON each, with an authentication code (`flk_runtime.wire`). The leader (`launch
 
 The leader also watches for hangs and slow ranks (`launcher.hangs`): heartbeats carry the progress of a pod's ranks, and
 StacksRequested asks each member for their stacks, because the job hangs or because a member sent StacksWanted.
+The same heartbeats carry what the pod uses (`launcher.telemetry`), which a member asks for with TelemetryWanted.
 
 Members and leader send heartbeats, and give a connection up on which nothing has arrived for the time of a lease. A
 member that loses its connection ends its ranks and connects again, each time, also to a new leader after the old one
@@ -41,6 +42,7 @@ from flk_runtime.launcher.transport.messages import (
     SaveAt,
     StacksGathered,
     StacksRequested,
+    TelemetryGathered,
     ThreadFailed,
     Transfer,
     WaitsChanged,
@@ -60,6 +62,7 @@ __all__ = [
     "Server",
     "StacksGathered",
     "StacksRequested",
+    "TelemetryGathered",
     "ThreadFailed",
     "Transfer",
     "WaitsChanged",

@@ -50,6 +50,8 @@ from flk_runtime.launcher.transport.messages import (
     StacksRequested,
     StacksWanted,
     SuccessReport,
+    TelemetryGathered,
+    TelemetryWanted,
     Transfer,
     Transferred,
     WaitsChanged,
@@ -192,8 +194,12 @@ class Member:
         self._put(CopiesUnreadable(copies))
 
     def post_status(self, status: PodStatus) -> None:
-        """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""
-        self._status = status
+        """Replace the status of this pod's ranks, which the next heartbeats carry to the leader.
+
+        What the pod uses travels once.
+        """
+        former = self._status
+        self._status = replace(status, usage=status.usage or (former.usage if former else None))
 
     def report_stacks(self, number: int, snapshots: list[Snapshot]) -> None:
         """Answer StacksRequested. Any thread may call this."""
@@ -202,6 +208,10 @@ class Member:
     def want_stacks(self, asker: str) -> None:
         """Ask the leader for the stacks of all ranks of the job, which StacksGathered brings."""
         self._put(StacksWanted(asker))
+
+    def want_telemetry(self, asker: str) -> None:
+        """Ask the leader for the measurements of the job, which TelemetryGathered brings."""
+        self._put(TelemetryWanted(asker))
 
     def _put(self, item: FromMember | _Ready | threading.Event) -> None:
         self._outbox.put(item)
@@ -247,7 +257,10 @@ class Member:
             while not self._over:
                 now = time.monotonic()
                 if now >= heartbeat_at:
-                    connection.send(Heartbeat(self._status))
+                    status = self._status
+                    connection.send(Heartbeat(status))
+                    if status and status.usage and self._status is status:
+                        self._status = replace(status, usage=None)
                     heartbeat_at = now + connection.lease.interval
                 write = selectors.EVENT_WRITE if connection.has_unsent else 0
                 selector.modify(connection.socket, selectors.EVENT_READ | write)
@@ -300,7 +313,7 @@ class Member:
             case AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)
                 self._post(message)
-            case StacksRequested() | StacksGathered() | WaitsChanged() | Transfer() | Release():
+            case StacksRequested() | StacksGathered() | TelemetryGathered() | WaitsChanged() | Transfer() | Release():
                 self._post(message)
             case JobEnded():
                 with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
+from flk_runtime.contract.telemetry import Telemetry
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
@@ -131,6 +132,13 @@ class StacksWanted:
     asker: str  # a name for `StacksGathered`
 
 
+@dataclass(frozen=True)
+class TelemetryWanted:
+    """A process asks for the measurements of the job."""
+
+    asker: str  # a name for `TelemetryGathered`
+
+
 # In both directions ----------------------------------------------------------------------------------------------
 
 
@@ -243,6 +251,14 @@ class StacksGathered:
 
 
 @dataclass(frozen=True)
+class TelemetryGathered:
+    """The measurements of the job, for the asker that `TelemetryWanted` named."""
+
+    asker: str
+    telemetry: Telemetry
+
+
+@dataclass(frozen=True)
 class WaitsChanged:
     """Other ranks are waited for than before. For the launcher of pod 0, which writes the job's record."""
 
@@ -282,6 +298,7 @@ FromMember = (
     | Leave
     | StacksReport
     | StacksWanted
+    | TelemetryWanted
     | Heartbeat
 )
 FromLeader = (
@@ -297,6 +314,7 @@ FromLeader = (
     | JobEnded
     | StacksRequested
     | StacksGathered
+    | TelemetryGathered
     | WaitsChanged
     | Heartbeat
 )

@@ -1,0 +1,49 @@
+"""A line of metrics: an object of JSON with a whole number ``step``, as `flk_runtime.Run` and many scripts print it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+TOTALS: Final = ("total", "total_steps", "steps", "max_steps")  # keys with the number of steps of the whole job
+_LARGEST: Final = 1 << 53  # a larger number is no count of steps
+
+
+@dataclass(frozen=True)
+class MetricsLine:
+    """What one line of metrics says. A value that it does not say is None."""
+
+    step: int
+    total: int | None = None  # steps of the whole job
+    loss: float | None = None
+    samples_per_s: float | None = None  # of all ranks together
+    tokens_per_s: float | None = None
+    mfu: float | None = None  # model FLOPs utilisation, from 0 to 1, as the shares
+    communication: float | None = None  # share of the time in which a collective was under way
+    data_wait: float | None = None  # share of the time in which the rank waited for data
+
+
+def parse(line: str | bytes) -> MetricsLine | None:
+    """The metrics of a line without a prefix; None if it has none."""
+    start, key = ("{", '"step"') if isinstance(line, str) else (b"{", b'"step"')
+    if not line.startswith(start) or key not in line:  # type: ignore[arg-type,operator]  # both are of one type
+        return None
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    step = _count(values.get("step"))
+    if step is None:
+        return None
+    total = next((count for name in TOTALS if (count := _count(values.get(name))) is not None), None)
+    names = ("loss", "samples_per_s", "tokens_per_s", "mfu", "comm", "data_wait")
+    return MetricsLine(step, total, *(_number(values.get(name)) for name in names))
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and abs(value) < _LARGEST else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) is float or (type(value) is int and abs(value) < _LARGEST) else None

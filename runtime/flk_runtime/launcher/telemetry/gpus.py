@@ -1,0 +1,56 @@
+"""What the GPUs of this container do, as NVML tells it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+from flk_runtime.contract.telemetry import GpuUsage
+
+NVML: Final = "libnvidia-ml.so.1"
+_TEMPERATURE_GPU: Final = 0  # NVML_TEMPERATURE_GPU
+
+
+class Gpus:
+    """The GPUs of this container. Each call may take long where a driver hangs."""
+
+    def __init__(self, nvml: Any) -> None:
+        """``nvml`` is the library, which has been started."""
+        self._nvml = nvml
+
+    @classmethod
+    def open(cls) -> Gpus | None:
+        """The GPUs of this container; None where there is no NVML, or it does not start."""
+        try:
+            nvml = ctypes.CDLL(NVML)
+            return None if nvml.nvmlInit_v2() else cls(nvml)
+        except (OSError, AttributeError):
+            return None
+
+    def read(self) -> list[GpuUsage]:
+        """What each GPU does now. A GPU that does not answer is left out."""
+        count = ctypes.c_uint()
+        if self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return []
+        return [found for index in range(count.value) if (found := self._read(index))]
+
+    def _read(self, index: int) -> GpuUsage | None:
+        nvml, handle = self._nvml, ctypes.c_void_p()
+        shares = (ctypes.c_uint * 2)()  # nvmlUtilization_t: percent of the time, of kernels and of memory
+        memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        if (
+            nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+            or nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(shares))
+            or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        ):
+            return None
+        milliwatts, celsius = ctypes.c_uint(), ctypes.c_uint()
+        no_power = nvml.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts))
+        no_heat = nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU, ctypes.byref(celsius))
+        return GpuUsage(
+            shares[0] / 100,
+            memory[2],
+            memory[0],
+            None if no_power else milliwatts.value / 1000,
+            None if no_heat else float(celsius.value),
+        )

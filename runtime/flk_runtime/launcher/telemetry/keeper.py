@@ -1,0 +1,158 @@
+"""Keeper: the measurements of a job, which the launcher of pod 0 keeps over all attempts.
+
+Its loop adds the lines of metrics that rank 0 prints, and the thread that leads adds what all launchers tell.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from flk_runtime.contract import metrics_line
+from flk_runtime.contract.record import SlowRank
+from flk_runtime.contract.telemetry import (
+    PODS_LIMIT,
+    RANKS_LIMIT,
+    PodUsage,
+    RankMeasurements,
+    Sample,
+    Telemetry,
+)
+from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
+from flk_runtime.launcher.telemetry.history import History
+
+_LOOK: Final = 10.0  # seconds between two looks at the steps of all ranks
+MIB: Final = 1 << 20
+_MEASURED: Final = ("loss", "samples_per_s", "tokens_per_s", "mfu", "communication", "data_wait")
+
+
+class Keeper:
+    """The measurements of a job. All methods may be called from any thread, and return at once."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        """``settings`` are what the job was set to; nothing of it is secret."""
+        self._settings = dict(settings)
+        self._lock = threading.Lock()
+        self._attempt = 0
+        self._total: int | None = None
+        self._history = History()
+        self._places: Mapping[int, tuple[str, str]] = {}  # names of pod and node, by pod
+        self._ranks: dict[int, list[RankStatus]] = {}  # by pod
+        self._usage: dict[int, PodUsage] = {}
+        self._work: Mapping[int, float] = {}
+        self._slow: Mapping[int, float] = {}
+        self._steps: dict[str, Any] = {}  # of all ranks at the latest look, by the fields of Sample
+        self._look_at = 0.0  # time of the next look, by time.monotonic
+
+    def resume(self, former: Telemetry) -> None:
+        """Go on after the measurements that former launchers have kept."""
+        with self._lock:
+            self._total = self._total or former.total_steps
+            self._history = History(samples=[*former.history, *self._history.samples()])
+
+    def start_attempt(self, number: int, places: Mapping[int, tuple[str, str]]) -> None:
+        """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
+        with self._lock:
+            self._attempt, self._places = number, dict(places)
+            self._usage = {pod: usage for pod, usage in self._usage.items() if pod in places}
+            self._ranks, self._work, self._slow, self._steps, self._look_at = {}, {}, {}, {}, 0.0
+
+    def add_line(self, line: bytes) -> None:
+        """Add what a line of rank 0 says, if it is a line of metrics."""
+        found = metrics_line.parse(line)
+        if found is None:
+            return
+        measured: dict[str, Any] = {
+            name: value for name in _MEASURED if (value := _finite(getattr(found, name))) is not None
+        }
+        with self._lock:
+            self._total = found.total or self._total
+            self._look(time.monotonic())
+            self._history.add(Sample(round(time.time(), 3), self._attempt, found.step, **measured, **self._steps))
+
+    def heartbeat(self, pod: int, status: PodStatus) -> None:
+        """Add the status of a pod. That of pod 0 becomes a sample where its ranks print no metrics."""
+        with self._lock:
+            if status.usage:
+                self._usage[pod] = status.usage
+            if status.attempt != self._attempt or pod not in self._places:
+                return
+            self._ranks[pod] = status.ranks
+            latest = self._history.latest
+            step = max((rank.step for rank in status.ranks), default=-1)
+            if pod == 0 and (latest is None or time.time() - latest.time >= _LOOK) and self._is_ahead(step):
+                self._look(time.monotonic())
+                self._history.add(Sample(round(time.time(), 3), self._attempt, step, **self._steps))
+
+    def compare(self, work: Mapping[int, float], slow: Sequence[SlowRank]) -> None:
+        """Note the share of the time in which each rank works, and the ranks that the others wait for."""
+        with self._lock:
+            self._work, self._slow = dict(work), {each.rank: each.factor for each in slow}
+
+    def read(self) -> Telemetry:
+        """The measurements until now."""
+        with self._lock:
+            ranks = sorted(
+                (self._measurements(pod, status) for pod, found in self._ranks.items() for status in found), key=_worst
+            )
+            pods = dict.fromkeys([rank.pod for rank in ranks if rank.pod in self._usage])
+            pods |= dict.fromkeys(sorted(self._usage))
+            return Telemetry(
+                round(time.time(), 3),
+                self._attempt,
+                self._total,
+                self._history.samples(),
+                ranks[:RANKS_LIMIT],
+                [self._named(self._usage[pod]) for pod in list(pods)[:PODS_LIMIT]],
+                self._settings,
+            )
+
+    def _is_ahead(self, step: int) -> bool:
+        latest = self._history.latest
+        return step >= 0 and (latest is None or step > latest.step or latest.attempt != self._attempt)
+
+    def _measurements(self, pod: int, status: RankStatus) -> RankMeasurements:
+        return RankMeasurements(
+            status.rank,
+            pod,
+            status.step,
+            status.phase,
+            status.step_seconds or None,
+            self._work.get(status.rank),
+            self._slow.get(status.rank),
+            status.memory * MIB or None,
+        )
+
+    def _named(self, usage: PodUsage) -> PodUsage:
+        """The usage with the names that the leader knows: a pod may have been replaced since."""
+        name, node = self._places.get(usage.pod, (usage.pod_name, usage.node))
+        return replace(usage, pod_name=name, node=node)
+
+    def _look(self, now: float) -> None:
+        """Compute what a sample says of the steps of all ranks, if the latest look is some time ago."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK
+        seconds = {rank.rank: rank.step_seconds for found in self._ranks.values() for rank in found}
+        seconds = {rank: each for rank, each in seconds.items() if each > 0}
+        self._steps = {}
+        if seconds:
+            self._steps["step_seconds"] = statistics.median_low(seconds.values())
+        works = {rank: share * seconds[rank] for rank, share in self._work.items() if rank in seconds}
+        if works:
+            slowest = max(works, key=lambda rank: works[rank])
+            self._steps |= {"slowest_rank": slowest, "slowest_seconds": round(works[slowest], 6)}
+
+
+def _worst(rank: RankMeasurements) -> tuple[float, float, int, float, int]:
+    """A key that sorts ranks: those that the others wait for first, then those that work longest or are behind."""
+    return -(rank.slow or 0.0), -(rank.work or 0.0), rank.step, -(rank.step_seconds or 0.0), rank.rank
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

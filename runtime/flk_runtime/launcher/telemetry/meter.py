@@ -1,0 +1,71 @@
+"""Meter: the thread of a launcher that reads at intervals what its pod uses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from flk_runtime.contract.telemetry import GpuUsage, PodUsage
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.telemetry import usage
+from flk_runtime.launcher.telemetry.gpus import Gpus
+from flk_runtime.launcher.telemetry.usage import Counters
+
+INTERVAL: Final = 10.0  # seconds between two readings
+BUSY: Final = 0.01  # share of the time from which on a GPU counts as busy
+
+
+class Meter:
+    """What this pod uses. The thread reads it, since a driver of GPUs that hangs must not stop the launcher."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._before: tuple[float, Counters] | None = None
+        self._busy_at: float | None = None  # when a GPU was last busy, by the clock of `measure`; None: there is none
+        self.latest: PodUsage | None = None
+        """The latest reading; None: there is none yet."""
+
+    def start(self) -> None:
+        """Start to read."""
+        threading.Thread(target=self._run, name="telemetry", daemon=True).start()
+
+    def gpu_idle(self, now: float) -> float | None:
+        """Seconds since a GPU of this pod was last seen busy, at most since the start; None: no GPU is known."""
+        return None if self._busy_at is None else max(0.0, now - self._busy_at)
+
+    def measure(self, now: float, moment: float, counters: Counters, gpus: list[GpuUsage]) -> None:
+        """Take a reading at ``now``, by a clock that only grows, and at ``moment`` in seconds since the epoch."""
+        if gpus and (self._busy_at is None or any(gpu.busy >= BUSY for gpu in gpus)):
+            self._busy_at = now
+        since, before = self._before or (now, counters)
+        self._before = now, counters
+
+        def rate(value: Callable[[Counters], float | None]) -> float | None:
+            first, last = value(before), value(counters)
+            if first is None or last is None or now <= since:
+                return None
+            return round(max(0.0, last - first) / (now - since), 3)
+
+        self.latest = PodUsage(
+            self._settings.pod,
+            self._settings.pod_name,
+            self._settings.node,
+            round(moment, 3),
+            rate(lambda each: each.cpu_seconds),
+            counters.cpu_limit,
+            counters.memory,
+            counters.memory_limit,
+            rate(lambda each: each.received),
+            rate(lambda each: each.sent),
+            rate(lambda each: each.disk_read),
+            rate(lambda each: each.disk_written),
+            gpus,
+        )
+
+    def _run(self) -> None:
+        gpus = Gpus.open() if self._settings.gpus else None
+        while True:
+            self.measure(time.monotonic(), time.time(), usage.read(), gpus.read() if gpus else [])
+            time.sleep(INTERVAL if self.latest and self.latest.cpu is not None else 1.0)
