@@ -12,7 +12,7 @@ import typer
 
 from flk.cli.options import Context, JobName, Namespace, open_job
 from flk.errors import ApiError, UsageError
-from flk.targets import CONTAINERS
+from flk.observe.pods import launcher_command
 
 if TYPE_CHECKING:
     from flk.kube import Object
@@ -81,17 +81,6 @@ def _of_launcher(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
         why = words[-1] if words else f"exit code {done.code}"
         raise ApiError(f"the launcher in {pod['metadata']['name']} does not answer: {why}") from None
     return report
-
-
-def launcher_command(pod: Object) -> list[str]:
-    """The command that starts flk's launcher in this pod, without the script; empty if another program starts it."""
-    containers = [each for each in pod["spec"]["containers"] if each["name"] in CONTAINERS]
-    command: list[str] = (containers[0].get("command") or []) if containers else []
-    found = next((i for i, word in enumerate(command) if word.rpartition("/")[2].startswith("flk_runtime")), None)
-    if found is None:
-        return []
-    begin = max((i for i in range(found) if command[i].rpartition("/")[2].startswith("python")), default=found)
-    return command[begin : found + 1]  # without a shell that looks for Python first
 
 
 def _of_py_spy(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:

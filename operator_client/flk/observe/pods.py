@@ -202,3 +202,14 @@ def one_line(text: Any) -> str:
 def conditions(item: Object | None) -> dict[str, Object]:
     """Return the conditions of an object of the API by their types."""
     return {str(c.get("type")): c for c in ((item or {}).get("status") or {}).get("conditions") or []}
+
+
+def launcher_command(pod: Object) -> list[str]:
+    """The command that starts flk's launcher in this pod, without the script; empty if another program starts it."""
+    containers = [each for each in pod["spec"]["containers"] if each["name"] in CONTAINERS]
+    command: list[str] = (containers[0].get("command") or []) if containers else []
+    found = next((i for i, word in enumerate(command) if word.rpartition("/")[2].startswith("flk_runtime")), None)
+    if found is None:
+        return []
+    begin = max((i for i in range(found) if command[i].rpartition("/")[2].startswith("python")), default=found)
+    return command[begin : found + 1]  # without a shell that looks for Python first

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from flk.units import timestamp
+from flk_runtime.contract import metrics_line
+from flk_runtime.contract.metrics_line import MetricsLine
+from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample
 
 _METRICS: Final = re.compile(r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d+)\] )?(?P<json>\{.*\})\s*")
-_TOTALS: Final = ("total", "total_steps", "steps", "max_steps")  # keys with the number of steps of the whole job
 
 
 @dataclass(frozen=True)
@@ -40,34 +41,57 @@ class Progress:
 def read_progress(lines: Sequence[str]) -> list[Progress]:
     """Return the progress of the ranks whose metrics are among lines of a log, each of which begins with its time.
 
-    A line of metrics is an object of JSON with a whole number ``step``, as `flk_runtime.Run` and many scripts print it.
+    A line of metrics is as `flk_runtime.contract.metrics_line` says.
     """
     last: dict[int, Progress] = {}
     for line in lines:
-        match = _METRICS.fullmatch(line.rstrip())
-        values = _object(match["json"]) if match else None
-        step = values.get("step") if values else None
-        if match is None or values is None or not isinstance(step, int) or isinstance(step, bool):
+        read = _read(line)
+        if read is None:
             continue
-        rank, time = int(match["rank"] or 0), timestamp(match["time"] + "Z")
+        time, rank, found = read
         before = last.get(rank)
         step_time = before.step_time if before else None
-        if before and step > before.step and time > before.time:
-            step_time = (time - before.time) / (step - before.step)
-        known = before.total if before else None  # another line of the rank may say it
-        total = next((values[key] for key in _TOTALS if isinstance(values.get(key), int)), known)
-        measured = (_number(values.get(key)) for key in ("loss", "samples_per_s", "mfu", "comm", "data_wait"))
-        last[rank] = Progress(rank, step, time, total, step_time, *measured)
+        if before and found.step > before.step and time > before.time:
+            step_time = (time - before.time) / (found.step - before.step)
+        total = found.total if found.total is not None else before.total if before else None  # another line may say it
+        measured = found.loss, found.samples_per_s, found.mfu, found.communication, found.data_wait
+        last[rank] = Progress(rank, found.step, time, total, step_time, *measured)
     return [last[rank] for rank in sorted(last)]
 
 
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return None
-    return values if isinstance(values, dict) else None
+def read_samples(lines: Sequence[str]) -> tuple[list[Sample], int | None]:
+    """Return what the lines of metrics of rank 0 say, oldest first, and the number of steps of the whole job, if known.
+
+    Steps that were done again stand once. The lines are as in `read_progress`.
+    """
+    by_step: dict[int, Sample] = {}
+    total: int | None = None
+    for line in lines:
+        read = _read(line)
+        if read is None or read[1] != 0:
+            continue
+        time, _, found = read
+        total = found.total if found.total is not None else total
+        if by_step and found.step <= next(reversed(by_step)):
+            by_step = {step: sample for step, sample in by_step.items() if step < found.step}
+        by_step[found.step] = Sample(
+            time,
+            0,
+            found.step,
+            found.loss,
+            found.samples_per_s,
+            found.tokens_per_s,
+            found.mfu,
+            found.communication,
+            found.data_wait,
+        )
+    samples = list(by_step.values())
+    every = -(-len(samples) // HISTORY_LIMIT) or 1
+    return samples[::-1][::every][::-1], total
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _read(line: str) -> tuple[float, int, MetricsLine] | None:
+    """Return the time in seconds since the epoch, the rank and the metrics of a line of a log; None without metrics."""
+    match = _METRICS.fullmatch(line.rstrip())
+    found = metrics_line.parse(match["json"]) if match else None
+    return (timestamp(match["time"] + "Z"), int(match["rank"] or 0), found) if match and found else None

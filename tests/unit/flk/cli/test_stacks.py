@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flk.cli.stacks import launcher_command, stacks
+from flk.cli.stacks import stacks
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
+from flk.observe.pods import launcher_command
 from tests.support.api_server import FakeApiServer, failure
 from tests.support.jobs import JobBuilder
 

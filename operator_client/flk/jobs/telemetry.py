@@ -1,0 +1,89 @@
+"""The telemetry of a job: from its launcher, from the archived record, or from the metrics lines of its log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Final
+
+from flk.errors import ApiError, FlkError, JobNotFoundError
+from flk.kube import Object
+from flk.observe.archive.records import find_record
+from flk.observe.client import JobClient
+from flk.observe.pods import launcher_command
+from flk.observe.progress import read_samples
+from flk.targets import CONTAINERS
+from flk_runtime.contract import telemetry_archive, typed
+from flk_runtime.contract.telemetry import Telemetry
+
+_TIMEOUT: Final = 45.0  # seconds in which the launcher answers
+_LINES: Final = 20_000  # last lines of the log that are read
+_IDLE: Final = 5.0  # seconds without a byte after which a log is given up
+_ANSWERING: Final[dict[str, bool]] = {}  # whether the launchers of pods know the question, by UID
+
+
+def read_telemetry(client: JobClient, job: str) -> Telemetry:
+    """Return what is known of a job's measurements now; without any, a Telemetry whose lists are empty.
+
+    Raises JobNotFoundError if there is neither such a job nor an archived record of one.
+    """
+    missing: JobNotFoundError | None = None
+    pods: list[Object] = []
+    try:
+        found = client.get_job(job)
+        uid = found["metadata"].get("uid")
+        pods = client.pods_of(found)
+    except JobNotFoundError as error:
+        missing, uid = error, None
+    first = min(pods, key=lambda pod: str(pod["metadata"]["name"]), default=None)
+    running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running" and launcher_command(pod)]
+    for pod in sorted(running, key=lambda pod: str(pod["metadata"]["name"]))[:1]:
+        try:
+            return _with_image(_of_launcher(client, pod), pod)
+        except FlkError:  # without the right to create pods/exec, or the launcher has just ended
+            pass
+    seen = find_record(client, job, uid)
+    if seen and seen.entry and (kept := telemetry_archive.unpack(seen.entry.telemetry)):
+        return _with_image(kept, first)
+    if missing and not (seen and seen.entry):
+        raise missing
+    samples, total = read_samples(_log(client, first)) if first else ([], None)
+    return _with_image(Telemetry(client.now(), total_steps=total, history=samples), first)
+
+
+def _of_launcher(client: JobClient, pod: Object) -> Telemetry:
+    """Return what the launcher of one pod answers, which asks that of pod 0. Raises FlkError if it does not answer."""
+    if not _answers(client, pod):
+        raise ApiError(f"the flk in {pod['metadata']['name']} does not measure the job")
+    done = client.execute(pod, [*launcher_command(pod), "metrics"], _TIMEOUT)
+    try:
+        return typed.read(Telemetry, json.loads(done.stdout))
+    except (ValueError, KeyError, TypeError):
+        raise ApiError(f"the launcher in {pod['metadata']['name']} does not answer") from None
+
+
+def _answers(client: JobClient, pod: Object) -> bool:
+    """Return whether the launcher knows the question: an older one would take its name for a script and start it."""
+    uid = str(pod["metadata"]["uid"])
+    if uid not in _ANSWERING:
+        done = client.execute(pod, [*launcher_command(pod), "--help"], _TIMEOUT)
+        if done.code:
+            raise ApiError(f"flk_runtime does not start in {pod['metadata']['name']}")
+        _ANSWERING[uid] = b"``metrics``" in done.stdout
+    return _ANSWERING[uid]
+
+
+def _log(client: JobClient, pod: Object) -> list[str]:
+    """Return the last lines of a pod's log with their times; empty if it cannot be read."""
+    try:
+        with client.stream_log(pod, _IDLE, tailLines=_LINES, timestamps="true") as lines:
+            return [line.decode(errors="replace") for line in lines]
+    except FlkError:
+        return []
+
+
+def _with_image(found: Telemetry, pod: Object | None) -> Telemetry:
+    """Add the image of a pod to the settings, which no launcher knows."""
+    containers = pod["spec"]["containers"] if pod else []
+    image = next((each.get("image") for each in containers if each["name"] in CONTAINERS), None)
+    return replace(found, settings={**found.settings, "image": str(image)}) if image else found

@@ -1,0 +1,78 @@
+"""Where the client finds the telemetry of a job: its launcher, the archived record, the log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from flk.errors import JobNotFoundError
+from flk.jobs.telemetry import read_telemetry
+from flk.kube import Object
+from flk.kube.sockets import Executed
+from flk.observe.client import JobClient
+from flk.observe.progress import read_samples
+from flk_runtime.contract.telemetry import Sample, Telemetry
+from tests.support.api_server import FakeApiServer
+from tests.support.jobs import JobBuilder
+
+pytestmark = pytest.mark.usefixtures("kubeconfig")
+KEPT = Telemetry(5.0, 1, 90, [Sample(4.0, 1, 7, loss=0.5)], settings={"strategy": "ddp"})
+
+
+def with_launcher(fake: FakeApiServer) -> None:
+    builder = JobBuilder(1)
+    builder.container["command"] = ["python3", "-u", "-m", "flk_runtime", "--", "train.py"]
+    builder.container["image"] = "registry/gpt:1"
+    builder.all("pod").add_to(fake)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> list[list[str]]:
+    """Have the launcher print its help, which is ``text``, or the telemetry. Returns the commands that it gets."""
+    commands: list[list[str]] = []
+
+    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
+        commands.append(command)
+        asked = command[-1] == "metrics"
+        return Executed(0, json.dumps(asdict(KEPT)).encode() if asked else text.encode(), b"")
+
+    monkeypatch.setattr("flk.jobs.telemetry._ANSWERING", {})
+    monkeypatch.setattr(JobClient, "execute", execute)
+    return commands
+
+
+def test_the_launcher_of_a_running_job_answers(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_launcher(fake)
+    commands = answers(monkeypatch, "``metrics`` prints")
+    found = read_telemetry(JobClient.connect(), "gpt")
+    assert found.history == KEPT.history
+    assert found.settings == {"strategy": "ddp", "image": "registry/gpt:1"}
+    read_telemetry(JobClient.connect(), "gpt")
+    launcher = ["python3", "-u", "-m", "flk_runtime"]
+    assert commands == [[*launcher, "--help"], [*launcher, "metrics"], [*launcher, "metrics"]]
+
+
+def test_an_older_launcher_is_not_asked(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_launcher(fake)
+    commands = answers(monkeypatch, "``stacks`` prints")
+    assert read_telemetry(JobClient.connect(), "gpt").history == []
+    assert [command[-1] for command in commands] == ["--help"]
+
+
+def test_a_job_that_nobody_knows(fake: FakeApiServer) -> None:
+    with pytest.raises(JobNotFoundError):
+        read_telemetry(JobClient.connect(), "gpt")
+
+
+def test_lines_of_metrics_become_samples() -> None:
+    lines = [
+        '2026-11-25T12:00:00Z [rank 0] {"step": 1, "loss": 3.0, "total": 40}',
+        '2026-11-25T12:00:01Z [rank 1] {"step": 9, "loss": 1.0}',
+        '2026-11-25T12:00:02Z [rank 0] {"step": 2, "loss": 2.0}',
+        '2026-11-25T12:00:03Z [rank 0] {"step": 3, "loss": 1.0}',
+        '2026-11-25T12:00:04Z [rank 0] {"step": 2, "loss": 2.5, "tokens_per_s": 10}',
+    ]
+    samples, total = read_samples(lines)
+    assert total == 40
+    assert [(each.step, each.loss, each.tokens_per_s) for each in samples] == [(1, 3.0, None), (2, 2.5, 10.0)]

@@ -1,0 +1,40 @@
+"""Which lines are metrics, and what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from flk_runtime.contract.metrics_line import MetricsLine, parse
+
+FULL = '{"step": 7, "max_steps": 90, "loss": 1, "samples_per_s": 2.5, "tokens_per_s": 3, "mfu": 0.4, "comm": 0.1, '
+FULL += '"data_wait": 0.2, "lr": 1e-4}'
+
+
+@pytest.mark.parametrize("line", [FULL, FULL.encode()])
+def test_all_keys_are_read(line: str | bytes) -> None:
+    assert parse(line) == MetricsLine(7, 90, 1.0, 2.5, 3.0, 0.4, 0.1, 0.2)
+
+
+OTHERS = [
+    "",
+    "step 3",
+    '{"loss": 2}',
+    '{"step": 1.5}',
+    '{"step": true}',
+    '{"step": 1',
+    '["step"]',
+    '{"step": 1e400}',
+    '{"step": 99999999999999999999}',
+    '{"a": {"step": 3}}',
+    '{"step":' + "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("line", OTHERS, ids=lambda line: line[:20])
+def test_other_lines_are_no_metrics(line: str) -> None:
+    assert parse(line) is None
+    assert parse(line.encode()) is None
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    assert parse('{"step": 0, "loss": "nan", "mfu": true, "total": false}') == MetricsLine(0)

@@ -1,0 +1,60 @@
+"""The telemetry in the archived record: a few kilobytes, whatever the job."""
+
+from __future__ import annotations
+
+import base64
+import random
+import zlib
+
+import pytest
+
+from flk_runtime.contract.telemetry import HISTORY_LIMIT, GpuUsage, PodUsage, RankMeasurements, Sample, Telemetry
+from flk_runtime.contract.telemetry_archive import LIMIT, pack, unpack
+
+
+def large() -> Telemetry:
+    """Telemetry with as much as it may have, of values that do not compress well."""
+    random.seed(1)
+    value = random.random
+    history = [
+        Sample(1.7e9 + 1000 * value() + step * 1000, 3, step * 10, *(value() for _ in range(8)), step % 7)
+        for step in range(HISTORY_LIMIT)
+    ]
+    ranks = [
+        RankMeasurements(n, n // 8, 10, "step", value(), value(), value(), int(value() * 1e10)) for n in range(256)
+    ]
+    gpus = [GpuUsage(value(), int(value() * 1e10), 80 << 30, value(), value()) for _ in range(8)]
+    pods = [PodUsage(n, f"job-worker-{n}", f"node-{n}", 1.7e9, value(), 8.0, 1, 2, gpus=gpus) for n in range(256)]
+    return Telemetry(1.7e9, 3, 5000, history, ranks, pods, {"strategy": "fsdp2"})
+
+
+def test_the_largest_fits_and_keeps_the_curve_and_the_worst() -> None:
+    whole = large()
+    text = pack(whole)
+    assert 0 < len(text) <= LIMIT
+    found = unpack(text)
+    assert found is not None
+    assert (found.attempt, found.total_steps, found.settings) == (3, 5000, {"strategy": "fsdp2"})
+    assert len(found.history) >= 30
+    assert found.history[0].step == 0
+    assert found.history[-1].step == whole.history[-1].step
+    kept = {sample.step: sample for sample in whole.history}
+    assert all(each.loss == pytest.approx(kept[each.step].loss, rel=1e-3) for each in found.history)
+    assert found.ranks[0].rank == 0
+    assert found.pods[0].gpus[0].memory_total == 80 << 30
+
+
+def test_the_smallest_is_as_it_was() -> None:
+    empty = Telemetry(12.0)
+    assert unpack(pack(empty)) == empty
+
+
+@pytest.mark.parametrize(
+    "text", ["", "?", base64.b64encode(b"abc").decode(), base64.b64encode(zlib.compress(b"[]")).decode()]
+)
+def test_other_text_is_no_telemetry(text: str) -> None:
+    assert unpack(text) is None
+
+
+def test_a_text_that_inflates_without_end_is_not_read() -> None:
+    assert unpack(base64.b64encode(zlib.compress(b" " * 50_000_000 + b"{}")).decode()) is None

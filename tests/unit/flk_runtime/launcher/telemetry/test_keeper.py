@@ -1,0 +1,85 @@
+"""The measurements of a job in the launcher of pod 0."""
+
+from __future__ import annotations
+
+import json
+
+from flk_runtime.contract.record import SlowRank
+from flk_runtime.contract.telemetry import PODS_LIMIT, RANKS_LIMIT, PodUsage, Sample, Telemetry
+from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
+from flk_runtime.launcher.telemetry.keeper import MIB, Keeper
+
+
+def status(rank: int, step: int = 4, seconds: float = 0.5) -> RankStatus:
+    return RankStatus(rank, step, 0.0, 0.0, 0.0, 0.0, 50, 10, "step", seconds, 100)
+
+
+def keeper(pods: int = 2) -> Keeper:
+    made = Keeper({"strategy": "ddp"})
+    made.start_attempt(0, {pod: (f"job-{pod}", f"node-{pod}") for pod in range(pods)})
+    return made
+
+
+def test_lines_of_metrics_become_samples_with_the_steps_of_all_ranks() -> None:
+    made = keeper()
+    made.heartbeat(1, PodStatus(0, [status(2), status(3, seconds=0.7)]))
+    made.compare({2: 0.2, 3: 0.9}, [])
+    made.add_line(b"no metrics")
+    made.add_line(b'{"step": 5, "loss": 1.5, "max_steps": 90, "mfu": NaN}')
+    found = made.read()
+    assert found.total_steps == 90
+    (sample,) = found.history
+    assert (sample.step, sample.loss, sample.mfu, sample.step_seconds) == (5, 1.5, None, 0.5)
+    assert (sample.slowest_rank, sample.slowest_seconds) == (3, 0.63)
+
+
+def test_the_worst_ranks_and_their_pods_come_first() -> None:
+    made = keeper()
+    for pod in (0, 1):
+        usage = PodUsage(pod, "?", "?", 1.0, cpu=0.5)
+        made.heartbeat(pod, PodStatus(0, [status(2 * pod), status(2 * pod + 1)], usage))
+    made.compare({0: 0.3, 1: 0.3, 2: 0.9, 3: 0.4}, [SlowRank(2, "job-1", "node-1", 3.0)])
+    found = made.read()
+    assert [rank.rank for rank in found.ranks] == [2, 3, 0, 1]
+    assert (found.ranks[0].slow, found.ranks[0].work, found.ranks[0].memory) == (3.0, 0.9, 100 * MIB)
+    assert [(pod.pod, pod.pod_name, pod.node) for pod in found.pods] == [(1, "job-1", "node-1"), (0, "job-0", "node-0")]
+
+
+def test_a_script_without_metrics_has_samples_of_its_steps() -> None:
+    made = keeper()
+    made.heartbeat(0, PodStatus(0, [status(0, step=-1)]))
+    assert made.read().history == []
+    made.heartbeat(0, PodStatus(0, [status(0, step=4)]))
+    made.heartbeat(0, PodStatus(0, [status(0, step=4)]))
+    assert [(each.step, each.step_seconds) for each in made.read().history] == [(4, 0.5)]
+
+
+def test_it_goes_on_over_attempts_and_restarts_of_the_launcher() -> None:
+    made = keeper()
+    made.resume(Telemetry(1.0, 2, 70, [Sample(step, 2, step, loss=1.0) for step in range(5)]))
+    made.start_attempt(3, {0: ("job-0", "")})
+    made.add_line(b'{"step": 3, "loss": 2.0}')
+    found = made.read()
+    assert (found.attempt, found.total_steps) == (3, 70)
+    assert [(each.attempt, each.step, each.loss) for each in found.history] == [
+        (2, 0, 1),
+        (2, 1, 1),
+        (2, 2, 1),
+        (3, 3, 2),
+    ]
+
+
+def test_a_status_of_a_former_attempt_counts_for_nothing() -> None:
+    made = keeper()
+    made.start_attempt(1, {0: ("job-0", "")})
+    made.heartbeat(0, PodStatus(0, [status(0)]))
+    assert made.read().ranks == []
+
+
+def test_the_lists_of_a_large_job_are_bounded_and_are_json() -> None:
+    made = keeper(1000)
+    for pod in range(1000):
+        made.heartbeat(pod, PodStatus(0, [status(8 * pod + each) for each in range(8)], PodUsage(pod, "", "", 1.0)))
+    found = made.read()
+    assert (len(found.ranks), len(found.pods)) == (RANKS_LIMIT, PODS_LIMIT)
+    json.dumps([vars(each) for each in found.history], allow_nan=False)
