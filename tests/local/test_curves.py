@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,11 +61,16 @@ def assert_curves(folder: Path, lines: list[dict[Point, float]]) -> None:
         assert not [point for point, value in curve.items() if value not in values_of(point, lines)]
 
 
+def step_of(folder: Path) -> int:
+    """The step that rank 0 has done; 0 before the first one, and while it writes its number."""
+    return int((folder / "step.0").read_text() or 0) if (folder / "step.0").exists() else 0
+
+
 def reach_sinks(run: Pods, folder: Path, step: int) -> None:
     """Wait until the sinks have what was printed up to ``step`` or later, some steps before the next evaluation."""
 
     def done() -> bool:
-        now = int((folder / "step.0").read_text() or 0) if (folder / "step.0").exists() else 0
+        now = step_of(folder)
         if now < step or now % 10 not in (4, 5, 6, 7):
             return False
         evaluation = ("val", now // 10 * 10)
@@ -82,7 +86,7 @@ def test_a_killed_rank_and_a_lost_pod_leave_one_curve(job: Callable[..., Pods], 
     reach_sinks(run, tmp_path, 10)
     os.kill(run.pid(0, 0), signal.SIGKILL)
     run.pid(1, 0)
-    reach_sinks(run, tmp_path, int((tmp_path / "step.0").read_text()) + 10)
+    reach_sinks(run, tmp_path, step_of(tmp_path) + 10)
     delete_pods(run, root, 0)
     run.start("train.py", END, "0.1", only=0)
     assert run.wait() == [0, 0], run.logs_of_all()
@@ -217,8 +221,8 @@ def test_sinks_that_are_away_do_not_end_the_training(job: Callable[..., Pods], t
 
 def test_a_sink_that_is_not_installed_ends_the_job_before_it_trains(job: Callable[..., Pods], tmp_path: Path) -> None:
     run = job(1)
-    run.write("import sys; sys.modules['wandb'] = None\n" + textwrap.dedent(TRAIN))
-    run.start("train.py", "5", "0")
+    run.write("import sys; sys.modules['wandb'] = None; import flk_runtime; flk_runtime.init().log(loss=1.0)")
+    run.start("train.py")
     assert run.wait() == [2], run.log()
     assert "FLK_METRICS: wandb needs the package wandb, which this image lacks" in run.log()
     assert not (tmp_path / "tb").exists()

@@ -132,6 +132,12 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- fail (printf "job.name must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is %q)" $name) }}
 {{- end }}
 {{- if and $spec.queue_priority (not $spec.queue) }}{{ fail "job.queue_priority: needs a queue" }}{{ end }}
+{{- $sinks := dict }}
+{{- range splitList "," ($spec.metrics | default "") }}
+{{- $kind := first (splitList ":" .) }}
+{{- if hasKey $sinks $kind }}{{ fail (printf "job.metrics: names %s twice" $kind) }}{{ end }}
+{{- $_ := set $sinks $kind true }}
+{{- end }}
 {{- $count := include "flk.pods" . | fromJson }}
 {{- $asked := $job.resources | default dict }}
 {{- $gpu := splitn ":" 2 (include "flk.text" ($asked.gpu | default 0)) }}

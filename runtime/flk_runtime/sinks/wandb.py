@@ -68,8 +68,8 @@ class WandB:
             newest = summary.get(STEP)
             return dict.fromkeys(summary, int(newest)) if newest is not None else {}
         found: dict[str, int] = {}
-        folder = glob.escape(os.path.dirname(os.path.dirname(self._wandb.dir)))
-        for file in glob.glob(f"{folder[: folder.rindex('/')]}/offline-run-*-{run_id}/run-{run_id}.wandb"):
+        folder = glob.escape(os.path.dirname(os.path.dirname(self._wandb.dir)))  # that has a folder for each attempt
+        for file in glob.glob(f"{folder}/offline-run-*-{run_id}/run-{run_id}.wandb"):
             for row in rows_of(file):
                 found |= {name: max(found.get(name, -1), int(row[STEP])) for name in row.keys() - {STEP} if STEP in row}
         return found

@@ -491,6 +491,10 @@ def test_the_pod_group_has_the_version_that_the_cluster_serves(served: list[str]
 def test_chart_refuses_volumes_and_gpus_in_the_words_of_flk() -> None:
     volumes = {"job": {"enabled": True, "volumes": ["hostpath:/a:/b"]}, "defaults": {"forbidden_volumes": ["hostpath"]}}
     unknown = {"job": {"enabled": True, "resources": {"gpu": "X9:1"}}}
+    sink = {"job": {"enabled": True, "metrics": "tensorboard:curves"}}
+    assert "metrics" in template(sink).stderr
+    twice = {"job": {"enabled": True, "metrics": "wandb,mlflow,wandb"}}
+    assert "job.metrics: names wandb twice" in template(twice).stderr
     without = {"job": {"enabled": True, "resources": {"gpu_type": "H100"}}}
     assert "forbid volumes of kind hostpath: hostpath:/a:/b" in template(volumes).stderr
     assert "flk knows no GPUs of type X9, only A10, A100" in template(unknown).stderr
