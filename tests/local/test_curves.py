@@ -17,7 +17,6 @@ from tests.support.curves import (
     mlflow_points,
     printed,
     tensorboard_points,
-    values_of,
     wandb_points,
 )
 from tests.support.memory import delete_pods
@@ -52,13 +51,19 @@ def job(forked_pods: Callable[..., Pods], root: Path, sinks: dict[str, str]) -> 
 
 
 def assert_curves(folder: Path, lines: list[dict[Point, float]]) -> None:
-    """Assert that each sink has one run, each step of it once, with a value that was printed; TensorBoard the last."""
+    """Assert that each sink has one run, each step of it once, with the values that were printed.
+
+    TensorBoard has those of the last attempt that did a step, the others those of the first one. That one's line may be
+    lost with its launcher: only what does not depend on the attempt is compared then.
+    """
+    expected = last(lines)
     (curve,) = tensorboard_points(folder / "tb").values()
-    assert curve == pytest.approx(last(lines), rel=1e-6)
+    assert curve == pytest.approx(expected, rel=1e-6)
     for curves in (mlflow_points((folder / "mlruns").as_uri()), wandb_points(folder / "wb")):
         (curve,) = curves.values()
-        assert curve.keys() == last(lines).keys()
-        assert not [point for point, value in curve.items() if value not in values_of(point, lines)]
+        assert curve.keys() == expected.keys()
+        assert [p for p in curve if p[0] in ("loss", "part/a") and curve[p] != expected[p]] == []
+        assert [p for p in curve if p[0] in ("attempt", "val") and curve[p] > expected[p]] == []
 
 
 def step_of(folder: Path) -> int:
@@ -103,11 +108,12 @@ def test_a_job_that_resumes_from_the_checkpoint_of_another_goes_on_with_its_run(
     one = job(1, **place)
     one.start("train.py", "20", "0")
     assert one.wait() == [0], one.log()
+    lines = printed(one.log())  # the second job writes to the same file
     two = job(1, **place, **{pod_env.JOB_UID: "two", user_env.JOB: "other"})
     two.start("train.py", "31", "0")
     assert two.wait() == [0], two.log()
     assert "resumed at step 20" in two.log()
-    assert_curves(tmp_path, printed(one.log()) + printed(two.log()))
+    assert_curves(tmp_path, lines + printed(two.log()))
 
 
 def test_a_preempted_job_has_all_its_lines_in_the_sinks(job: Callable[..., Pods], tmp_path: Path) -> None:

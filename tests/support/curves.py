@@ -52,11 +52,6 @@ def last(lines: list[dict[Point, float]]) -> dict[Point, float]:
     return {point: value for line in lines for point, value in line.items()}
 
 
-def values_of(point: Point, lines: list[dict[Point, float]]) -> list[float]:
-    """The values that were printed for a name and a step, by all attempts."""
-    return [line[point] for line in lines if point in line]
-
-
 def points_of(values: Iterator[tuple[Point, float]]) -> dict[Point, float]:
     """The points of a run. None may be there twice."""
     found: dict[Point, float] = {}
