@@ -31,6 +31,7 @@ SUBMISSION: Final = "flk.dev/submission"  # a random id, equal in all attempts t
 INCOMPLETE: Final = "flk.dev/incomplete"  # "true" until all objects of the job exist
 OWNER: Final = "flk.dev/owner"
 CODE_HASH: Final = "flk.dev/code-hash"
+COMMIT: Final = "flk.dev/commit"  # of git, in which the code was; with "-dirty" if tracked files differed from it
 VERSION: Final = "flk.dev/version"
 SPEC: Final = "flk.dev/spec"
 

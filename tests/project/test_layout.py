@@ -114,6 +114,7 @@ COVERED = {
     "tests/unit/flk/cli/outputs/test_several.py": "flk.cli.several",
     "tests/unit/flk/cli/outputs/test_logs.py": "flk.cli.log_output flk.cli.logs",
     "tests/unit/flk/cli/outputs/test_render.py": "flk.cli.render",
+    "tests/unit/flk/cli/outputs/test_report.py": "flk.cli.report",
     "tests/unit/flk/cli/outputs/test_run.py": "flk.cli.run",
     "tests/unit/flk/cli/outputs/test_status.py": "flk.cli.status flk.cli.status_text",
     "tests/unit/flk/cli/outputs/test_submit.py": "flk.cli.options flk.cli.submit flk.spec.overlay",
@@ -176,6 +177,7 @@ COVERED = {
         "flk.targets flk.targets.gang flk.targets.indexed flk.targets.job flk.targets.jobset "
         "flk.targets.model flk.targets.pytorchjob flk.targets.trainjob"
     ),
+    "tests/unit/flk/report/test_build.py": "flk.report.model",
     "tests/unit/flk/test_commands.py": "flk.jobs.cluster",
     "tests/unit/flk/test_public_api.py": "flk.errors",
     "tests/unit/flk_runtime/checkpoint/test_metadata.py": "flk_runtime.checkpoint.load",

@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "doctor": ("flk.cli.doctor", "Find what would prevent jobs from running"),
     "status": ("flk.cli.status", "Show the status of a job, and why it ended"),
     "why": ("flk.cli.why", "Say why a job does not run, or why it ended"),
+    "report": ("flk.cli.report", "Write an HTML file about a job, or serve it"),
     "explain": ("flk.cli.explain", "Print what a cause means and what to do about it"),
     "list": ("flk.cli.list", "List jobs"),
     "logs": ("flk.cli.logs", "Show what every rank prints"),

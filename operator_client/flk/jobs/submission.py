@@ -17,6 +17,7 @@ from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.owner import current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
+from flk.manifest.commit import commit_of
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.spec import defaults
@@ -66,6 +67,7 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         namespace=client.namespace,
         submission=str(uuid.uuid4()),
         owner=current_owner(),
+        commit=commit_of(root) if bundle.code is not None else "",
         shared=True,
     )
     return Submission(client, job, bundle, manifests)

@@ -30,11 +30,13 @@ def render(
     namespace: str | None = None,
     submission: str = "",
     owner: str = "",
+    commit: str = "",
     shared: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the object of ``job``, which has a name and a target, and then the objects that it owns.
 
-    ``submission`` is an id that is equal in all attempts to create this job, and ``owner`` the user who submits it.
+    ``submission`` is an id that is equal in all attempts to create this job, ``owner`` the user who submits it, and
+    ``commit`` that of the code.
     With ``shared``, the ConfigMaps have the names of their hashes, and `flk.jobs.lifecycle` has all jobs of the
     namespace share them. Otherwise they have the job's name: kubectl, which cannot share them, creates and deletes
     them with the job.
@@ -53,6 +55,7 @@ def render(
         labels.VERSION: VERSION,
         labels.SPEC: job.model_dump_json(exclude_none=True),
         **({labels.CODE_HASH: bundle.sha256} if bundle.code is not None else {}),
+        **({labels.COMMIT: commit} if commit else {}),
         **({labels.SUBMISSION: submission} if submission else {}),
         **({labels.OWNER: owner} if owner else {}),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from typing import Any, Final
 
@@ -12,8 +13,8 @@ from flk.secret_names import names_secret
 
 REDACTED: Final = "***"
 _ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
-# Copies of the whole manifest, with the variables in it.
-_COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration", labels.SPEC)
+# A copy of the whole manifest, with the variables in it.
+_COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _NOT_OF_CONTAINERS: Final = ("env", "envFrom", "command", "args", "lifecycle")
 
 
@@ -21,7 +22,20 @@ def kept_job(job: Object) -> Object:
     """Return a copy of a job in which values that may be secrets are replaced by ``***``."""
     kept = copy.deepcopy({**job, "metadata": _metadata(job)})
     _redact(kept.get("spec"))
+    annotations = kept["metadata"].get("annotations") or {}
+    if labels.SPEC in annotations:
+        annotations[labels.SPEC] = _redacted_spec(annotations[labels.SPEC])
     return kept
+
+
+def _redacted_spec(text: str) -> str:
+    """Return the annotation with the options of a job without values that may be secrets; empty if it is none."""
+    try:
+        spec = json.loads(text)
+    except ValueError:
+        return ""
+    _redact(spec)
+    return json.dumps(spec, separators=(",", ":"))
 
 
 def _redact(node: Any) -> None:
@@ -36,6 +50,8 @@ def _redact(node: Any) -> None:
             for variable in value:
                 if "value" in variable and names_secret(str(variable.get("name", ""))):
                     variable["value"] = REDACTED
+        elif key == "env" and isinstance(value, dict):  # of flk.yaml
+            node[key] = {name: REDACTED if names_secret(str(name)) else text for name, text in value.items()}
         elif key in ("command", "args") and isinstance(value, list):
             node[key] = _without_secrets(value)
         else:

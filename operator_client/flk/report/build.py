@@ -1,0 +1,175 @@
+"""Build the report about a job from what was read of it, by pure functions. It says why a section has no data."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any, Final
+
+import yaml
+
+from flk import labels
+from flk.commands import program_name
+from flk.health import CAUSES, diagnose, page
+from flk.jobs.state import State
+from flk.kube import Object
+from flk.observe.archive.redaction import kept_job
+from flk.observe.model import PodPhase
+from flk.observe.observation import StateChange, event_time
+from flk.observe.view import JobView
+from flk.report.model import Excerpt, Moment, Report, Submitted
+from flk.terminal import one_line, printable
+from flk_runtime.contract import VERSION
+from flk_runtime.contract.telemetry import Telemetry
+
+MOMENTS: Final = 200  # the newest are kept
+PODS: Final = 256  # those that have failed or do not run come first
+LINE: Final = 1000  # characters of a line of a log
+LINES: Final = 200  # of each excerpt
+
+_FOREIGN: Final = "another tool has made this job, whose pods have no launcher of flk"
+_NO_RECORD: Final = "no record of the launchers was found: the pods are gone, or they have not begun yet"
+
+
+def build(
+    view: JobView,
+    state: State,
+    *,
+    telemetry: Telemetry | None,
+    excerpts: Sequence[Excerpt],
+    states: Sequence[StateChange] = (),
+    why_no_logs: str = "",
+) -> Report:
+    """Return the report about a job. ``states`` are the archived changes of its state, oldest first."""
+    cause = next((each for each in CAUSES if state.cause and each.code == state.cause.code), None)
+    around = view.around
+    report = Report(
+        made=view.now,
+        version=VERSION,
+        seen=around.archived if around.place and around.archived else view.now,
+        place=around.place,
+        state=state,
+        answer=diagnose(view),
+        explanation=page(cause) if cause else "",
+        submitted=_submitted(view),
+        moments=_moments(view, state, states),
+        pods=sorted(view.pods, key=lambda pod: (pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED), pod.index))[:PODS],
+        telemetry=telemetry,
+        excerpts=[Excerpt(each.title, [printable(line)[:LINE] for line in each.lines[-LINES:]]) for each in excerpts],
+        missing={},
+    )
+    report.missing.update(_missing(view, report, why_no_logs))
+    return report
+
+
+def _submitted(view: JobView) -> Submitted:
+    job: Object = kept_job(view.job) if view.job else {}
+    annotations = (job.get("metadata") or {}).get("annotations") or {}
+    kept = JobView(view.around, view.commands)
+    container = _container(job, kept)
+    try:
+        spec = json.loads(annotations.get(labels.SPEC) or "{}")
+    except ValueError:
+        spec = {}
+    spec = {key: value for key, value in spec.items() if value not in (None, {}, [], "", False)}
+    words = spec.get("command") or [*(container.get("command") or []), *(container.get("args") or [])]
+    variables = {
+        str(each.get("name")): str(each["value"]) if "value" in each else _source(each.get("valueFrom"))
+        for each in container.get("env") or []
+    }
+    return Submitted(
+        command=shlex.join(map(str, words)),
+        commit=str(annotations.get(labels.COMMIT, "")),
+        version=str(annotations.get(labels.VERSION, "")),
+        options=dict(_flat(spec)),
+        variables=variables,
+        file=yaml.safe_dump(spec, sort_keys=False, allow_unicode=True) if spec else "",
+    )
+
+
+def _container(job: Object, view: JobView) -> Object:
+    """Return the training container of a job's redacted object."""
+    for role in view.target.replicas(job).values() if job else ():
+        for container in ((role.template or {}).get("spec") or {}).get("containers") or []:
+            if container.get("name") == view.target.container:
+                return dict(container)
+    return {}
+
+
+def _source(value_from: Any) -> str:
+    """Return where the value of a variable comes from, which is never shown itself."""
+    for kind, source in (value_from or {}).items():
+        where = [str(source.get(key)) for key in ("name", "key", "fieldPath", "resource") if source.get(key)]
+        return f"from {kind.removesuffix('Ref')} {':'.join(where)}"
+    return ""
+
+
+def _flat(node: Any, path: str = "") -> list[tuple[str, str]]:
+    """Return the values below a node as text, by their paths."""
+    if isinstance(node, dict) and node:
+        return [pair for key, value in node.items() for pair in _flat(value, f"{path}.{key}" if path else str(key))]
+    text = shlex.join(map(str, node)) if isinstance(node, list) and all(isinstance(n, str) for n in node) else node
+    return [(path, text if isinstance(text, str) else json.dumps(text))] if path else []
+
+
+def _moments(view: JobView, state: State, states: Sequence[StateChange]) -> list[Moment]:
+    found = [Moment(state.created, "state", f"created{f' by {state.owner}' if state.owner else ''}")]
+    found += [
+        Moment(each.time, "state", ": ".join(filter(None, [each.phase, each.message or each.reason])))
+        for each in states
+    ]
+    for attempt in state.attempts:
+        begin = f" at step {attempt.restored}" if attempt.restored is not None else ""
+        source = f", from {attempt.restored_from}" if attempt.restored_from in ("memory", "storage") else ""
+        found.append(Moment(attempt.started, "attempt", f"attempt {attempt.number} starts{begin}{source}"))
+        if attempt.ended and attempt.outcome != "running":
+            why = f": {attempt.cause}" if attempt.cause else ""
+            found.append(Moment(attempt.ended, "end", f"attempt {attempt.number} {attempt.outcome}{why}"))
+    if view.standstill:
+        found.append(Moment(view.standstill.since, "end", view.standstill.summary))
+    for event in view.events:
+        if event.get("type") == "Warning":
+            about = event.get("involvedObject") or {}
+            count = f" (x{event['count']})" if (event.get("count") or 1) > 1 else ""
+            text = f"{about.get('kind', '')} {about.get('name', '')}: {event.get('reason')}: {event.get('message')}"
+            found.append(Moment(event_time(event), "event", one_line(text)[:LINE] + count))
+    if state.ended:
+        found.append(Moment(state.ended, "state", f"the job ended: {state.phase.value}"))
+    return sorted((each for each in found if each.time), key=lambda each: each.time)[-MOMENTS:]
+
+
+def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
+    """Return why sections have no data, by their names."""
+    state, telemetry = report.state, report.telemetry
+    no_record = _NO_RECORD if view.from_flk else _FOREIGN
+    found: dict[str, str] = {}
+    if not report.submitted.options:
+        found["submitted"] = (
+            "only the launchers' record is left of the job, without its object"
+            if not view.job
+            else "the options of flk.yaml are not known: an older flk has archived the job"
+            if view.from_flk
+            else "another tool has made this job; what follows is read from its object"
+        )
+    if not state.attempts:
+        found["attempts"] = no_record
+    if state.goodput is None or state.goodput.share is None:
+        found["goodput"] = (
+            no_record
+            if not view.records
+            else "no step has been told yet: the script prints no steps, or the first one is not done"
+        )
+    untold = "the launchers of this job keep no measurements, or its pods are gone" if view.from_flk else _FOREIGN
+    if telemetry is None or not telemetry.history:
+        found["history"] = f"no line of metrics was found; {untold}"
+    if telemetry is None or not telemetry.ranks:
+        found["ranks"] = untold
+    if telemetry is None or not telemetry.pods:
+        found["usage"] = untold
+    if not report.pods:
+        found["pods"] = "the job has no pods"
+    if not any(excerpt.lines for excerpt in report.excerpts):
+        command = f"{program_name()} logs {report.name}"
+        found["logs"] = why_no_logs or f"no lines were found; {command} shows what there is"
+    return found

@@ -1,0 +1,266 @@
+"""Charts of reports, as specifications of Vega-Lite: plain data, which the script in the page draws.
+
+Colours are variables of the page's style sheet, so that a chart follows the page from light to dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flk.report.model import Report
+from flk_runtime.contract.record import TIME_CAUSES
+from flk_runtime.contract.telemetry import Sample
+
+Spec = dict[str, Any]
+
+HEIGHT: Final = 240
+ROW: Final = 22  # height of a row of bars
+OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: where it is in the page, what it shows in words, and how it is drawn."""
+
+    key: str
+    title: str
+    summary: str  # for people who do not see it
+    spec: Spec
+
+
+def charts_of(reports: Sequence[Report]) -> list[Chart]:
+    """Return the charts of one report, or of several in the same charts; those without data are left out."""
+    return [chart for make in _CHARTS if (chart := make(reports))]
+
+
+def _loss(reports: Sequence[Report]) -> Chart | None:
+    return _line(reports, "loss", "Loss", "loss", lambda each: each.loss, zero=False)
+
+
+def _throughput(reports: Sequence[Report]) -> Chart | None:
+    tokens = any(each.tokens_per_s is not None for report in reports for each in _history(report))
+    unit = "tokens/s" if tokens else "samples/s"
+    return _line(
+        reports, "throughput", "Throughput", unit, lambda each: each.tokens_per_s if tokens else each.samples_per_s
+    )
+
+
+def _by_time(reports: Sequence[Report]) -> Chart | None:
+    """Steps over time: restarts, pauses and lost steps are visible in it."""
+    rows = [
+        {"hours": round((each.time - begin) / 3600, 5), "step": each.step, **_whose(report, each)}
+        for report in reports
+        if (begin := report.state.started or report.state.created)
+        for each in _history(report)
+        if each.time >= begin
+    ]
+    if not rows:
+        return None
+    spec = _lines(reports, rows, _axis("hours", "hours since the start"), _axis("step", "step"))
+    return Chart("progress", "Steps over time", _told("steps over time", reports), spec)
+
+
+def _step_time(reports: Sequence[Report]) -> Chart | None:
+    rows = []
+    for report in reports:
+        for each in _history(report):
+            pairs = [("median rank", each.step_seconds), ("slowest rank", each.slowest_seconds)]
+            rows += [
+                {"step": each.step, "value": value, "line": _line_name(reports, report, name), **_whose(report, each)}
+                for name, value in pairs
+                if value is not None
+            ]
+    if not rows:
+        return None
+    names = list(dict.fromkeys(str(row["line"]) for row in rows))
+    spec = _lines(reports, rows, _axis("step", "step"), _axis("value", "seconds per step"), colour="line", names=names)
+    return Chart("step-time", "Time of a step", _told("seconds per step", reports), spec)
+
+
+def _goodput(reports: Sequence[Report]) -> Chart | None:
+    rows = [
+        {"job": report.name, "cause": cause, "hours": seconds / 3600, "order": order}
+        for report in reports
+        if report.state.goodput
+        for order, cause in enumerate(TIME_CAUSES)
+        if (seconds := report.state.goodput.seconds.get(cause, 0.0)) > 0
+    ]
+    if not rows:
+        return None
+    told = {row["cause"] for row in rows}
+    causes = [cause for cause in TIME_CAUSES if cause in told]
+    spec = {
+        "data": {"values": rows},
+        "height": {"step": 2 * ROW},
+        "mark": {"type": "bar", "stroke": "var(--page)", "strokeWidth": 1},
+        "encoding": {
+            "x": _axis("hours", "hours") | {"stack": "zero"},
+            "y": {"field": "job", "type": "nominal", "title": None, "sort": None},
+            "color": _colours("cause", causes, [f"var(--cause-{cause})" for cause in causes]),
+            "order": {"field": "order"},
+            "tooltip": [{"field": "job"}, {"field": "cause"}, {"field": "hours", "type": "quantitative"}],
+        },
+    }
+    return Chart("goodput", "Hours by cause", _told("hours by cause", reports), spec)
+
+
+def _attempts(reports: Sequence[Report]) -> Chart | None:
+    rows = [
+        {
+            "job": report.name,
+            "attempt": f"{report.name} {each.number}" if len(reports) > 1 else f"attempt {each.number}",
+            "from": each.started * 1000,
+            "to": (each.ended or report.seen) * 1000,
+            "outcome": each.outcome,
+            "cause": each.cause,
+        }
+        for report in reports
+        for each in report.state.attempts[-50:]
+    ]
+    if not rows:
+        return None
+    found = {str(row["outcome"]) for row in rows}
+    outcomes = [each for each in OUTCOMES if each in found]
+    spec = {
+        "data": {"values": rows},
+        "height": {"step": ROW},
+        "mark": {"type": "bar", "height": {"band": 0.6}, "minBandSize": 3, "cornerRadius": 2},
+        "encoding": {
+            "x": {
+                "field": "from",
+                "type": "temporal",
+                "title": None,
+                "scale": {"type": "utc"},
+                "axis": {"format": "%H:%M" if _within_a_day(rows) else "%m-%d %H:%M"},
+            },
+            "x2": {"field": "to"},
+            "y": {"field": "attempt", "type": "nominal", "title": None, "sort": None},
+            "color": _colours("outcome", outcomes, [f"var(--outcome-{each})" for each in outcomes]),
+            "tooltip": [{"field": name} for name in ("attempt", "outcome", "cause")],
+        },
+    }
+    return Chart("attempts", "Attempts over time", _told("attempts over time", reports), spec)
+
+
+def _ranks(reports: Sequence[Report]) -> Chart | None:
+    """Seconds of a step by pod and rank in the pod, of the ranks that are listed."""
+    rows = []
+    for report in reports:
+        processes = max(1, report.state.processes)
+        for each in report.telemetry.ranks if report.telemetry else ():
+            if each.step_seconds is not None:
+                where = f"{report.name} {each.pod}" if len(reports) > 1 else f"pod {each.pod}"
+                # What a rank works is what tells ranks apart: all of them wait for the slowest.
+                work = each.step_seconds * (1 if each.work is None else each.work)
+                rows.append({"pod": where, "local": each.rank % processes, "rank": each.rank, "seconds": work})
+    if len(rows) < 2:
+        return None
+    spec = {
+        "data": {"values": rows},
+        "height": {"step": 14 if len(rows) > 64 else ROW},
+        "mark": "rect",
+        "encoding": {
+            "x": {"field": "local", "type": "ordinal", "title": "rank in the pod", "axis": {"labelAngle": 0}},
+            "y": {"field": "pod", "type": "nominal", "title": None, "sort": None},
+            "color": {
+                "field": "seconds",
+                "type": "quantitative",
+                "title": "seconds of work in a step",
+                "scale": {"scheme": "viridis"},
+                "legend": {"orient": "top"},
+            },
+            "tooltip": [{"field": "rank"}, {"field": "pod"}, {"field": "seconds", "type": "quantitative"}],
+        },
+    }
+    return Chart("ranks", "Work of each rank", _told("seconds of work in a step by rank", reports), spec)
+
+
+_CHARTS: Final = (_attempts, _loss, _throughput, _by_time, _step_time, _ranks, _goodput)
+
+
+def _line(
+    reports: Sequence[Report],
+    key: str,
+    title: str,
+    unit: str,
+    value_of: Callable[[Sample], float | None],
+    *,
+    zero: bool = True,
+) -> Chart | None:
+    rows = [
+        {"step": each.step, "value": value, **_whose(report, each)}
+        for report in reports
+        for each in _history(report)
+        if (value := value_of(each)) is not None
+    ]
+    if not rows:
+        return None
+    spec = _lines(reports, rows, _axis("step", "step"), _axis("value", unit, zero=zero))
+    return Chart(key, title, _told(f"{unit} over steps", reports), spec)
+
+
+def _lines(
+    reports: Sequence[Report],
+    rows: list[dict[str, Any]],
+    x: Spec,
+    y: Spec,
+    *,
+    colour: str = "job",
+    names: Sequence[str] = (),
+) -> Spec:
+    names = names or [report.name for report in reports]
+    return {
+        "data": {"values": rows},
+        "height": HEIGHT,
+        "mark": {"type": "line", "strokeWidth": 1.75, "point": {"size": 40, "opacity": 0} if len(rows) > 60 else True},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": _colours(colour, names, [f"var(--line-{1 + n % 4})" for n in range(len(names))]),
+            "detail": {"field": "attempt"},
+            "order": {"field": "place"},
+            "tooltip": [
+                *([{"field": colour}] if len(names) > 1 else []),
+                {"field": "attempt"},
+                {"field": x["field"], "type": "quantitative", "title": x["title"]},
+                {"field": y["field"], "type": "quantitative", "title": y["title"], "format": ".4~g"},
+            ],
+        },
+    }
+
+
+def _axis(name: str, title: str, *, zero: bool = True) -> Spec:
+    return {"field": name, "type": "quantitative", "title": title, "scale": {"zero": zero, "nice": True}}
+
+
+def _colours(name: str, domain: Sequence[str], colours: Sequence[str]) -> Spec:
+    legend = None if len(domain) == 1 else {"title": None, "orient": "top", "columns": 4}
+    return {
+        "field": name,
+        "type": "nominal",
+        "scale": {"domain": list(domain), "range": list(colours)},
+        "legend": legend,
+    }
+
+
+def _within_a_day(rows: Sequence[dict[str, Any]]) -> bool:
+    return bool(max(row["to"] for row in rows) - min(row["from"] for row in rows) < 86_400_000)
+
+
+def _history(report: Report) -> list[Sample]:
+    return report.telemetry.history if report.telemetry else []
+
+
+def _whose(report: Report, sample: Sample) -> dict[str, Any]:
+    return {"job": report.name, "attempt": sample.attempt, "place": sample.time or sample.step}
+
+
+def _line_name(reports: Sequence[Report], report: Report, name: str) -> str:
+    return f"{report.name}: {name}" if len(reports) > 1 else name
+
+
+def _told(what: str, reports: Sequence[Report]) -> str:
+    jobs = " and ".join(report.name for report in reports)
+    return f"Chart: {what} of {jobs}. The table below has the same numbers."

@@ -1,0 +1,67 @@
+"""The few numbers that a report begins with, and what differs between the options of two jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flk.report.model import Report
+from flk.units import short_duration
+from flk_runtime.contract.ranges import plural
+
+
+def facts_of(report: Report) -> dict[str, str]:
+    """Return the numbers by their names. What is not known is empty."""
+    state, telemetry = report.state, report.telemetry
+    history = telemetry.history if telemetry else []
+    last = history[-1] if history else None
+    steps = state.goodput.step if state.goodput else None
+    steps = last.step if last and steps is None else steps
+    total = telemetry.total_steps if telemetry else None
+    rates = [(each.tokens_per_s, "tokens/s") for each in history if each.tokens_per_s]
+    rates = rates or [(each.samples_per_s, "samples/s") for each in history if each.samples_per_s]
+    losses = [each.loss for each in history if each.loss is not None]
+    seconds = sorted(each.step_seconds for each in history if each.step_seconds is not None)
+    size = state.size or state.replicas - state.spares
+    restarts = "" if state.max_restarts is None else f"{state.restarts} of {state.max_restarts}"
+    disruptions = "" if state.max_disruptions is None else f"{state.disruptions} of {state.max_disruptions}"
+    goodput = state.goodput.share if state.goodput else None
+    return {
+        "Size": f"{plural(size, 'pod')} × {plural(state.processes, 'rank')}",
+        "Run time": "" if report.duration is None else short_duration(report.duration),
+        "Steps": "" if steps is None else f"{steps:,}" + (f" of {total:,}" if total else ""),
+        "Last loss": f"{losses[-1]:.4g}" if losses else "",
+        "Throughput": f"{_rounded(_median([rate or 0.0 for rate, _ in rates]))} {rates[0][1]}" if rates else "",
+        "Step": f"{_median(seconds):.3g} s" if seconds else "",
+        "Goodput": "" if goodput is None else f"{goodput:.0%}",
+        "Attempts": str(len(state.attempts) or ""),
+        "Restarts": restarts,
+        "Disruptions": disruptions,
+        "Newest checkpoint": "" if state.saved_step is None else f"step {state.saved_step:,}",
+    }
+
+
+def differing_options(reports: Sequence[Report]) -> list[tuple[str, list[str]]]:
+    """Return the options, the image and the code in which jobs differ, each with its value in every job."""
+    tables = [
+        {
+            "image": each.state.image,
+            "code": each.state.code_hash[:12],
+            "commit": each.submitted.commit,
+            "command": each.submitted.command,
+            **{name: value for name, value in each.submitted.options.items() if name not in ("name", "command")},
+            **{f"env {name}": value for name, value in each.submitted.variables.items()},
+        }
+        for each in reports
+    ]
+    names = dict.fromkeys(name for table in tables for name in table)
+    rows = [(name, [table.get(name, "") for table in tables]) for name in names]
+    own = {report.name for report in reports}
+    return [(name, values) for name, values in rows if len(set(values)) > 1 and not set(values) <= own]
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

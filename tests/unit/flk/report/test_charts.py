@@ -1,0 +1,48 @@
+"""The charts of reports as data: which there are, of what, and that their rows are bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flk.report.charts import charts_of
+from flk_runtime.contract.telemetry import HISTORY_LIMIT, RANKS_LIMIT
+from tests.support.reports import report, telemetry
+
+
+def test_a_full_report_has_all_charts() -> None:
+    keys = [chart.key for chart in charts_of([report()])]
+    assert keys == ["attempts", "loss", "throughput", "progress", "step-time", "ranks", "goodput"]
+
+
+def test_a_report_without_measurements_has_those_of_its_record() -> None:
+    assert [chart.key for chart in charts_of([report(telemetry=None)])] == ["attempts", "goodput"]
+
+
+def test_what_is_not_measured_has_no_chart() -> None:
+    full = telemetry()
+    history = [replace(each, loss=None, samples_per_s=None, tokens_per_s=None) for each in full.history]
+    keys = {chart.key for chart in charts_of([report(telemetry=replace(full, history=history))])}
+    assert keys.isdisjoint({"loss", "throughput"})
+
+
+def test_each_attempt_is_a_line_of_its_own_so_that_steps_may_repeat() -> None:
+    loss = next(chart for chart in charts_of([report()]) if chart.key == "loss")
+    assert loss.spec["encoding"]["detail"] == {"field": "attempt"}
+    assert {row["attempt"] for row in loss.spec["data"]["values"]} == {0, 1, 2}
+
+
+def test_two_jobs_share_their_charts_with_a_colour_each() -> None:
+    loss = next(chart for chart in charts_of([report(), report(name="other")]) if chart.key == "loss")
+    assert loss.spec["encoding"]["color"]["scale"]["domain"] == ["gpt", "other"]
+    assert loss.spec["encoding"]["color"]["legend"] is not None
+
+
+def test_the_slowest_rank_stands_out_by_its_work() -> None:
+    ranks = next(chart for chart in charts_of([report()]) if chart.key == "ranks")
+    rows = ranks.spec["data"]["values"]
+    assert max(rows, key=lambda row: row["seconds"])["rank"] == 9
+
+
+def test_the_rows_of_a_large_job_are_bounded() -> None:
+    charts = charts_of([report(1000, telemetry=telemetry(1000, 8, HISTORY_LIMIT))])
+    assert max(len(chart.spec["data"]["values"]) for chart in charts) <= max(2 * HISTORY_LIMIT, RANKS_LIMIT)

@@ -1,0 +1,27 @@
+"""The numbers that a report begins with, and the differences of two jobs."""
+
+from __future__ import annotations
+
+from flk.report.facts import differing_options, facts_of
+from tests.support.jobs import JobBuilder
+from tests.support.reports import report
+
+
+def test_the_numbers_of_a_job() -> None:
+    facts = facts_of(report())
+    assert facts["Size"] == "4 pods × 8 ranks"
+    assert facts["Steps"] == "1,990 of 20,000"
+    assert facts["Goodput"] == "76%"
+    assert facts["Restarts"] == "1 of 3"
+    assert facts["Newest checkpoint"] == "step 1,980"
+    assert facts["Throughput"].endswith(" tokens/s")
+
+
+def test_what_is_not_known_is_empty() -> None:
+    facts = facts_of(report(telemetry=None, state=JobBuilder().state()))
+    assert {name for name, value in facts.items() if value} == {"Size"}
+
+
+def test_options_that_differ() -> None:
+    assert differing_options([report(), report(name="other")]) == []
+    assert differing_options([report(4), report(2, name="other")]) == [("replicas", ["4", "2"])]

@@ -1,0 +1,151 @@
+"""The page of reports: what it contains, that text from elsewhere stays text, and that its size is bounded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from flk.report.model import Excerpt, Report
+from flk.report.page import MARK, content_of, page_of
+from tests.support.reports import report
+
+SCRIPT = "window.drawn = 1;"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and the text of its scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.headings: list[int] = []
+        self._in_script = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._in_script = tag == "script" and dict(attrs).get("type") != "application/json"
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if self._in_script:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def evil() -> Report:
+    """A report whose text from elsewhere wants to be markup."""
+    made = report()
+    assert made.telemetry
+    return replace(
+        made,
+        excerpts=[Excerpt(EVIL, [EVIL])],
+        state=replace(made.state, name=EVIL, image=EVIL, message=EVIL),
+        submitted=replace(made.submitted, command=EVIL, file=EVIL, variables={EVIL: EVIL}),
+        telemetry=replace(made.telemetry, settings={EVIL: EVIL}),
+    )
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "two"])
+def test_text_from_elsewhere_is_never_markup(several: bool) -> None:
+    clean = [report(), report(name="other")] if several else [report()]
+    page, same = Page(page_of([evil(), *clean[1:]], SCRIPT)), Page(page_of(clean, SCRIPT))
+    assert page.scripts == same.scripts  # and no other
+    assert page.of("img") == []
+    assert [tag for tag, _ in page.elements if tag == "script"] == [tag for tag, _ in same.elements if tag == "script"]
+
+
+def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else() -> None:
+    page = Page(page_of([report()], SCRIPT))
+    policy = next(str(each["content"]) for each in page.of("meta") if each.get("http-equiv"))
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in page.scripts}
+    assert len(page.scripts) == 2
+    assert set(re.findall(r"'sha256-[^']+'", policy)) == hashes
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe-eval" not in policy
+    assert "connect-src" not in policy
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    page = Page(page_of([report()], SCRIPT))
+    assert not [each for _, each in page.elements if {"src", "srcset"} & each.keys()]
+    assert page.of("link") == []
+
+
+def test_every_section_of_a_full_report_has_data() -> None:
+    html = page_of([report()], SCRIPT)
+    assert "No data" not in html
+    for text in (
+        "expected 512 features, got 511",
+        "attempt 2",
+        "71 GiB of 96 GiB (74%)",
+        "changes that were not",
+        "76%",
+    ):
+        assert text in html
+
+
+def test_a_section_without_data_says_why() -> None:
+    html = page_of([report(telemetry=None, missing={"ranks": "its launchers keep no measurements"})], SCRIPT)
+    assert "No data: its launchers keep no measurements." in html
+
+
+@pytest.mark.parametrize("reports", [[report()], [report(), report(2, name="small")]], ids=["one", "two"])
+def test_headings_go_down_one_level_at_a_time_and_regions_have_names(reports: list[Report]) -> None:
+    page = Page(page_of(reports, SCRIPT))
+    assert page.headings[0] == 1
+    assert page.headings.count(1) == 1
+    assert all(below - above <= 1 for above, below in zip(page.headings, page.headings[1:], strict=False))
+    assert all(each.get("aria-label") for _, each in page.elements if each.get("role") in ("region", "img"))
+    ids = [each["id"] for _, each in page.elements if "id" in each]
+    assert len(ids) == len(set(ids))
+    assert {str(each["aria-labelledby"]) for each in page.of("section")} <= set(ids)
+
+
+def test_without_a_script_the_page_has_the_numbers_in_open_tables() -> None:
+    page = Page(page_of([report()], None))
+    assert page.scripts == []
+    assert not [each for _, each in page.elements if "data-chart" in each]
+    assert sum("open" in each for each in page.of("details")) == 2
+
+
+def test_two_jobs_side_by_side_show_what_differs() -> None:
+    html = page_of([report(), report(2, name="small")], SCRIPT)
+    assert "Comparison of 2 jobs" in html
+    assert re.search(
+        r'<th scope="row">replicas</th><td class="text"><code>4</code></td><td class="text"><code>2<', html
+    )
+    assert '<th scope="row">command</th>' not in html
+
+
+def test_a_served_page_renews_its_content() -> None:
+    served = page_of([report()], SCRIPT, refresh=5)
+    assert 'data-refresh="5"' in served
+    policy = next(str(each["content"]) for each in Page(served).of("meta") if each.get("http-equiv"))
+    assert "connect-src 'self'" in policy
+    assert content_of([report()], charts=True) in served
+
+
+def test_the_page_of_a_thousand_pods_is_bounded() -> None:
+    small, large = (len(page_of([report(pods)], None)) for pods in (256, 1000))
+    assert large < small * 1.05 + 1000
+    assert large < 400_000
+
+
+def test_flk_knows_its_own_pages() -> None:
+    assert MARK in page_of([report()], None)[:200]
