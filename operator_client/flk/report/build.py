@@ -10,7 +10,6 @@ from typing import Any, Final
 import yaml
 
 from flk import labels
-from flk.commands import program_name
 from flk.health import CAUSES, diagnose, page
 from flk.jobs.state import State
 from flk.kube import Object
@@ -30,6 +29,8 @@ LINES: Final = 200  # of each excerpt
 
 _FOREIGN: Final = "another tool has made this job, whose pods have no launcher of flk"
 _NO_RECORD: Final = "no record of the launchers was found: the pods are gone, or they have not begun yet"
+_UNTOLD: Final = "the launchers of this job keep no measurements, or its pods are gone"
+_WAITS: Final = "no pod of the job has started yet"
 
 
 def build(
@@ -142,7 +143,8 @@ def _moments(view: JobView, state: State, states: Sequence[StateChange]) -> list
 def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
     """Return why sections have no data, by their names."""
     state, telemetry = report.state, report.telemetry
-    no_record = _NO_RECORD if view.from_flk else _FOREIGN
+    waits = view.started is None and not view.records and view.gone is None
+    no_record = _WAITS if waits else _NO_RECORD if view.from_flk else _FOREIGN
     found: dict[str, str] = {}
     if not report.submitted.options:
         found["submitted"] = (
@@ -160,9 +162,9 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
             if not view.records
             else "no step has been told yet: the script prints no steps, or the first one is not done"
         )
-    untold = "the launchers of this job keep no measurements, or its pods are gone" if view.from_flk else _FOREIGN
+    untold = _WAITS if waits else _UNTOLD if view.from_flk else _FOREIGN
     if telemetry is None or not telemetry.history:
-        found["history"] = f"no line of metrics was found; {untold}"
+        found["history"] = _WAITS if waits else f"no line of metrics was found; {untold}"
     if telemetry is None or not telemetry.ranks:
         found["ranks"] = untold
     if telemetry is None or not telemetry.pods:
@@ -170,6 +172,5 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
     if not report.pods:
         found["pods"] = "the job has no pods"
     if not any(excerpt.lines for excerpt in report.excerpts):
-        command = f"{program_name()} logs {report.name}"
-        found["logs"] = why_no_logs or f"no lines were found; {command} shows what there is"
+        found["logs"] = why_no_logs or f"no lines were found; {view.flk('logs')} shows what there is"
     return found

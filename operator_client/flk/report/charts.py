@@ -49,16 +49,18 @@ def _throughput(reports: Sequence[Report]) -> Chart | None:
 
 def _by_time(reports: Sequence[Report]) -> Chart | None:
     """Steps over time: restarts, pauses and lost steps are visible in it."""
+    begins = {id(report): report.state.started or report.state.created for report in reports}
     rows = [
-        {"hours": round((each.time - begin) / 3600, 5), "step": each.step, **_whose(report, each)}
+        {"time": each.time - begins[id(report)], "step": each.step, **_whose(report, each)}
         for report in reports
-        if (begin := report.state.started or report.state.created)
         for each in _history(report)
-        if each.time >= begin
+        if each.time >= begins[id(report)] > 0
     ]
     if not rows:
         return None
-    spec = _lines(reports, rows, _axis("hours", "hours since the start"), _axis("step", "step"))
+    length, unit = _unit(max(row["time"] for row in rows))
+    rows = [{**row, "time": round(row["time"] / length, 4)} for row in rows]
+    spec = _lines(reports, rows, _axis("time", f"{unit} since the start"), _axis("step", "step"))
     return Chart("progress", "Steps over time", _told("steps over time", reports), spec)
 
 
@@ -81,7 +83,7 @@ def _step_time(reports: Sequence[Report]) -> Chart | None:
 
 def _goodput(reports: Sequence[Report]) -> Chart | None:
     rows = [
-        {"job": report.name, "cause": cause, "hours": seconds / 3600, "order": order}
+        {"job": report.name, "cause": cause, "time": seconds, "order": order}
         for report in reports
         if report.state.goodput
         for order, cause in enumerate(TIME_CAUSES)
@@ -90,20 +92,22 @@ def _goodput(reports: Sequence[Report]) -> Chart | None:
     if not rows:
         return None
     told = {row["cause"] for row in rows}
+    length, unit = _unit(max(report.state.goodput.total for report in reports if report.state.goodput))
+    rows = [{**row, "time": round(row["time"] / length, 4)} for row in rows]
     causes = [cause for cause in TIME_CAUSES if cause in told]
     spec = {
         "data": {"values": rows},
         "height": {"step": 2 * ROW},
         "mark": {"type": "bar", "stroke": "var(--page)", "strokeWidth": 1},
         "encoding": {
-            "x": _axis("hours", "hours") | {"stack": "zero"},
+            "x": _axis("time", unit) | {"stack": "zero"},
             "y": {"field": "job", "type": "nominal", "title": None, "sort": None},
             "color": _colours("cause", causes, [f"var(--cause-{cause})" for cause in causes]),
             "order": {"field": "order"},
-            "tooltip": [{"field": "job"}, {"field": "cause"}, {"field": "hours", "type": "quantitative"}],
+            "tooltip": [{"field": "job"}, {"field": "cause"}, {"field": "time", "type": "quantitative", "title": unit}],
         },
     }
-    return Chart("goodput", "Hours by cause", _told("hours by cause", reports), spec)
+    return Chart("goodput", "Time by cause", _told("time by cause", reports), spec)
 
 
 def _attempts(reports: Sequence[Report]) -> Chart | None:
@@ -133,7 +137,7 @@ def _attempts(reports: Sequence[Report]) -> Chart | None:
                 "type": "temporal",
                 "title": None,
                 "scale": {"type": "utc"},
-                "axis": {"format": "%H:%M" if _within_a_day(rows) else "%m-%d %H:%M"},
+                "axis": {"format": _clock(rows)},
             },
             "x2": {"field": "to"},
             "y": {"field": "attempt", "type": "nominal", "title": None, "sort": None},
@@ -245,8 +249,16 @@ def _colours(name: str, domain: Sequence[str], colours: Sequence[str]) -> Spec:
     }
 
 
-def _within_a_day(rows: Sequence[dict[str, Any]]) -> bool:
-    return bool(max(row["to"] for row in rows) - min(row["from"] for row in rows) < 86_400_000)
+def _clock(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the format of times that tells all of them apart."""
+    hours = (max(row["to"] for row in rows) - min(row["from"] for row in rows)) / 3_600_000
+    return "%H:%M:%S" if hours < 0.5 else "%H:%M" if hours < 20 else "%m-%d %H:%M"
+
+
+def _unit(seconds: float) -> tuple[int, str]:
+    """Return the length in seconds and the name of the unit in which a time is easy to read."""
+    units = ((3600, "hours"), (60, "minutes"))
+    return next(((length, name) for length, name in units if seconds >= 3 * length), (1, "seconds"))
 
 
 def _history(report: Report) -> list[Sample]:

@@ -96,3 +96,10 @@ def test_a_broken_annotation_is_no_option() -> None:
     made = job(**{"flk.dev/spec": "{broken"})
     assert built(made.view()).submitted.options == {}
     assert replace(built(made.view()).submitted, command="").file == ""
+
+
+def test_a_job_that_has_not_started_says_so() -> None:
+    report = built(JobBuilder().all("pod", "Pending", node="").view())
+    assert {report.missing[each] for each in ("attempts", "goodput", "history", "ranks", "usage")} == {
+        "no pod of the job has started yet"
+    }
