@@ -1,4 +1,5 @@
-"""For all tests: their order, flk's cache, generated examples without a time limit, and processes one can interrupt."""
+"""For all tests: their order and processor time, flk's cache, generated examples without a time limit, and processes
+that one can interrupt."""
 
 from __future__ import annotations
 
@@ -10,12 +11,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.processor_time import ProcessorTime
+
 settings.register_profile("flk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flk")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell without job control starts background commands so, and their children inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(ProcessorTime())
 
 
 @pytest.hookimpl(trylast=True)
