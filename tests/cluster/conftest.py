@@ -35,8 +35,6 @@ from tests.support.requirements import locked, may_create_cluster, unavailable
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports"
-FLK_IMAGE = "flktrain/flk:0.1.0-cpu"
-TORCH_IMAGE = "flktrain/torch-only:test"
 MAKE_CLUSTER = 600  # seconds, for a kind cluster or the images
 PATIENCE = 240  # seconds for something to happen on a machine that does much else
 
@@ -222,22 +220,36 @@ def eventually() -> Callable[[str, Callable[[], Any]], Any]:
 
 
 @pytest.fixture(scope="session")
-def image(cluster: Cluster) -> str:
+def image(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     """The name of flk's own CPU image, built from this source and loaded into the cluster."""
-    return os.environ.get("FLK_TEST_IMAGE") or loaded("cpu", FLK_IMAGE, cluster)
+    return loaded("cpu", request, cluster)
 
 
 @pytest.fixture(scope="session")
-def torch_image(cluster: Cluster) -> str:
+def torch_image(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     """The name of an image with Python and torch, and nothing of flk."""
-    return os.environ.get("FLK_TEST_TORCH_IMAGE") or loaded("torch", TORCH_IMAGE, cluster)
+    return loaded("torch", request, cluster)
 
 
-def loaded(target: str, name: str, cluster: Cluster) -> str:
+# Each image: the fixture that gives it, the variable that names another one, and its name.
+IMAGES = {
+    "cpu": ("image", "FLK_TEST_IMAGE", "flktrain/flk:0.1.0-cpu"),
+    "torch": ("torch_image", "FLK_TEST_TORCH_IMAGE", "flktrain/torch-only:test"),
+}
+
+
+def loaded(target: str, request: pytest.FixtureRequest, cluster: Cluster) -> str:
+    """The name of an image. All images that tests of this run take are loaded at once, since they share a gigabyte."""
+    _, variable, name = IMAGES[target]
+    if given := os.environ.get(variable):
+        return given
     if cluster.kind is None:
         unavailable("images can be loaded into kind clusters only: name those it has in FLK_TEST[_TORCH]_IMAGE")
+    used = {fixture for item in request.session.items for fixture in getattr(item, "fixturenames", ())}
+    used.add(IMAGES[target][0])
+    needed = [each for each, (fixture, other, _) in IMAGES.items() if fixture in used and not os.environ.get(other)]
     with locked("image"):
-        checked([str(ROOT / "docker" / "build"), target, "--kind", str(cluster.kind)], timeout=MAKE_CLUSTER)
+        checked([str(ROOT / "docker" / "build"), *needed, "--kind", str(cluster.kind)], timeout=MAKE_CLUSTER)
     return name
 
 

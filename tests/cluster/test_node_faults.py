@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from flk_runtime.contract.exit_codes import ExitCode
-from tests.cluster.conftest import FLK_IMAGE, MAKE_CLUSTER, ROOT, Cluster, kind_kubeconfig, loaded
+from tests.cluster.conftest import MAKE_CLUSTER, ROOT, Cluster, kind_kubeconfig, loaded
 from tests.support.preemption import TRAIN
 from tests.support.processes import checked
 from tests.support.requirements import locked
@@ -68,8 +68,8 @@ def _move_operator_to_control_plane(cluster: Cluster) -> None:
 
 
 @pytest.fixture(scope="session")
-def image(cluster: Cluster) -> str:
-    return os.environ.get("FLK_TEST_IMAGE") or loaded("cpu", FLK_IMAGE, cluster)
+def image(request: pytest.FixtureRequest, cluster: Cluster) -> str:
+    return loaded("cpu", request, cluster)
 
 
 class Training:
