@@ -22,7 +22,7 @@ def certificate(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.soak), True], ids=["plain", "tls"])
 def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str, tmp_path: Path, tls: bool) -> None:
     kubectl("create", "secret", "generic", "meet", "--from-literal=secret=of-both-sites")
     shared = ["every=10", "sites=2", "secret=meet:secret"]
