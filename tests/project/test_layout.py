@@ -28,9 +28,7 @@ COVERED = {
         "flk_runtime.checkpoint.manager flk_runtime.checkpoint.save.plan flk_runtime.checkpoint.save.writer"
     ),
     "tests/local/test_collectives.py": "flk_runtime.distributed.broadcast_state flk_runtime.distributed.collectives",
-    "tests/local/test_curves.py": (
-        "flk_runtime.run.curves flk_runtime.sinks.mlflow flk_runtime.sinks.tensorboard flk_runtime.sinks.wandb"
-    ),
+    "tests/local/test_curves.py": "flk_runtime.sinks.mlflow flk_runtime.sinks.tensorboard flk_runtime.sinks.wandb",
     "tests/local/test_diloco.py": (
         "flk_runtime.diloco.__main__ flk_runtime.diloco.exchange flk_runtime.diloco.fragments "
         "flk_runtime.diloco.lead flk_runtime.diloco.messages flk_runtime.diloco.server flk_runtime.diloco.worker "

@@ -23,6 +23,7 @@ TRAIN = """
         loss = model(torch.ones(2, 4)).sum()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         run.step(loss=loss, attempt=run.attempt, part={"a": run.steps / 7}, text="none")
         if run.steps % 10 == 0:
             run.log(val=run.steps + run.attempt / 10)

@@ -110,6 +110,7 @@ class Curves:
         """Write what waits, and end the run in the sinks. A second call does nothing."""
         if not self._closed:
             self._closed = True
+            atexit.unregister(self.close)
             ended = "stopped" if self._context.page.hold else "failed" if has_failed() else "finished"
             for writer in self._writers.values():
                 writer.close(ended, _TIMEOUTS[ended])

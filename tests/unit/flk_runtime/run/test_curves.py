@@ -18,12 +18,17 @@ from flk_runtime.sinks.sink import RunInfo
 def context(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(user_env.JOB, "gpt")
     monkeypatch.setenv(pod_env.JOB_UID, "6f1c")
-    rank_info = SimpleNamespace(attempt=2)
-    options = SimpleNamespace(strategy="ddp")
     return SimpleNamespace(
-        options=options, rank_info=rank_info, rank=0, world_size=4, member=Membership(), recorders=[], closing=[],
+        options=SimpleNamespace(strategy="ddp"),
+        rank_info=SimpleNamespace(attempt=2),
+        rank=0,
+        world_size=4,
+        member=Membership(),
+        recorders=[],
+        closing=[],
+        page=SimpleNamespace(hold=0),
         say=print,
-    )  # fmt: skip
+    )
 
 
 def opened(curves: Curves) -> RunInfo:
