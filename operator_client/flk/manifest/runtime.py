@@ -53,6 +53,7 @@ _OF_PROGRAMS: Final = {
 }
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
+_OF_TELEMETRY: Final = ("__init__", "gpus", "history", "keeper", "meter", "usage")
 # Modules that only an OPTIONAL package needs, outside of it.
 _ELSEWHERE: Final = {
     "check.py": "check",
@@ -65,6 +66,7 @@ _ELSEWHERE: Final = {
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
     "launcher/trainer_status.py": "trainers",
+    **dict.fromkeys((f"launcher/telemetry/{each}.py" for each in _OF_TELEMETRY), "training"),
     "launcher/replication/disk.py": "disk",
     **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
     "run/adopt.py": "loops",

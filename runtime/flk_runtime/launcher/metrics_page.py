@@ -11,19 +11,59 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
 
 from flk_runtime.contract.record import Goodput, JobRecord
+from flk_runtime.contract.telemetry import PodUsage, Telemetry
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Of the whole job, by the fields of Sample that have them.
+_OF_SAMPLES: Final = {
+    "loss": ("flk_loss", "Loss, as rank 0 has printed it."),
+    "samples_per_s": ("flk_samples_per_second", "Samples that all ranks train on in a second."),
+    "tokens_per_s": ("flk_tokens_per_second", "Tokens that all ranks train on in a second."),
+    "mfu": ("flk_mfu_ratio", "Model FLOPs utilisation."),
+    "data_wait": ("flk_data_wait_ratio", "Share of the time in which rank 0 waited for data."),
+    "communication": ("flk_communication_ratio", "Share of the time in which a collective was under way."),
+    "step_seconds": ("flk_median_step_seconds", "Duration of a step of the median rank."),
+}
+_LATEST: Final = 20  # samples in which a value is looked for: not every line has all
+# Of this pod, by the fields of PodUsage.
+_OF_POD: Final = {
+    "cpu": ("flk_pod_cpu_cores", "Processors that the pod uses."),
+    "cpu_limit": ("flk_pod_cpu_limit_cores", "Processors that the pod may use."),
+    "memory": ("flk_pod_memory_bytes", "Memory that counts against the limit of the pod."),
+    "memory_limit": ("flk_pod_memory_limit_bytes", "Memory that the pod may use."),
+    "received": ("flk_pod_received_bytes_per_second", "Bytes that the pod receives in a second."),
+    "sent": ("flk_pod_sent_bytes_per_second", "Bytes that the pod sends in a second."),
+    "disk_read": ("flk_pod_disk_read_bytes_per_second", "Bytes that the pod reads from disks in a second."),
+    "disk_written": ("flk_pod_disk_written_bytes_per_second", "Bytes that the pod writes to disks in a second."),
+}
+_OF_GPU: Final = {
+    "busy": ("flk_gpu_busy_ratio", "Share of the time in which a kernel ran on the GPU."),
+    "memory": ("flk_gpu_memory_bytes", "Memory of the GPU that is used."),
+    "memory_total": ("flk_gpu_memory_limit_bytes", "Memory of the GPU."),
+    "watts": ("flk_gpu_power_watts", "Power of the GPU."),
+    "celsius": ("flk_gpu_temperature_celsius", "Temperature of the GPU."),
+}
 
 
 class MetricsPage:
     """The metrics of one pod. Methods return at once."""
 
-    def __init__(self, settings: Settings, log: Callable[[str], None]) -> None:
-        """Start to serve. A port that cannot be opened is one line for ``log``."""
+    def __init__(
+        self, settings: Settings, log: Callable[[str], None], telemetry: Callable[[], Telemetry] | None = None
+    ) -> None:
+        """Start to serve. A port that cannot be opened is one line for ``log``.
+
+        ``telemetry`` returns the measurements of the job; None: another pod has them.
+        """
+        self._telemetry = telemetry
+        self._node = f',node="{settings.node}"' if settings.node else ""
+        self._usage: PodUsage | None = None
+        self._causes: dict[int, str] = {}  # kinds of the failures that ended attempts, by number: records keep the last
         self._labels = f'job="{settings.job}",pod="{settings.pod}"'
         self._record: JobRecord | None = None
         self._goodput: Goodput | None = None
@@ -53,9 +93,17 @@ class MetricsPage:
     def put_record(self, record: JobRecord) -> None:
         """Show this record of the job; the launcher of pod 0 has it."""
         self._record, self._goodput = record, record.goodput
+        ended = {each.number: str(each.failure.kind) for each in record.attempts if each.failure}
+        self._causes = {**self._causes, **ended}
 
-    def put_progress(self, pages: Iterable[ProgressPage], goodput: Goodput | None = None) -> None:
-        """Show how far the ranks of this pod are, in the order of their local ranks, and the goodput of the job."""
+    def put_progress(
+        self, pages: Iterable[ProgressPage], goodput: Goodput | None = None, usage: PodUsage | None = None
+    ) -> None:
+        """Show how far the ranks of this pod are, in the order of their local ranks, and what the pod uses.
+
+        ``goodput`` is that of the job.
+        """
+        self._usage = usage
         self._goodput = goodput
         self._ranks = [(page.step, page.step_seconds, page.saved, page.stored) for page in pages]
 
@@ -91,7 +139,34 @@ class MetricsPage:
         add("flk_saved_step", "gauge", "Step of the latest checkpoint.", saved)
         stored = [(label, float(step)) for label, _, _, _, step in ranks if step >= 0]
         add("flk_stored_step", "gauge", "Step of the latest checkpoint in storage.", stored)
+        kinds = list(self._causes.values())
+        causes = [(f',kind="{kind}"', float(kinds.count(kind))) for kind in sorted(set(kinds))]
+        add("flk_failures_total", "counter", "Attempts that a failure has ended, by its kind.", causes)
+        if self._telemetry:
+            self._add_job(add, self._telemetry())
+        if usage := self._usage:
+            for field, (name, help_text) in _OF_POD.items():
+                value = getattr(usage, field)
+                add(name, "gauge", help_text, [] if value is None else [(self._node, value)])
+            for field, (name, help_text) in _OF_GPU.items():
+                found = ((number, getattr(gpu, field)) for number, gpu in enumerate(usage.gpus))
+                gauges = [(f'{self._node},gpu="{number}"', value) for number, value in found if value is not None]
+                add(name, "gauge", help_text, gauges)
         return "\n".join(lines) + "\n"
+
+    def _add_job(self, add: Callable[..., None], telemetry: Telemetry) -> None:
+        """Add what the launcher of pod 0 knows of all ranks. The number of lines does not grow with the job."""
+        attempt = f',attempt="{telemetry.attempt + 1}"'
+        latest = telemetry.history[: -_LATEST - 1 : -1]
+        for field, (name, help_text) in _OF_SAMPLES.items():
+            found = (getattr(sample, field) for sample in latest if sample.attempt == telemetry.attempt)
+            value = next((each for each in found if each is not None), None)
+            add(name, "gauge", help_text, [] if value is None else [(attempt, value)])
+        slowest = next((sample for sample in latest if sample.slowest_seconds is not None), None)
+        if slowest:
+            label = f'{attempt},rank="{slowest.slowest_rank}"'
+            help_text = "Work in a step of the rank that works longest."
+            add("flk_slowest_work_seconds", "gauge", help_text, [(label, slowest.slowest_seconds)])
 
 
 class _Server(ThreadingHTTPServer):

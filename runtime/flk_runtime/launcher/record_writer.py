@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flk_runtime.contract import log_format, pod_layout, telemetry_archive, user_env
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
+from flk_runtime.contract.telemetry import PodUsage
 from flk_runtime.launcher.history import after_kill, job_record, new_record
 from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.settings import Settings
@@ -39,13 +40,13 @@ class RecordWriter:
         """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` returns the latest lines."""
         self._settings = settings
         self._write = write
-        self.telemetry: Keeper | None = None
         self._kept = self._open_archive(last_lines) if settings.records and settings.pod == 0 else None
-        self._metrics = MetricsPage(settings, self.log) if settings.metrics_port else None
         self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
         """What the time of the job goes into; None: another pod knows, or nobody asks."""
         self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
         """The measurements of the job; None: another pod has them, or nobody asks."""
+        read = self.telemetry.read if self.telemetry else None
+        self._metrics = MetricsPage(settings, self.log, read) if settings.metrics_port else None
         self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
         self._started = time.time()
         self._latest: JobRecord | None = None
@@ -85,10 +86,10 @@ class RecordWriter:
             self.telemetry.resume(former)
         return after_kill(entry, self._settings.pod_name) if entry else []
 
-    def keep_progress(self, pages: Iterable[ProgressPage]) -> None:
+    def keep_progress(self, pages: Iterable[ProgressPage], usage: PodUsage | None = None) -> None:
         """Show the progress of these ranks in the metrics, and keep the first rank's progress in the cluster.
 
-        The goodput goes with it, and to the log when it is much older there.
+        The goodput goes with it, and to the log when it is much older there. ``usage`` is what this pod uses.
         """
         found = list(pages)
         for page in found[:1]:
@@ -97,7 +98,7 @@ class RecordWriter:
         if self._latest and goodput and goodput.total >= self._renew_at:
             self._log_record(self._latest)
         if self._metrics:
-            self._metrics.put_progress(found, goodput)
+            self._metrics.put_progress(found, goodput, usage)
         if self._kept and found and self._latest:
             self._kept.put_progress(found[0], self._dated(self._latest))
 
