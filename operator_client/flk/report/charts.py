@@ -266,7 +266,7 @@ def _history(report: Report) -> list[Sample]:
 
 
 def _whose(report: Report, sample: Sample) -> dict[str, Any]:
-    return {"job": report.name, "attempt": sample.attempt, "place": sample.time or sample.step}
+    return {"job": report.name, "attempt": sample.attempt + 1, "place": sample.time or sample.step}
 
 
 def _line_name(reports: Sequence[Report], report: Report, name: str) -> str:

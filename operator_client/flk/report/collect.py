@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from flk.errors import FlkError
 from flk.jobs.logs import LogLine, LogOptions, dump, first_error
 from flk.jobs.state import Phase
+from flk.jobs.telemetry import read_telemetry
 from flk.jobs.wait import look
 from flk.observe import archive
 from flk.observe.client import JobClient
+from flk.observe.progress import read_samples
 from flk.report.build import build
-from flk.report.history import telemetry_of
 from flk.report.masking import masked, secrets_of
 from flk.report.model import Excerpt, Report
+from flk_runtime.contract.telemetry import Telemetry
 
-TAIL: Final = 20_000  # last lines of the log of pod 0, in which metrics are looked for
-SHOWN: Final = 60  # lines of pod 0 that are shown
+TAIL: Final = 500  # last lines of pod 0 that are read
+SHOWN: Final = 60  # of them that are shown
+_UNKNOWN_TIME: Final = "1970-01-01T00:00:00Z"  # of lines that were archived without their times
 ERROR_LINES: Final = 200  # lines around the first error that are shown
 
 
@@ -45,9 +49,22 @@ def collect(client: JobClient, name: str, note: Callable[[str], None] = lambda t
     report = build(
         view,
         state,
-        telemetry=telemetry_of(lines),
+        telemetry=_telemetry(client, name, lines),
         excerpts=[each for each in excerpts if each.lines],
         states=kept.states if kept else (),
         why_no_logs=unread,
     )
     return masked(report, secrets_of(view.job))
+
+
+def _telemetry(client: JobClient, name: str, lines: Sequence[LogLine]) -> Telemetry | None:
+    """Return the measurements of a job, or those that the last lines of its pod 0 tell; None without any."""
+    try:
+        found = read_telemetry(client, name)
+    except FlkError:
+        found = Telemetry(client.now())  # it is gone, and its launchers have archived nothing
+    if not found.history:
+        told = [f"{line.time or _UNKNOWN_TIME} {line.text}" for line in lines if not line.note]
+        samples, total = read_samples(told)
+        found = replace(found, history=samples, total_steps=found.total_steps or total)
+    return found if found.history or found.ranks or found.pods else None

@@ -28,7 +28,7 @@ def test_what_is_not_measured_has_no_chart() -> None:
 def test_each_attempt_is_a_line_of_its_own_so_that_steps_may_repeat() -> None:
     loss = next(chart for chart in charts_of([report()]) if chart.key == "loss")
     assert loss.spec["encoding"]["detail"] == {"field": "attempt"}
-    assert {row["attempt"] for row in loss.spec["data"]["values"]} == {0, 1, 2}
+    assert {row["attempt"] for row in loss.spec["data"]["values"]} == {1, 2, 3}
 
 
 def test_two_jobs_share_their_charts_with_a_colour_each() -> None:
