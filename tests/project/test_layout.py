@@ -68,6 +68,7 @@ COVERED = {
     "tests/local/test_hosts_transformers.py": "flk_runtime.hosts.transformers",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.ending flk_runtime.run.loop",
     "tests/local/test_parallel.py": "flk_runtime.parallel.adopt flk_runtime.parallel.rebind",
+    "tests/local/test_profiling.py": "flk_runtime.profiling.ask flk_runtime.profiling.rank",
     "tests/local/test_plan.py": "flk.planning flk_runtime.plan.__main__",
     "tests/local/test_preemption.py": "flk_runtime.launcher.signals",
     "tests/local/test_preflight.py": (
@@ -123,6 +124,7 @@ COVERED = {
     "tests/unit/flk/cli/test_global_options.py": "flk.kube.kubectl flk.kube.options",
     "tests/unit/flk/cli/test_jsonpath.py": "flk.cli.data_output flk.cli.table",
     "tests/unit/flk/cli/test_job_commands.py": "flk.jobs.listing flk.observe.client",
+    "tests/unit/flk/cli/test_profile.py": "flk.cli.profile_text flk.jobs.profiling",
     "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
     "tests/unit/flk/health/test_built_causes.py": (
         "flk.health.gang flk.health.node flk.health.preparation flk.health.refusal"

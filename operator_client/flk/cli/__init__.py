@@ -39,6 +39,8 @@ COMMANDS: Final = {
     "list": ("flk.cli.list", "List jobs"),
     "logs": ("flk.cli.logs", "Show what every rank prints"),
     "stacks": ("flk.cli.stacks", "Show what every rank of a running job is doing"),
+    "profile": ("flk.cli.profile", "Profile some steps of ranks of a running job"),
+    "top": ("flk.cli.top", "Watch jobs live: steps, throughput, ranks, pods"),
     "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code"),
     "exec": ("flk.cli.exec", "Run a command in the container of a rank"),
     "cp": ("flk.cli.cp", "Copy files between this machine and the pod of a rank"),

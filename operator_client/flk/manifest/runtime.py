@@ -33,6 +33,7 @@ OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
         "sinks",
+        "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
 _MENTIONED: Final = {
@@ -148,6 +149,11 @@ def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:
     with contextlib.suppress(OSError):  # the home may be read-only
         write_whole(kept, hashlib.sha256(made_from + archive).digest() + archive)
     return archive
+
+
+def module_source(name: str) -> str:
+    """Return the source of a module of flk_runtime, by its path in the package, as an archive has it."""
+    return stripped((Path(contract.__file__).parents[1] / name).read_text())
 
 
 def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:

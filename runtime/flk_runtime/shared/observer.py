@@ -6,7 +6,7 @@ The observer does this in two ways, because each works where the other cannot:
   import, so it works while native code holds the GIL and while imports wait for each other.
 - A thread answers on a Unix socket with what torch's flight recorder knows: the number of the latest collective of
   each process group, and the collectives that have not ended. A few times a second it also notes whether a collective
-  is pending, which says how much of its time a rank waits for the others.
+  is pending, which says how much of its time a rank waits for the others. And it executes programs that it is sent.
 
 The launcher passes the path of both in FLK_OBSERVER.
 """
@@ -89,9 +89,31 @@ def _serve(listener: socket.socket, page: ProgressPage) -> None:
             except TimeoutError:
                 status = _sample(page, status)
                 continue
-            with connection, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 connection.settimeout(5)
-                connection.sendall(json.dumps(collectives()).encode())
+                _answer(connection, page)
+
+
+def _answer(connection: socket.socket, page: ProgressPage) -> None:
+    """Answer a request, which is a line: an empty one asks for the collectives, another one has a program as JSON.
+
+    The program gets a thread, and the connection: `flk profile` sends one (`flk_runtime.profiling`). Only processes of
+    the rank's own user, who may do anything with it, can open the socket.
+    """
+    with connection.makefile("rb") as file:
+        request = json.loads(file.readline().strip() or b"{}")
+    if "source" in request:
+        threading.Thread(target=_run, args=(connection, page, request), name="flk-program", daemon=True).start()
+        return
+    with connection:
+        connection.sendall(json.dumps(collectives()).encode())
+
+
+def _run(connection: socket.socket, page: ProgressPage, request: dict[str, Any]) -> None:
+    names: dict[str, Any] = {"__name__": "flk_program"}
+    with connection, contextlib.suppress(Exception):
+        exec(request["source"], names)  # noqa: S102 - see _answer
+        names["serve"](connection, page, request["arguments"])
 
 
 def _sample(page: ProgressPage, before: dict[str, Any]) -> dict[str, Any]:

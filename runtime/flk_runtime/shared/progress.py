@@ -13,7 +13,7 @@ import functools
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -101,6 +101,7 @@ class ProgressPage:
     target = _Int(9)  # the step after which all ranks save and end; -1: not known yet
 
     launched = True  # a launcher reads it, and an observer writes to it
+    on_step: Callable[[], None] | None = None  # called after each step, in the thread that trains
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._ints = memoryview(memory).cast("q")
@@ -143,6 +144,9 @@ class ProgressPage:
         self.step_time = now
         if self.phase == Phase.EVALUATING:  # the script has left the loop without its end
             self.phase = Phase.TRAINING
+        call = self.on_step  # another thread may take it away
+        if call is not None:
+            call()
 
     def seconds_in(self, phase: Phase, now: float) -> float:
         """The seconds that the rank has spent in ``phase`` until ``now``."""

@@ -188,6 +188,7 @@ def _ask_for_collectives(path: str) -> dict[str, Any] | None:
     data = b""
     try:
         with observer.connect(path, _ANSWER_TIMEOUT) as connection:
+            connection.sendall(b"\n")
             while True:
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
                 chunk = connection.recv(1 << 16)

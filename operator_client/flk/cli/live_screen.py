@@ -1,0 +1,81 @@
+"""LiveScreen: the whole terminal, for a view that is drawn again and again, takes keys, and restores it at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from flk.cli.top_text import Line
+
+_ENTER: Final = "\x1b[?1049h\x1b[?25l"  # another screen, without a cursor
+_LEAVE: Final = "\x1b[?25h\x1b[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_STYLES: Final = {"bold": "\x1b[1m", "bad": "\x1b[31m", "warn": "\x1b[33m", "dim": "\x1b[2m"}
+_KEYS: Final = {
+    b"\x1b[A": "k",
+    b"\x1b[B": "j",
+    b"\x1b[5~": "page up",
+    b"\x1b[6~": "page down",
+    b"\x1bOA": "k",
+    b"\x1bOB": "j",
+}
+
+
+class LiveScreen:
+    """A terminal on stdin and stdout. NO_COLOR leaves out styles."""
+
+    def __init__(self) -> None:
+        self._plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[LiveScreen]:
+        """Take the terminal inside the block. Ctrl-C still raises KeyboardInterrupt."""
+        file = sys.stdin.fileno()
+        before = termios.tcgetattr(file)
+        try:
+            tty.setcbreak(file)
+            self._write(_ENTER)
+            yield self
+        finally:
+            self._write(_LEAVE)
+            termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines now."""
+        try:
+            columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:
+            return 80, 24
+        return columns or 80, lines or 24
+
+    def draw(self, lines: Sequence[Line]) -> None:
+        """Show these lines, of which no more than the terminal's are drawn, from its top."""
+        shown = lines[: self.size[1]]
+        texts = [self._styled(line) + _CLEAR_LINE for line in shown]
+        self._write(_HOME + "\r\n".join(texts) + _CLEAR_BELOW)
+
+    def key(self, seconds: float) -> str:
+        """Wait for a key, and return it: a character, "page up" or "page down"; empty if none came, or stdin ended."""
+        file = sys.stdin.fileno()
+        if not select.select([file], [], [], seconds)[0]:
+            return ""
+        data = os.read(file, 16)
+        if not data:
+            return "q"  # the terminal is gone
+        return _KEYS.get(data, data[:1].decode(errors="replace"))
+
+    def _styled(self, line: Line) -> str:
+        style = "" if self._plain else _STYLES.get(line.style, "")
+        return f"{style}{line.text}\x1b[0m" if style else line.text
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

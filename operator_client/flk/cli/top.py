@@ -1,0 +1,284 @@
+"""`flk top`: watch a job, or all jobs of a namespace, on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from flk.cli.options import Context, Namespace, complete_jobs, job_ref, note, open_job
+from flk.errors import ApiError, FlkError, UnreachableError, UsageError
+from flk_runtime.contract.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from flk.cli.top_text import Line
+    from flk.jobs.state import State
+    from flk.kube import Object
+    from flk.observe.client import JobClient
+    from flk_runtime.contract.telemetry import Telemetry
+
+SCHEMA: Final = "flk.dev/top/v1"
+_DRAW: Final = 0.5  # seconds after which the view is drawn again, for its times
+_QUIET: Final = 0.1  # seconds between two drawings at least
+_EVERY, _SHARE = 2.0, 5  # seconds between two lists of jobs, and at least so many times the duration of the last one
+_JOBS: Final = 32  # jobs that run whose metrics are read
+_TIMEOUT: Final = 20.0  # seconds for the telemetry
+Lines = Callable[[int, str], "list[Line]"]
+
+
+def _valid(value: str | None) -> str | None:
+    if value is not None:
+        job_ref(value)
+    return value
+
+
+def top(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]", help="Name of a job.", show_default=False, callback=_valid, autocompletion=complete_jobs
+        ),
+    ] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    selector: Annotated[
+        str | None, typer.Option("--selector", "-l", metavar="LABELS", help="Only jobs with these labels: team=nlp.")
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, json.")
+    ] = "text",
+) -> int | None:
+    """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods, events.
+
+    Without a job it shows all jobs of the namespace, the worst first. Keys: q quits, arrows or j and k scroll, s sorts
+    otherwise. Elsewhere than on a terminal it prints the view once. Ranks need the right to create pods/exec.
+    """
+    if output not in ("text", "json"):
+        raise UsageError(f"--output: must be text or json (is {output!r})")
+    if job is not None and selector is not None:
+        raise UsageError("name a job, or choose jobs with -l, but not both")
+    try:
+        return _jobs(context, namespace, selector, output) if job is None else _job(job, context, namespace, output)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+
+
+def _job(job: str, context: str | None, namespace: str | None, output: str) -> int | None:
+    from flk.cli.top_text import SORTS, Picture, job_lines
+    from flk.jobs.live import LiveJob
+    from flk.jobs.wait import get_state
+
+    client, name = open_job(job, context, namespace)
+    state = get_state(client, name, note)
+    live = LiveJob(client, name, state, read_telemetry)
+    if output == "json" or state.finished or not _on_a_terminal():
+        if not state.finished:
+            try:
+                live.telemetry, live.missing = read_telemetry(client, name, state)
+            except FlkError as error:
+                live.missing = str(error)
+        if output == "json":
+            measured = live.telemetry and asdict(live.telemetry)
+            data = {"schema": SCHEMA, "job": state.to_dict(), "telemetry": measured, "missing": live.missing}
+            print(json.dumps(data, indent=2))
+        else:
+            _print(job_lines(Picture(state, client.now(), live.telemetry, live.missing), _width(), SORTS[0]))
+        return None
+
+    def lines(width: int, sort: str) -> list[Line]:
+        if live.error is not None:
+            raise live.error
+        seen = Picture(live.state, client.now(), live.telemetry, live.missing, live.outage, live.events)
+        return job_lines(seen, width, sort)
+
+    live.start()
+    try:
+        _show(lines, SORTS, live.changed)
+    finally:
+        live.close()
+    return None
+
+
+def _jobs(context: str | None, namespace: str | None, selector: str | None, output: str) -> int | None:
+    from flk.cli.top_text import JOB_SORTS, Line, jobs_lines
+    from flk.observe.client import JobClient
+
+    client = JobClient.connect(context, namespace)
+    read = _JobsReader(client, selector)
+    states = read()
+    nothing = f"there are no jobs{' that match' if selector else ''} in namespace {client.namespace}"
+    if output == "json":
+        print(json.dumps({"schema": SCHEMA, "items": [state.to_dict() for state in states]}, indent=2))
+        return None
+    if not _on_a_terminal():
+        if states:
+            _print(jobs_lines(states, client.now(), _width(), JOB_SORTS[0]))
+        else:
+            note(nothing)
+        return None
+    ended, changed = threading.Event(), threading.Event()
+    last: list[Any] = [states, "", None]  # the states, a line about an outage, an error
+
+    def follow() -> None:
+        while not ended.is_set():
+            began = time.monotonic()
+            try:
+                last[:2] = [read(), ""]
+            except UnreachableError as error:
+                last[1] = last[1] or f"no answer since {time.strftime('%H:%M:%S')}, this is the last one: {error}"
+            except FlkError as error:
+                last[2] = error
+            changed.set()
+            ended.wait(max(_EVERY, _SHARE * (time.monotonic() - began)))
+
+    def lines(width: int, sort: str) -> list[Line]:
+        states, outage, error = last
+        if error is not None:
+            raise error
+        head = Line(f"namespace {client.namespace}: {len(states)} jobs   {time.strftime('%H:%M:%S')}"[:width], "bold")
+        body = jobs_lines(states, client.now(), width, sort) if states else [Line(nothing)]
+        return [head, *([Line(outage[:width], "bad")] if outage else []), Line(""), *body]
+
+    threading.Thread(target=follow, daemon=True, name="flk-top").start()
+    try:
+        _show(lines, JOB_SORTS, changed)
+    finally:
+        ended.set()
+    return None
+
+
+class _JobsReader:
+    """Reads the states of the jobs, with what those that run print of their steps."""
+
+    def __init__(self, client: JobClient, selector: str | None) -> None:
+        from flk.observe.reader import Reader
+
+        self._client, self._selector = client, selector
+        self._readers: dict[str, Reader] = {}  # by UID: each repeats a request only when it is due
+
+    def __call__(self) -> list[State]:
+        """Return the states. Raises the errors of the requests."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from flk.jobs.listing import list_observed
+        from flk.jobs.state import Phase, derive
+        from flk.observe.reader import Reader
+        from flk.observe.view import JobView
+
+        listed = list_observed(self._client, selector=self._selector)
+        running = [each for each in listed if each.state.phase in (Phase.RUNNING, Phase.RESTARTING)][-_JOBS:]
+        known, self._readers = self._readers, {}
+        for each in running:
+            self._readers[each.state.uid] = known.get(each.state.uid) or Reader(self._client)
+        with ThreadPoolExecutor(8) as pool:
+            complete = pool.map(lambda each: self._readers[each.state.uid].complete(each.seen), running)
+            fuller = {seen.uid: derive(JobView(seen)) for seen in complete}
+        return [fuller.get(each.state.uid, each.state) for each in listed]
+
+
+def read_telemetry(client: JobClient, name: str, state: State) -> tuple[Telemetry | None, str]:
+    """Return the telemetry of a job, or None and why there is none. Raises the errors of the requests."""
+    from flk.cli.stacks import launcher_command
+    from flk_runtime.contract import typed
+    from flk_runtime.contract.telemetry import Telemetry
+
+    first = next((pod for pod in state.pods if str(pod.phase) == "Running"), None)
+    if first is None or first.index != 0:
+        return None, f"pod 0 of {name} does not run"
+    pod = client.find_pod(first.name)
+    command = launcher_command(pod) if pod else []
+    if pod is None or not command:
+        return None, "the job does not run with flk's launcher; steps are those of the metrics that it prints"
+    if not _measures(client, pod, command):
+        return None, "the flk of this job measures none; steps are those of the metrics that it prints"
+    done = client.execute(pod, [*command, "metrics"], _TIMEOUT)
+    try:
+        return typed.read(Telemetry, json.loads(done.stdout)), ""
+    except (ValueError, KeyError, TypeError):
+        words = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        return None, words[-1] if words else f"exit code {done.code} of flk_runtime metrics"
+
+
+_MEASURING: Final[dict[str, bool]] = {}
+
+
+def _measures(client: JobClient, pod: Object, command: list[str]) -> bool:
+    """Return whether the launcher knows `metrics`: an older one would take the word for a script and start it."""
+    uid = str(pod["metadata"]["uid"])
+    if uid not in _MEASURING:
+        done = client.execute(pod, [*command, "--help"], _TIMEOUT)
+        if done.code:
+            raise ApiError(f"flk_runtime does not start in {pod['metadata']['name']}")
+        _MEASURING[uid] = b"``metrics``" in done.stdout
+    return _MEASURING[uid]
+
+
+def _on_a_terminal() -> bool:
+    return sys.stdout.isatty() and sys.stdin.isatty()
+
+
+def _width() -> int:
+    """Return the columns of lines that are printed once: those of a terminal, else no limit."""
+    from flk.cli.screen import width_of
+
+    return width_of(sys.stdout) or 200
+
+
+def _print(lines: list[Line]) -> None:
+    sys.stdout.write("".join(f"{line.text}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _show(lines: Lines, sorts: tuple[str, ...], changed: threading.Event) -> None:
+    """Draw the view until q. Raises KeyboardInterrupt at Ctrl-C, and what ``lines`` raises."""
+    from flk.cli.live_screen import LiveScreen
+
+    scroll, order = 0, 0
+    with LiveScreen().opened() as screen:
+        while True:
+            changed.clear()
+            width, height = screen.size
+            found = lines(width, sorts[order])
+            shown, scroll = window(found, height, scroll, sorts[order])
+            screen.draw([replace_width(line, width) for line in shown])
+            until = time.monotonic() + _DRAW
+            key = ""
+            while not key and time.monotonic() < until and (width, height) == screen.size:
+                key = screen.key(_QUIET)
+                if changed.is_set() and not key:
+                    break
+            match key:
+                case "q":
+                    return
+                case "j" | "k":
+                    scroll += 1 if key == "j" else -1
+                case "page down" | " ":
+                    scroll += height - 2
+                case "page up":
+                    scroll -= height - 2
+                case "s":
+                    order = (order + 1) % len(sorts)
+
+
+def window(lines: list[Line], height: int, scroll: int, sort: str) -> tuple[list[Line], int]:
+    """Return the lines that a terminal of this height shows, with a last one of keys, and how far it is scrolled."""
+    from flk.cli.top_text import Line
+
+    room = max(1, height - 1)
+    scroll = max(0, min(scroll, len(lines) - room))
+    left = len(lines) - scroll - room
+    more = f"   and {left} more lines" if left > 0 else ""
+    foot = Line(f"q quit   j/k scroll   s sort: {sort}{more}", "dim")
+    shown = lines[scroll : scroll + room]
+    return ([*shown, foot] if height > 1 else shown), scroll
+
+
+def replace_width(line: Line, width: int) -> Line:
+    """Return a line that is no longer than the terminal is wide."""
+    return line if len(line.text) <= width else line._replace(text=line.text[:width])

@@ -1,0 +1,376 @@
+"""The text of `flk top`: lines of a job, or of all jobs, for a width. Pure functions of what was read."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from flk.cli.screen import cut
+from flk.cli.table import table
+from flk.terminal import printable
+from flk.units import short_duration
+from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.telemetry import PodUsage, RankMeasurements, Sample, Telemetry
+
+if TYPE_CHECKING:
+    from flk.jobs.state import State
+    from flk.observe.model import PodState
+
+SORTS: Final = ("slowest", "rank")  # orders of the ranks of a job
+JOB_SORTS: Final = ("worst", "name", "newest")  # orders of jobs
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+_SHOWN_PODS: Final = 256  # pods without telemetry that get a line
+_EVENTS: Final = 6  # newest events that are shown
+_LABEL: Final = 22  # columns before a sparkline
+_SLOW: Final = 1.2  # a rank that works so many times as long as the median is marked
+# The phases, the worst first.
+_PHASES: Final = (
+    *("Stuck", "Failed", "Restarting", "Preempted", "Terminating", "Pending", "Queued", "Starting", "Running"),
+    *("Suspended", "Succeeded", "Deleted"),
+)
+_BAD: Final = ("Stuck", "Failed")
+_UNSURE: Final = ("Restarting", "Preempted", "Pending", "Queued", "Terminating")
+
+
+class Line(NamedTuple):
+    """A line of text, and how it is shown: "", "bold", "bad", "warn" or "dim"."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is known of a job at one moment. Times are in seconds since the epoch, by the API server's clock."""
+
+    state: State
+    now: float
+    telemetry: Telemetry | None = None
+    missing: str = ""  # why there is no telemetry
+    outage: str = ""  # what the API server's silence is; empty: it answers
+    events: Sequence[tuple[float, str]] = field(default_factory=list)  # oldest first
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far and how fast a job is. A value that is not known is None."""
+
+    step: int | None = None
+    total: int | None = None
+    step_seconds: float | None = None
+    loss: float | None = None
+    rate: float | None = None  # samples or tokens per second
+    unit: str = "samples/s"
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the last step at this speed."""
+        if self.step is None or self.total is None or not self.step_seconds:
+            return None
+        return max(0, self.total - self.step) * self.step_seconds
+
+
+def pace_of(state: State, telemetry: Telemetry | None) -> Pace:
+    """Return the pace of a job from its telemetry, else from the metrics that it prints."""
+    if telemetry is not None and telemetry.history:
+        last = telemetry.history[-1]
+        unit, rate = ("tokens/s", last.tokens_per_s) if last.tokens_per_s else ("samples/s", last.samples_per_s)
+        loss = next((each.loss for each in reversed(telemetry.history) if each.loss is not None), None)
+        return Pace(last.step, telemetry.total_steps, last.step_seconds, loss, rate, unit)
+    first = max(state.progress, key=lambda progress: progress.step, default=None)
+    if first is None:
+        return Pace()
+    return Pace(first.step, first.total, first.step_time, first.loss, first.rate)
+
+
+def job_lines(picture: Picture, width: int, sort: str = SORTS[0]) -> list[Line]:
+    """Return the lines of one job: head, sparklines, nodes with their ranks, the worst first, and events."""
+    state, telemetry = picture.state, picture.telemetry
+    lines = _head(picture)
+    if telemetry is not None and telemetry.history:
+        lines += [Line(""), *_sparklines(telemetry.history, width)]
+    lines += [Line(each.summary, "warn") for each in state.slow]
+    lines.append(Line(""))
+    if telemetry is not None and telemetry.ranks:
+        lines += _nodes(state, telemetry, sort)
+    else:
+        if picture.missing and not state.finished:
+            lines.append(Line(f"no measurements of ranks: {picture.missing}", "dim"))
+        lines += _pods(state)
+    if picture.events:
+        lines += [Line(""), Line("NEWEST EVENTS", "bold")]
+        lines += [Line(f"{_clock(at)}  {text}") for at, text in reversed(picture.events[-_EVENTS:])]
+    return [_cut(line, width) for line in lines]
+
+
+def jobs_lines(states: Sequence[State], now: float, width: int, sort: str = JOB_SORTS[0]) -> list[Line]:
+    """Return a table of jobs with their steps."""
+    keys: dict[str, Callable[[State], Any]] = {
+        "worst": lambda state: (_severity(str(state.phase)), -state.created, state.name),
+        "name": lambda state: state.name,
+        "newest": lambda state: (-state.created, state.name),
+    }
+    header = ["NAME", "PHASE", "ATTEMPT", "STEP", "ETA", "RATE", "LOSS", "PODS", "SINCE", "REASON"]
+    ordered = sorted(states, key=keys[sort])
+    rows = []
+    for state in ordered:
+        pace = pace_of(state, None)
+        rows.append(
+            [
+                state.name,
+                str(state.phase),
+                str(state.attempt) if state.attempts else "",
+                _step(pace),
+                "" if pace.remaining is None or state.finished else short_duration(pace.remaining),
+                _rate(pace),
+                "" if pace.loss is None else f"{pace.loss:.4g}",
+                f"{state.ready}/{state.replicas}",
+                short_duration(now - (state.since or state.created)),
+                state.reason,
+            ]
+        )
+    head, *body = table(header, rows)
+    lines = [Line(head, "bold")]
+    lines += [Line(text, _style(str(state.phase))) for text, state in zip(body, ordered, strict=True)]
+    return [_cut(line, width) for line in lines]
+
+
+def _head(picture: Picture) -> list[Line]:
+    state, telemetry = picture.state, picture.telemetry
+    since = f" for {short_duration(picture.now - state.since)}" if state.since and not state.finished else ""
+    attempt = f"   attempt {state.attempt}" if state.attempts else ""
+    first = f"{state.name}   {state.phase}{since}{attempt}   {state.ready}/{plural(state.replicas, 'pod')}"
+    lines = [Line(f"{first}   {_clock(picture.now)}", _style(str(state.phase)) or "bold")]
+    if picture.outage:
+        lines.append(Line(picture.outage, "bad"))
+    if state.message:
+        lines.append(Line(f"{state.reason}: {state.message}" if state.reason else state.message, "warn"))
+    pace = pace_of(state, telemetry)
+    parts = [f"step {_step(pace)}"] if pace.step is not None else []
+    if pace.step is not None and pace.total:
+        parts.append(f"{pace.step / pace.total:.0%}")
+    if pace.step_seconds:
+        parts.append(f"{pace.step_seconds:.3g} s/step")
+    if pace.remaining is not None and not state.finished:
+        parts.append(f"{short_duration(pace.remaining)} left")
+    if state.goodput and state.goodput.share is not None:
+        parts.append(f"goodput {state.goodput.share:.0%}")
+    last = telemetry.history[-1] if telemetry and telemetry.history else None
+    for share, what in (
+        (last and last.mfu, "MFU"),
+        (last and last.communication, "communication"),
+        (last and last.data_wait, "waiting for data"),
+    ):
+        if share is not None:
+            parts.append(f"{share:.0%} {what}")
+    return [*lines, Line("   ".join(parts))] if parts else lines
+
+
+def _sparklines(history: Sequence[Sample], width: int) -> list[Line]:
+    """Return the loss and the throughput over one time axis, on which ``|`` is where an attempt begins."""
+    columns = max(2, min(120, width - _LABEL - 1, len(history)))
+    begin, end = history[0].time, history[-1].time
+    place = (columns - 1) / (end - begin) if end > begin else 0.0
+
+    def values(of: Callable[[Sample], float | None]) -> list[float | None]:
+        sums: list[list[float]] = [[] for _ in range(columns)]
+        for sample in history:
+            value = of(sample)
+            if value is not None and value == value:  # not NaN
+                sums[int((sample.time - begin) * place)].append(value)
+        return [sum(each) / len(each) if each else None for each in sums]
+
+    lines = []
+    tokens = any(sample.tokens_per_s is not None for sample in history)
+    for name, of in (
+        ("loss", lambda sample: sample.loss),
+        ("tokens/s", lambda sample: sample.tokens_per_s)
+        if tokens
+        else ("samples/s", lambda sample: sample.samples_per_s),
+    ):
+        found = values(of)
+        known = [value for value in found if value is not None]
+        if known:
+            lines.append(Line(f"{f'{name} {_short(known[-1])}'.ljust(_LABEL)}{sparkline(found)}"))
+    if lines:
+        axis = ["─"] * columns
+        for before, sample in pairwise(history):
+            if sample.attempt != before.attempt:
+                axis[int((sample.time - begin) * place)] = "|"
+        marks = f"{_clock(begin)} to {_clock(end)}"
+        lines.append(Line(marks.ljust(_LABEL) + "".join(axis), "dim"))
+    return lines
+
+
+def sparkline(values: Iterable[float | None]) -> str:
+    """Return a bar for each value, from the least to the largest; a blank for None."""
+    given = list(values)
+    known = [value for value in given if value is not None and abs(value) != float("inf")]
+    if not known:
+        return " " * len(given)
+    low, span = min(known), max(known) - min(known)
+    top = len(_BARS) - 2
+    return "".join(
+        " " if value is None else _BARS[1 + (top // 2 if not span else round(top * min(1.0, (value - low) / span)))]
+        for value in given
+    )
+
+
+def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
+    """Return a block for each node: its pods' usage, and a line for each rank."""
+    usage = {each.pod: each for each in telemetry.pods}
+    pods = {pod.index: pod for pod in state.pods}
+    by_node: dict[str, list[RankMeasurements]] = defaultdict(list)
+    for rank in telemetry.ranks:
+        found = usage.get(rank.pod)
+        node = found.node if found else pods[rank.pod].node if rank.pod in pods else ""
+        by_node[node].append(rank)
+    furthest = max(rank.step for rank in telemetry.ranks)
+    badness: Callable[[RankMeasurements], Any] = lambda rank: (  # noqa: E731
+        -(rank.slow or 0.0),
+        rank.step,
+        rank.rank,
+    )
+    key: Callable[[RankMeasurements], Any] = badness if sort == "slowest" else lambda rank: rank.rank
+    ordered = sorted(by_node.items(), key=lambda item: min(map(key, item[1])))
+    header = ["", "RANK", "STEP", "STEP TIME", "WORK", "MEMORY", "PHASE", ""]
+    rows = [
+        [
+            ">" if _is_slow(rank) else " ",
+            str(rank.rank),
+            "" if rank.step < 0 else f"{rank.step:,}",
+            "" if rank.step_seconds is None else f"{rank.step_seconds:.3g} s",
+            "" if rank.work is None else f"{rank.work:.0%}",
+            _bytes(rank.memory),
+            rank.phase,
+            _remark(rank, furthest),
+        ]
+        for _, ranks in ordered
+        for rank in sorted(ranks, key=key)
+    ]
+    head, *body = [line.removesuffix("   -") for line in table(header, rows)]
+    texts = iter(zip(body, [rank for _, ranks in ordered for rank in sorted(ranks, key=key)], strict=True))
+    lines = [Line(head.replace("-", " ", 1), "bold")]
+    for node, ranks in ordered:
+        lines.append(Line(f"node {node or '?'}", "bold"))
+        for pod in sorted({rank.pod for rank in ranks}):
+            if pod in usage:
+                lines.append(Line(f"  {_usage(usage[pod])}", "dim"))
+        for _ in ranks:
+            text, rank = next(texts)
+            lines.append(Line(text, "warn" if _is_slow(rank) else ""))
+    left = state.world_size - len(telemetry.ranks)
+    if left > 0:
+        lines.append(Line(f"and {left:,} more ranks, none of them slower", "dim"))
+    return lines
+
+
+def _usage(pod: PodUsage) -> str:
+    """Return what a pod uses, in one line."""
+    parts = [pod.pod_name]
+    if pod.cpu is not None:
+        limit = f" of {pod.cpu_limit:.3g}" if pod.cpu_limit else ""
+        parts.append(f"CPU {pod.cpu:.2f}{limit}")
+    if pod.memory is not None:
+        limit = f" of {_bytes(pod.memory_limit)}" if pod.memory_limit else ""
+        parts.append(f"memory {_bytes(pod.memory)}{limit}")
+    if pod.gpus:
+        busy = " ".join(f"{gpu.busy:.0%}" for gpu in pod.gpus)
+        used = sum(gpu.memory for gpu in pod.gpus)
+        parts.append(f"GPU {busy}, {_bytes(used)} of {_bytes(sum(gpu.memory_total for gpu in pod.gpus))}")
+    if pod.received is not None and pod.sent is not None:
+        parts.append(f"net {_bytes(int(pod.received))}/s in {_bytes(int(pod.sent))}/s out")
+    return "  ".join(parts)
+
+
+def _pods(state: State) -> list[Line]:
+    """Return a line for each pod of a job without telemetry, those in trouble first."""
+    steps = {each.rank: each.step for each in state.progress}
+    order = ("Failed", "Unknown", "Missing", "Pending", "Starting", "Terminating", "Suspended", "Running", "Succeeded")
+
+    def severity(pod: PodState) -> tuple[int, int]:
+        return order.index(str(pod.phase)) if str(pod.phase) in order else 0, pod.index
+
+    shown = sorted(state.pods, key=severity)[:_SHOWN_PODS]
+    rows = [
+        [
+            pod.name,
+            "-".join(dict.fromkeys(map(str, (*pod.ranks[:1], *pod.ranks[-1:])))),
+            str(pod.phase),
+            next((f"{steps[rank]:,}" for rank in pod.ranks if rank in steps), ""),
+            str(pod.restarts),
+            pod.node,
+            pod.reason,
+        ]
+        for pod in shown
+    ]
+    if not rows:
+        return []
+    head, *body = table(["POD", "RANKS", "PHASE", "STEP", "RESTARTS", "NODE", "REASON"], rows)
+    lines = [Line(head, "bold")]
+    lines += [
+        Line(text, "" if str(pod.phase) in ("Running", "Succeeded") else "warn")
+        for text, pod in zip(body, shown, strict=True)
+    ]
+    left = len(state.pods) - len(shown)
+    return [*lines, Line(f"and {left:,} more pods", "dim")] if left else lines
+
+
+def _is_slow(rank: RankMeasurements) -> bool:
+    return rank.slow is not None and rank.slow >= _SLOW
+
+
+def _remark(rank: RankMeasurements, furthest: int) -> str:
+    if _is_slow(rank):
+        return f"slow: {rank.slow:.1f} times the median"
+    behind = furthest - rank.step
+    return f"{behind:,} steps behind" if rank.step >= 0 and behind > 1 else ""
+
+
+def _step(pace: Pace) -> str:
+    if pace.step is None:
+        return ""
+    return f"{pace.step:,}" + (f" of {pace.total:,}" if pace.total else "")
+
+
+def _rate(pace: Pace) -> str:
+    if pace.rate is not None:
+        return f"{_short(pace.rate)} {pace.unit}"
+    return f"{1 / pace.step_seconds:.3g} steps/s" if pace.step_seconds else ""
+
+
+def _short(value: float) -> str:
+    """Return a number with four digits, and k, M or G."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:.4g}"
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return ""
+    for unit, power in (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if value >= 1 << power:
+            return f"{value / (1 << power):.3g}{unit}"
+    return str(value)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def _severity(phase: str) -> int:
+    return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
+
+
+def _style(phase: str) -> str:
+    return "bad" if phase in _BAD else "warn" if phase in _UNSURE else ""
+
+
+def _cut(line: Line, width: int) -> Line:
+    return Line(cut(printable(line.text).rstrip(), width), line.style)

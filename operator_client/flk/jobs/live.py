@@ -1,0 +1,117 @@
+"""LiveJob: what a live view shows of one job, read by threads, so that a slow answer holds up no key."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from flk.errors import FlkError, JobNotFoundError, UnreachableError
+from flk.jobs.state import Phase, State
+from flk.jobs.wait import follow_states
+from flk.observe.client import JobClient
+from flk.observe.observation import event_time
+from flk_runtime.contract.telemetry import Telemetry
+
+EVERY: Final = 2.0  # seconds between two reads of the telemetry
+SHARE: Final = 5  # and at least so many times the duration of the last one
+_EVENTS_EVERY: Final = 5.0  # seconds between two reads of the events, which also show that the API server answers
+_EVENTS: Final = 50  # that are kept
+Read = Callable[[JobClient, str, State], "tuple[Telemetry | None, str]"]
+
+
+class LiveJob:
+    """The state of a job, its telemetry and its events, as they were read last. Threads renew them until `close`."""
+
+    def __init__(self, client: JobClient, name: str, state: State, read: Read) -> None:
+        """``read`` returns the telemetry of a job, or None and why there is none."""
+        self._client, self._name, self._read = client, name, read
+        self.state = state
+        self.telemetry: Telemetry | None = None
+        self.missing = ""
+        self.events: list[tuple[float, str]] = []
+        self.error: FlkError | None = None  # that has ended the view
+        self._outage: tuple[float, str] | None = None  # since when the API server does not answer, and its error
+        self._known: set[str] = set()
+        self._closed = threading.Event()
+        self.changed = threading.Event()
+
+    def start(self) -> None:
+        """Start to read."""
+        for each in (self._follow, self._measure, self._list_events):
+            threading.Thread(target=each, daemon=True, name=f"flk-top{each.__name__}").start()
+
+    def close(self) -> None:
+        """End the threads, those that wait for an answer after it."""
+        self._closed.set()
+
+    @property
+    def outage(self) -> str:
+        """A line about an API server that does not answer; empty if it does."""
+        if self._outage is None:
+            return ""
+        since, error = self._outage
+        return f"no answer for {time.monotonic() - since:.0f} s, this is the last one: {error}"
+
+    def _follow(self) -> None:
+        try:
+            for state in follow_states(self._client, self._name):
+                self.note_state(state)
+                if self._closed.is_set():
+                    return
+        except JobNotFoundError:
+            self.note_state(replace(self.state, phase=Phase.DELETED, reason="Deleted", message="it was deleted"))
+        except FlkError as error:
+            self.error = error
+        self.changed.set()
+
+    def note_state(self, state: State) -> None:
+        """Take a new state, and note as events what is new in it: the phase, attempts, and phases of pods."""
+        before, self.state = self.state, state
+        now = self._client.now()
+        if state.phase != before.phase:
+            self._add(now, f"the job is {state.headline}")
+        known = {attempt.number for attempt in before.attempts}
+        for earlier, attempt in zip([None, *state.attempts], state.attempts, strict=False):
+            if attempt.number not in known and before.uid == state.uid:
+                why = f" after: {earlier.cause}" if earlier is not None and earlier.cause else ""
+                self._add(attempt.started, f"attempt {attempt.number} began{why}")
+        phases = {pod.name: pod.phase for pod in before.pods}
+        for pod in state.pods:
+            if pod.name in phases and pod.phase != phases[pod.name]:
+                reason = f" ({pod.reason})" if pod.reason else ""
+                self._add(now, f"{pod.name} was {phases[pod.name]} and is {pod.phase}{reason}")
+        self.changed.set()
+
+    def _measure(self) -> None:
+        while not self._closed.is_set():
+            began = time.monotonic()
+            if not self.state.finished:
+                try:
+                    telemetry, self.missing = self._read(self._client, self._name, self.state)
+                    self.telemetry = telemetry or self.telemetry
+                except FlkError as error:
+                    self.missing = str(error)
+                self.changed.set()
+            self._closed.wait(max(EVERY, SHARE * (time.monotonic() - began)))
+
+    def _list_events(self) -> None:
+        while not self._closed.is_set():
+            try:
+                for event in self._client.list_events(self.state.kind, self._name):
+                    uid = str(event["metadata"].get("uid", event["metadata"]["name"])) + str(event.get("count", ""))
+                    if uid not in self._known and event_time(event) >= self.state.created:
+                        self._known.add(uid)
+                        self._add(event_time(event), f"{event.get('reason', '')}: {event.get('message', '')}")
+                self._outage = None
+            except UnreachableError as error:
+                self._outage = self._outage or (time.monotonic(), str(error))
+            except FlkError:
+                self._outage = None  # it answers
+            self.changed.set()
+            self._closed.wait(_EVENTS_EVERY)
+
+    def _add(self, at: float, text: str) -> None:
+        self.events = sorted([*self.events, (at, " ".join(text.split()))])[-_EVENTS:]

@@ -1,0 +1,176 @@
+"""Profile ranks of a running job: a program beside each rank asks it, and the files come to this machine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flk.errors import ApiError, FlkError, UsageError
+from flk.jobs.copying import Container
+from flk.kube import Object
+from flk.manifest.runtime import module_source
+from flk.observe.client import JobClient, training_container
+
+RANKS: Final = 16  # that are profiled at once
+_FOLDERS: Final = "flk-*"  # of launchers, in the temporary folder of the container
+_LONGEST: Final = 3600.0  # seconds for all steps
+_START: Final = (
+    "import base64,sys,zlib;"
+    "sys.argv[1:]=[zlib.decompress(base64.urlsafe_b64decode(w)).decode() for w in sys.argv[1:]];exec(sys.argv.pop(1))"
+)
+# What an answer's error means, and what to do about it. {rank}, {pod}, {detail} and the fields of the answer stand in.
+_ERRORS: Final[dict[str, tuple[str, str]]] = {
+    "absent": ("rank {rank} does not run in {pod} now", "{why} says what the job does"),
+    "silent": (
+        "rank {rank} does not answer: native code holds Python's lock (GIL), or its process is stopped",
+        "--stacks 5s records where it is",
+    ),
+    "ended": ("rank {rank} ended before the profile was whole", "{status} says how"),
+    "old": ("the flk of this job is older than profiles", "--stacks 5s needs only py-spy in the image"),
+    "busy": ("rank {rank} is being profiled already", "wait for the end of that profile"),
+    "profiled": ("the script of rank {rank} runs a profiler of its own", "torch allows one at a time"),
+    "no torch": ("the script of rank {rank} has not imported torch", "{stacks} shows what it does"),
+    "no CUDA": ("--memory: rank {rank} has no CUDA GPU, and torch keeps no history of other memory", ""),
+    "failed": ("the profiler of rank {rank} failed, and the training goes on: {detail}", ""),
+    "no py-spy": (
+        "--stacks: the image has no py-spy, which records the stacks",
+        "add it to the image, or submit with --pip py-spy; {stacks} shows the stacks of one moment without it",
+    ),
+    "py-spy": (
+        "--stacks: py-spy cannot record rank {rank}: {detail}",
+        "it needs the right to trace processes (capability SYS_PTRACE); {stacks} does not",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A rank, its pod, and which of the pod's ranks it is."""
+
+    rank: int
+    pod: Object
+    local_rank: int
+
+    @property
+    def pod_name(self) -> str:
+        """The name of the pod."""
+        return str(self.pod["metadata"]["name"])
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The answer of a rank, and the files on this machine."""
+
+    rank: int
+    pod: str
+    answer: dict[str, Any]
+    files: list[Path]
+
+
+def places(client: JobClient, name: str, ranks: Sequence[int] | None) -> list[RankPlace]:
+    """Return where ranks run; None means all of the latest attempt.
+
+    Raises UsageError if the job has no such rank, does not use flk's launcher or there are more than RANKS, and
+    ApiError if a pod does not run now.
+    """
+    from flk.observe.observation import Observation
+    from flk.observe.reader import Reader
+    from flk.observe.view import JobView
+
+    job = client.get_job(name)
+    view = JobView(Observation(job, client.pods_of(job), client.now()))
+    if view.resizable:
+        view = JobView(Reader(client).complete(view.around))
+    known = {rank: (pod, place) for pod in view.pods for place, rank in enumerate(pod.ranks)}
+    chosen = sorted(known) if ranks is None else sorted(set(ranks))
+    missing = [rank for rank in chosen if rank not in known]
+    if missing:
+        raise UsageError(
+            f"--rank: job {name} has no rank {missing[0]}" + (f"; it has ranks 0 to {max(known)}" if known else "")
+        )
+    if len(chosen) > RANKS:
+        raise UsageError(f"--rank: names {len(chosen)} ranks, and at most {RANKS} are profiled at once")
+    found = []
+    for rank in chosen:
+        pod, place = known[rank]
+        if str(pod.phase) != "Running":
+            raise ApiError(
+                f"rank {rank} does not run: pod {pod.name} is {str(pod.phase).lower()}",
+                hint=f"{client.commands.flk('why', name)} says why",
+            )
+        found.append(RankPlace(rank, view.objects[pod.name], place))
+    return found
+
+
+def profile(
+    client: JobClient,
+    name: str,
+    place: RankPlace,
+    python: str,
+    request: dict[str, Any],
+    folder: Path,
+    note: Callable[[str], None],
+) -> Profiled:
+    """Ask a rank for a profile, wait for it, and fetch its files into a folder.
+
+    ``python`` is the interpreter of its container. ``request`` has ``arguments`` for `flk_runtime.profiling.rank`, or
+    ``seconds`` of stacks. Raises ApiError or UsageError with the reason if there is no profile.
+    """
+    asked = {"folders": _FOLDERS, "local_rank": place.local_rank, **request}
+    if "arguments" in asked:
+        asked["arguments"] = {**asked["arguments"], "rank": place.rank}
+        asked["source"] = module_source("profiling/rank.py")
+    done = client.execute(
+        place.pod, [python, "-c", _START, *_packed(module_source("profiling/ask.py"), json.dumps(asked))], _LONGEST
+    )
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        words = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        why = words[-1] if words else f"exit code {done.code}"
+        raise ApiError(f"the program beside rank {place.rank} in {place.pod_name} does not answer: {why}") from None
+    if "error" in answer:
+        raise _error(client, name, place, answer)
+    container = Container(client, place.pod_name, training_container(place.pod))
+    files = []
+    try:
+        for path in answer["files"]:
+            target = folder / f"{name}-rank{place.rank}.{path.partition('.')[2]}"
+            files.append(Path(container.read(path, str(target), note).path))
+    finally:
+        client.execute(place.pod, ["rm", "-f", *answer["files"]], 30.0)
+    return Profiled(place.rank, place.pod_name, answer, files)
+
+
+def _packed(*words: str) -> list[str]:
+    """Return words compressed: the API server gets them in an address, and some proxies take no long ones."""
+    return [base64.urlsafe_b64encode(zlib.compress(word.encode(), 9)).decode() for word in words]
+
+
+def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any]) -> FlkError:
+    """Return the error that an answer means."""
+    flk = client.commands.flk
+    if answer["error"] == "no steps":
+        made = answer["made"]
+        steps = f"made {answer['measured']} of the steps" if answer["measured"] else "made no step that flk sees"
+        return ApiError(
+            f"rank {place.rank} {steps} in {answer['seconds']} seconds"
+            + (f"; it is at step {made}" if made >= 0 else ""),
+            hint=f"{flk('stacks', name)} shows what it does; --timeout waits longer, --stacks 5s records where it is",
+        )
+    sentence, hint = _ERRORS.get(answer["error"], (str(answer["error"]), ""))
+    words = {
+        "rank": place.rank,
+        "pod": place.pod_name,
+        "detail": answer.get("detail", ""),
+        "why": flk("why", name),
+        "status": flk("status", name),
+        "stacks": flk("stacks", name),
+    }
+    kind = UsageError if answer["error"] in ("no CUDA", "no py-spy") else ApiError
+    return kind(sentence.format(**words), hint=hint.format(**words))

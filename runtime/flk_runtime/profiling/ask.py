@@ -1,0 +1,99 @@
+"""The program that `flk profile` runs beside a rank: it asks the rank for a profile, or py-spy for its stacks.
+
+It prints one object of JSON: what `flk_runtime.profiling.rank` answers, or ``error`` and ``detail``. The errors are
+those of the rank, and ``absent`` (no such rank runs here), ``silent`` (it does not answer), ``ended``, ``old`` (its flk
+knows no profiles), ``no py-spy`` and ``py-spy``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+_ANSWER_TIMEOUT: Final = 10.0  # seconds in which the rank says that it has the request
+_PY_SPY_TIMEOUT: Final = 30.0  # seconds that py-spy may take longer than it records
+
+
+def main(text: str) -> None:
+    """Print the answer to a request.
+
+    ``text`` is a request as JSON: ``folders`` (where launchers keep their files, as a pattern), ``local_rank``,
+    ``arguments`` for the rank, and ``source``, the program that the rank executes, or ``seconds`` of stacks.
+    """
+    request = json.loads(text)
+    connection = _connected(request)
+    if connection is None:
+        answer = {"error": "absent"}
+    else:
+        with connection:
+            answer = _stacks(connection, request) if "seconds" in request else _profile(connection, request)
+    print(json.dumps(answer))
+
+
+def _connected(request: dict[str, Any]) -> socket.socket | None:
+    """A connection to the observer of the rank in the newest attempt, with its folder as the working folder."""
+    pattern = f"{request['folders']}/attempt_*/{request['local_rank']}/observer.socket"
+    for path in sorted(Path(tempfile.gettempdir()).glob(pattern), key=lambda each: each.stat().st_mtime, reverse=True):
+        connection = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            os.chdir(path.parent)  # the path of a Unix socket has at most 107 bytes
+            connection.settimeout(_ANSWER_TIMEOUT)
+            connection.connect(path.name)
+            return connection
+        connection.close()
+    return None
+
+
+def _profile(connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
+    """Send the program to the rank and wait for its answer: a line at once, and one at the end."""
+    sent = {"source": request["source"], "arguments": {**request["arguments"], "folder": os.getcwd()}}
+    try:
+        with connection.makefile("rb") as file:
+            connection.sendall(json.dumps(sent).encode() + b"\n")
+            first = file.readline()
+            if first and "begun" not in json.loads(first):
+                return {"error": "old"}
+            connection.settimeout(None)  # the rank has its own limits
+            last = file.readline()
+    except TimeoutError:
+        return {"error": "silent"}
+    except (OSError, ValueError):
+        return {"error": "ended"}
+    answer: dict[str, Any] = json.loads(last) if last else {"error": "ended"}
+    return answer
+
+
+def _stacks(connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
+    """Have py-spy record the stacks of the rank's process as a flame graph."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return {"error": "no py-spy"}
+    # The kernel knows the process, also if that does not answer.
+    size = struct.calcsize("3i")
+    process = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+    path = os.path.join(os.getcwd(), f"stacks-{os.getpid()}.svg")
+    seconds = request["seconds"]
+    command = [program, "record", "--idle", "--pid", str(process), "--duration", str(seconds), "--output", path]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=seconds + _PY_SPY_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "py-spy", "detail": f"it has not ended after {seconds + _PY_SPY_TIMEOUT:.0f} seconds"}
+    if done.returncode or not os.path.exists(path):
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return {"error": "py-spy", "detail": lines[-1] if lines else f"exit code {done.returncode}"}
+    return {"files": [path], "process": process}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,155 @@
+"""Profiles of ranks that train: each kind of loop, two ranks that communicate, and ranks that cannot be profiled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.jobs.trace import read_trace, summarize
+from flk.manifest.runtime import module_source
+from flk_runtime.contract.exit_codes import ExitCode
+from tests.support.pods import Pods
+
+# Each makes steps until the file `stop` is there, and then writes the number of steps and the sum of its parameters.
+LOOP = """
+    pathlib.Path(f"observer.{rank}").write_text(os.environ["FLK_OBSERVER"])
+    stop, step = torch.zeros(1), 0
+    while not stop:
+        for batch in BATCHES:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            COUNT
+        time.sleep(0.005)
+        pathlib.Path(f"step.{rank}").write_text(str(step))
+        stop = torch.tensor(float(pathlib.Path("stop").exists()))
+        dist.broadcast(stop, 0)
+    total = sum(float(each.detach().double().sum()) for each in model.parameters())
+    pathlib.Path(f"sum.{rank}").write_text(repr((step, total)))
+"""
+PLAIN = """
+    import os, pathlib, time
+    import torch, torch.distributed as dist
+    from torch.utils.data import DataLoader
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+""" + LOOP.replace("BATCHES", "DataLoader(torch.ones(8, 64), batch_size=8)")
+ADOPT = PLAIN.replace("    stop, step", "    import flk_runtime as flk; loop = flk.adopt(model=model)\n    stop, step")
+RUN = """
+    import os, pathlib, time
+    import flk_runtime as flk
+    import torch, torch.distributed as dist
+    run = flk.init(strategy="ddp")
+    rank = run.rank
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.01))
+""" + LOOP.replace("BATCHES", "[torch.ones(8, 64)]").replace("COUNT", "run.step()")
+
+
+def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
+    """The answer of the program that `flk profile` runs beside a rank of this job, in which it is the same one."""
+    folder = Path((job.folder / f"observer.{rank}").read_text()).parents[2]  # of the launcher
+    asked = {"folders": folder.name, "local_rank": rank, **request}
+    command = [sys.executable, "-c", module_source("profiling/ask.py"), json.dumps(asked)]
+    environment = {"TMPDIR": str(folder.parent), "PATH": str(job.folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def profile(job: Pods, rank: int, **arguments: Any) -> dict[str, Any]:
+    """The answer to a request for a profile of five steps."""
+    given = {"steps": 5, "timeout": 30, "memory": False, "rank": rank} | arguments
+    return ask(job, rank, arguments=given, source=module_source("profiling/rank.py"))
+
+
+@pytest.fixture
+def two_ranks(forked_pods: Callable[..., Pods], tmp_path: Path) -> Callable[[str], Pods]:
+    """Starts a script on two ranks of one pod and waits until both have made some steps."""
+
+    def start(script: str) -> Pods:
+        job = forked_pods(1, 2, script=script)
+        job.start("train.py")
+        job.until(lambda: all((tmp_path / f"step.{rank}").exists() for rank in (0, 1)), "both ranks train")
+        return job
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "script",
+    [RUN, ADOPT.replace("COUNT", "loop.step()"), PLAIN.replace("COUNT", "pass")],
+    ids=["run.step", "adopt", "plain script"],
+)
+def test_one_of_two_ranks_is_profiled_and_the_training_goes_on_as_before(
+    two_ranks: Callable[[str], Pods], script: str, tmp_path: Path
+) -> None:
+    job = two_ranks(script)
+    answer = profile(job, 1)
+    assert answer.keys() >= {"files", "steps"}, (answer, job.log())
+    events = read_trace(Path(shutil.copy(answer["files"][0], tmp_path)))
+    summary = summarize(events)
+    assert summary is not None
+    assert summary.steps == 5
+    assert 0 < summary.communication < 1
+    names = {each.name for each in summary.cpu}
+    assert {"aten::addmm", "Optimizer.step#SGD.step"} <= names
+    assert bool(summary.data_wait) == ("DataLoader" in script)
+    assert answer["first_step"] > 0
+    assert 0 < answer["step_seconds_before"] < 5
+    (tmp_path / "stop").touch()
+    assert job.wait() == [ExitCode.DONE], job.log()
+    sums = [(tmp_path / f"sum.{rank}").read_text() for rank in (0, 1)]
+    assert sums[0] == sums[1]
+
+
+def test_ranks_that_cannot_be_profiled_say_why_and_train_on(two_ranks: Callable[[str], Pods], tmp_path: Path) -> None:
+    job = two_ranks(PLAIN.replace("COUNT", "pass"))
+    assert profile(job, 0, rank=7) == {"error": "absent"}
+    assert profile(job, 0, memory=True) == {"error": "no CUDA"}
+    assert ask(job, 0, seconds=1) == {"error": "no py-spy"}
+    assert ask(job, 0, source="def serve(connection, page, arguments): 1 / 0", arguments={}) == {"error": "ended"}
+    (tmp_path / "stop").touch()
+    assert job.wait() == [ExitCode.DONE], job.log()
+
+
+SILENT = """
+    import os, pathlib, time
+    import torch
+    rank = int(os.environ["RANK"])
+    pathlib.Path(f"observer.{rank}").write_text(os.environ["FLK_OBSERVER"])
+    pathlib.Path(f"step.{rank}").touch()
+    while not pathlib.Path("stop").exists():
+        time.sleep(0.05)
+"""
+
+
+def test_a_script_that_makes_no_steps_and_a_rank_that_ends_meanwhile(
+    two_ranks: Callable[[str], Pods], tmp_path: Path
+) -> None:
+    job = two_ranks(SILENT)
+    assert profile(job, 0, timeout=1) == {"error": "no steps", "made": -1, "measured": 0, "seconds": 1}
+    (tmp_path / "py-spy").write_text("#!/bin/sh\necho no right >&2; exit 1\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    assert ask(job, 0, seconds=1) == {"error": "py-spy", "detail": "no right"}
+    (tmp_path / "py-spy").write_text('#!/bin/sh\necho "$4" > "$8"\n')
+    found = ask(job, 1, seconds=1)
+    assert Path(found["files"][0]).read_text().strip() == str(found["process"])
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(profile, job, 1)
+        (tmp_path / "stop").touch()
+        assert asked.result() == {"error": "ended"}
+    assert job.wait() == [ExitCode.DONE], job.log()

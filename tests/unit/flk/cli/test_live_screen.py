@@ -1,0 +1,47 @@
+"""A live view on a pseudo-terminal: it draws, takes keys, follows the size, and leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.support.terminal import on_a_terminal
+
+PROGRAM = """
+import threading
+from flk.cli.live_screen import LiveScreen
+from flk.cli.top import _show
+from flk.cli.top_text import Line
+
+def lines(width, sort):
+    return [Line(f"by {sort}, {width} columns", "bold"), *(Line(f"row {number}") for number in range(40))]
+
+try:
+    _show(lines, ("one", "other"), threading.Event())
+    print("the end")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def shown(typed: dict[str, str], folder: Path, **variables: str) -> str:
+    environment = {"PATH": "/usr/bin:/bin", "TERM": "xterm", **variables}
+    code, text = on_a_terminal(
+        [sys.executable, "-c", PROGRAM], folder, environment=environment, typed=typed, size=(10, 60)
+    )
+    assert code == 0, text
+    assert text.startswith("\x1b[?1049h\x1b[?25l")
+    assert "\x1b[?25h\x1b[?1049l" in text
+    return text
+
+
+def test_keys_sort_scroll_and_quit(tmp_path: Path) -> None:
+    text = shown({"by one, 60 columns": "s", "by other": "\x1b[B", "row 8": "\x1b[6~", "row 16": "q"}, tmp_path)
+    assert "q quit   j/k scroll   s sort: one   and 32 more lines" in text
+    assert text.endswith("the end\r\n")
+
+
+def test_ctrl_c_leaves_too_and_no_colour_is_honoured(tmp_path: Path) -> None:
+    text = shown({"by one": "\x03"}, tmp_path, NO_COLOR="1")
+    assert "\x1b[1m" not in text
+    assert text.endswith("interrupted\r\n")

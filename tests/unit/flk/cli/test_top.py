@@ -1,0 +1,122 @@
+"""`flk top` where it prints once, and its options; where the telemetry comes from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from flk.cli import top as module
+from flk.cli.top import read_telemetry, top, window
+from flk.cli.top_text import Line
+from flk.errors import JobNotFoundError, UsageError
+from flk.kube import Object
+from flk.kube.sockets import Executed
+from flk.observe.client import JobClient
+from flk_runtime.contract.telemetry import Sample, Telemetry
+from tests.support.api_server import FakeApiServer
+from tests.support.jobs import NOW, JobBuilder
+
+pytestmark = pytest.mark.usefixtures("kubeconfig")
+MEASURED = Telemetry(NOW, 0, 100, [Sample(NOW, 0, 40, 2.5, 64.0, step_seconds=0.5)])
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were executed in pods, whose launcher knows `metrics`."""
+    found: list[list[str]] = []
+    monkeypatch.setattr(module, "_MEASURING", {})
+
+    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
+        found.append(command)
+        text = "and ``metrics`` prints" if command[-1] == "--help" else json.dumps(asdict(MEASURED))
+        return Executed(0, text.encode(), b"")
+
+    monkeypatch.setattr(JobClient, "execute", execute)
+    return found
+
+
+def launched(name: str = "gpt") -> JobBuilder:
+    builder = JobBuilder(2, name=name)
+    builder.container["command"] = ["python3", "-m", "flk_runtime", "--", "train.py"]
+    return builder.all("pod")
+
+
+def test_elsewhere_than_on_a_terminal_the_view_is_printed_once(
+    fake: FakeApiServer, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched().add_to(fake)
+    assert top("gpt") is None
+    out = capsys.readouterr().out
+    assert "step 40 of 100   40%   0.5 s/step   30s left" in out
+    assert "\x1b" not in out
+    top()
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["gpt", "Running"]
+
+
+def test_the_data(fake: FakeApiServer, commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    launched().add_to(fake)
+    top("gpt", output="json")
+    data = json.loads(capsys.readouterr().out)
+    assert data["telemetry"] == asdict(MEASURED)
+    assert (data["job"]["name"], data["missing"]) == ("gpt", "")
+    top(output="json")
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)["items"]] == ["gpt"]
+
+
+def test_a_launcher_that_knows_no_metrics_is_never_asked_for_them(
+    fake: FakeApiServer, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = launched().add_to(fake)
+
+    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
+        assert command[-1] == "--help"  # an older launcher would start a script of the name `metrics`
+        return Executed(0, b"python -m flk_runtime stacks", b"")
+
+    monkeypatch.setattr(JobClient, "execute", execute)
+    found, why = read_telemetry(JobClient.connect(), "gpt", builder.state())
+    assert found is None
+    assert why.startswith("the flk of this job measures none")
+
+
+def test_whether_a_launcher_measures_is_asked_once(fake: FakeApiServer, commands: list[list[str]]) -> None:
+    state = launched().add_to(fake).state()
+    for _ in range(2):
+        assert read_telemetry(JobClient.connect(), "gpt", state) == (MEASURED, "")
+    assert [command[-1] for command in commands] == ["--help", "metrics", "metrics"]
+
+
+def test_jobs_without_telemetry(fake: FakeApiServer, commands: list[list[str]]) -> None:
+    foreign = JobBuilder(1).all("pod").add_to(fake).state()
+    assert "does not run with flk's launcher" in read_telemetry(JobClient.connect(), "gpt", foreign)[1]
+    ended = JobBuilder(1, name="bert").ended(0, 0).state()
+    assert read_telemetry(JobClient.connect(), "bert", ended) == (None, "pod 0 of bert does not run")
+    assert commands == []
+
+
+def test_no_jobs_and_no_such_job(fake: FakeApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    top()
+    top(selector="team=nlp")
+    assert capsys.readouterr().err == (
+        "flk: there are no jobs in namespace team\nflk: there are no jobs that match in namespace team\n"
+    )
+    with pytest.raises(JobNotFoundError):
+        top("bert")
+
+
+def test_wrong_options(fake: FakeApiServer) -> None:
+    with pytest.raises(UsageError, match="--output: must be text or json"):
+        top("gpt", output="yaml")
+    with pytest.raises(UsageError, match="name a job, or choose jobs with -l, but not both"):
+        top("gpt", selector="a=b")
+
+
+def test_a_window_is_bounded_and_its_last_line_has_the_keys() -> None:
+    lines = [Line(str(number)) for number in range(20)]
+    shown, scroll = window(lines, 6, 99, "slowest")
+    assert ([line.text for line in shown[:-1]], scroll) == (["15", "16", "17", "18", "19"], 15)
+    assert shown[-1].text == "q quit   j/k scroll   s sort: slowest"
+    assert window(lines, 6, -3, "slowest")[0][-1].text.endswith("and 15 more lines")
+    assert window(lines, 1, 0, "slowest")[0] == lines[:1]
+    assert window([], 6, 5, "slowest")[1] == 0

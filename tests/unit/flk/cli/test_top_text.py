@@ -1,0 +1,135 @@
+"""The text of `flk top` at fixed widths, whole: with and without telemetry, slow ranks, a thousand pods, all jobs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from flk.cli.top_text import JOB_SORTS, SORTS, Line, Picture, job_lines, jobs_lines, pace_of, sparkline
+from flk.jobs.state import State
+from flk.observe.progress import Progress
+from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.contract.telemetry import (
+    PODS_LIMIT,
+    RANKS_LIMIT,
+    GpuUsage,
+    PodUsage,
+    RankMeasurements,
+    Sample,
+    Telemetry,
+)
+from tests.support.jobs import NOW, JobBuilder
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def state(replicas: int = 4, processes: int = 2) -> State:
+    builder = JobBuilder(replicas, processes)
+    for index in range(replicas):
+        builder.pod(index, node=f"node-{'ab'[index % 2]}")
+    builder.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 50, NOW - 20), Attempt(1, NOW - 18)])
+    return builder.state()
+
+
+def telemetry(pods: int = 4, processes: int = 2, slow: int = 3) -> Telemetry:
+    """Loss falls, the throughput rises, the second half is attempt 2; one rank is slow."""
+    history = [
+        Sample(NOW - 50 + each, each // 25, each * 10, 4.0 - each / 20, 800.0 + 4 * each, step_seconds=0.41, mfu=0.38)
+        for each in range(50)
+    ]
+    ranks = [
+        RankMeasurements(
+            each,
+            each // processes,
+            490 if each != slow else 488,
+            "step",
+            0.41,
+            0.6 if each != slow else 0.97,
+            1.8 if each == slow else 1.0,
+            3 << 30,
+        )
+        for each in range(pods * processes)
+    ]
+    ranks.sort(key=lambda rank: -(rank.slow or 0))
+    usage = [
+        PodUsage(each, f"gpt-worker-{each}", f"node-{'ab'[each % 2]}", NOW, 3.5, 8.0, 6 << 30, 16 << 30, 2e6, 1e6)
+        for each in range(pods)
+    ]
+    usage[0] = replace(usage[0], gpus=[GpuUsage(0.97, 60 << 30, 80 << 30), GpuUsage(0.4, 10 << 30, 80 << 30)])
+    return Telemetry(NOW, 1, 1000, history, ranks[:RANKS_LIMIT], usage[:PODS_LIMIT])
+
+
+def text(lines: list[Line]) -> str:
+    marks = {"bad": "!", "warn": "*", "bold": "#", "dim": ".", "": " "}
+    return "".join(f"{marks[line.style]} {line.text}\n" for line in lines)
+
+
+EVENTS = [(NOW - 20.0, "attempt 2 began after: rank 1 was killed"), (NOW - 5.0, "Created: \x1b[31mpod")]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_job(snapshot: SnapshotAssertion, width: int) -> None:
+    lines = job_lines(Picture(state(), NOW, telemetry(), events=EVENTS), width)
+    assert max(len(line.text) for line in lines) <= width
+    assert text(lines) == snapshot
+
+
+def test_a_job_by_rank_in_an_outage(snapshot: SnapshotAssertion) -> None:
+    picture = Picture(state(), NOW, telemetry(), outage="no answer for 12 s, this is the last one: refused")
+    assert text(job_lines(picture, 120, SORTS[1])) == snapshot
+
+
+def test_a_job_without_telemetry_shows_its_pods_and_says_why(snapshot: SnapshotAssertion) -> None:
+    found = JobBuilder(3).pod(0).pod(1).ended(2, 1, "boom").state()
+    found = replace(found, progress=[Progress(0, 40, NOW, 100, 0.5, 2.25, 64.0)])
+    lines = job_lines(Picture(found, NOW, missing="the flk of this job measures none"), 100)
+    assert text(lines) == snapshot
+
+
+def test_a_thousand_pods_take_bounded_rows_and_little_time() -> None:
+    picture = Picture(state(1000, 8), NOW, telemetry(1000, 8))
+    began = time.process_time()
+    lines = job_lines(picture, 200)
+    assert time.process_time() - began < 0.5
+    assert len(lines) < RANKS_LIMIT + PODS_LIMIT + 30
+    assert lines[-1].text == f"and {8000 - RANKS_LIMIT:,} more ranks, none of them slower"
+    assert "slow: 1.8 times the median" in next(line.text for line in lines if line.text.startswith(">"))
+    plain = job_lines(replace(picture, telemetry=None), 200)
+    assert plain[-1].text == "and 744 more pods"
+
+
+def jobs() -> list[State]:
+    running = replace(state(), progress=[Progress(0, 1200, NOW, 5000, 0.41, 2.31, 12345.0)])
+    stuck = replace(JobBuilder(2, name="bert").pod(0).state(), reason="ImageNotFound")
+    done = JobBuilder(1, name="ada").ended(0, 0).condition("Succeeded").state()
+    return [running, done, stuck]
+
+
+@pytest.mark.parametrize("sort", JOB_SORTS)
+def test_all_jobs(snapshot: SnapshotAssertion, sort: str) -> None:
+    assert text(jobs_lines(jobs(), NOW, 120, sort)) == snapshot
+
+
+def test_a_sparkline() -> None:
+    assert sparkline([0.0, 7.0, None, float("inf"), 3.5]) == "▁█ █▅"
+    assert sparkline([2.0, 2.0]) == "▄▄"
+    assert sparkline([None]) == " "
+
+
+def test_the_pace_comes_from_telemetry_before_metrics() -> None:
+    found = pace_of(jobs()[0], telemetry())
+    assert (found.step, found.total, found.rate, found.unit) == (490, 1000, 996.0, "samples/s")
+    assert found.remaining == pytest.approx(510 * 0.41)
+    assert pace_of(jobs()[0], None).remaining == pytest.approx(3800 * 0.41)
+    assert pace_of(jobs()[1], Telemetry(NOW)).step is None

@@ -1,0 +1,83 @@
+"""What a live view of a job reads: news of the state as events, telemetry, an API server that does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flk.errors import UnreachableError
+from flk.jobs import live as module
+from flk.jobs.live import LiveJob
+from flk.jobs.state import Phase, State
+from flk.observe.client import JobClient
+from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.contract.telemetry import Telemetry
+from tests.support.api_server import FakeApiServer
+from tests.support.jobs import NOW, JobBuilder
+from tests.support.processes import until
+
+
+@pytest.fixture
+def live(fake: FakeApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LiveJob]:
+    monkeypatch.setattr(module, "EVERY", 0.01)
+    monkeypatch.setattr(module, "SHARE", 0)
+    monkeypatch.setattr(module, "_EVENTS_EVERY", 0.01)
+
+    def make(read: module.Read = lambda client, name, state: (None, "not measured")) -> LiveJob:
+        builder = JobBuilder(2).all("pod").event("Created", "Created pod: gpt-worker-0", at="2026-01-01T00:00:05Z")
+        builder.add_to(fake)
+        return LiveJob(JobClient.connect(), "gpt", builder.state(), read)
+
+    return make
+
+
+def later(state: State) -> State:
+    """The state after a rank was killed: its pod has failed, and attempt 2 began."""
+    builder = JobBuilder(2).pod(0).ended(1, 137)
+    builder.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 50, NOW - 20), Attempt(1, NOW - 18)])
+    return builder.state()
+
+
+def test_what_is_new_in_a_state_becomes_events(live: Callable[..., LiveJob]) -> None:
+    job = live()
+    job.note_state(replace(job.state, phase=Phase.RESTARTING))
+    job.note_state(later(job.state))
+    texts = [text for _, text in job.events]
+    assert "the job is restarting" in texts
+    assert "attempt 2 began" in texts
+    assert "gpt-worker-1 was Running and is Failed (Error)" in texts
+    count = len(job.events)
+    job.note_state(job.state)
+    assert len(job.events) == count
+
+
+def test_it_follows_the_job_and_its_events_and_reads_the_telemetry(live: Callable[..., LiveJob]) -> None:
+    job = live(lambda client, name, state: (Telemetry(NOW, 1, 100), ""))
+    job.start()
+    try:
+        until(lambda: job.telemetry and job.events, "both were read", seconds=20)
+    finally:
+        job.close()
+    assert job.telemetry == Telemetry(NOW, 1, 100)
+    assert [text for _, text in job.events] == ["Created: Created pod: gpt-worker-0"]
+    assert (job.outage, job.error, job.missing) == ("", None, "")
+
+
+def test_an_outage_is_a_line_and_keeps_what_was_seen(
+    live: Callable[..., LiveJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> tuple[Telemetry | None, str]:
+        raise UnreachableError("connection refused")
+
+    job = live(refuse)
+    monkeypatch.setattr(JobClient, "list_events", refuse)
+    job.start()
+    try:
+        until(lambda: job.outage and job.missing, "the outage is seen", seconds=20)
+    finally:
+        job.close()
+    assert job.outage.endswith("this is the last one: connection refused")
+    assert job.state.name == "gpt"
