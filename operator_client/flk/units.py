@@ -1,4 +1,4 @@
-"""Quantities (``500m``, ``2Gi``), durations (``1h30m``) and times as Kubernetes and kubectl write them."""
+"""Quantities (``500m``, ``2Gi``) and times as Kubernetes and kubectl write them, and how durations are written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
+
+from flk_runtime.contract.durations import UNITS
 
 QUANTITY: Final = re.compile(
     r"\+?(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>[eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE]?)", re.ASCII
@@ -19,12 +21,6 @@ _SCALES: Final = {
     **{letter + "i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
 _LARGEST: Final = Decimal(2**63 - 1)
-DURATION: Final = re.compile(
-    r"(?:(?P<days>[0-9]{1,9})d)?(?:(?P<hours>[0-9]{1,9})h)?(?:(?P<minutes>[0-9]{1,9})m)?(?:(?P<seconds>[0-9]{1,9})s)?",
-    re.ASCII,
-)
-_UNITS: Final = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
-LONGEST_DURATION: Final = 2**31 - 1  # seconds, 68 years
 
 
 def parse_quantity(text: str) -> Decimal:
@@ -63,27 +59,13 @@ def memory(text: str) -> str:
     return text
 
 
-def parse_duration(text: str) -> int:
-    """Return the seconds in a duration: ``75s``, ``1h30m``, ``2d`` or a number of seconds. Raises ValueError."""
-    if text.isascii() and text.isdigit() and len(text) < 12:
-        seconds = int(text)
-    else:
-        match = DURATION.fullmatch(text)
-        if not match or not text:
-            raise ValueError(f"must be a duration like 75s, 30m or 1h30m (is {text!r})")
-        seconds = sum(int(amount) * _UNITS[unit] for unit, amount in match.groupdict().items() if amount)
-    if seconds > LONGEST_DURATION:
-        raise ValueError(f"is longer than 68 years (is {text!r})")
-    return seconds
-
-
 def duration_text(seconds: int) -> str:
     """Return a duration with its units: 5400 seconds are ``1h30m``."""
     parts = []
-    for unit, length in _UNITS.items():
+    for unit, length in UNITS.items():
         amount, seconds = divmod(seconds, length)
         if amount:
-            parts.append(f"{amount}{unit[0]}")
+            parts.append(f"{amount}{unit}")
     return "".join(parts) or "0s"
 
 

@@ -143,6 +143,43 @@ def test_maintenance_is_no_failure_and_no_deadlock(
     kubectl("delete", "pod", *pods["first"], *pods["second"], "--force", "--grace-period=0", "--ignore-not-found")
 
 
+@pytest.fixture
+def claim(kubectl: Any) -> str:
+    """A claim whose volume is made on the node of the first pod that uses it, and stays there."""
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+    local = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "local"}}
+    kubectl("create", "-f", "-", stdin=json.dumps(local | {"spec": spec | {"storageClassName": "standard"}}))
+    return "local"
+
+
+def test_a_drained_node_that_has_the_volume(
+    flk: Any, kubectl: Any, cluster: Cluster, image: str, folder: Path, claim: str, eventually: Any
+) -> None:
+    """The pods wait for the node of their volume, however they were ended, and run there again."""
+    common = ["--image", image, "--cpu", "10m", "--replicas", "2", "--volume", f"{claim}:/data"]
+    assert flk("submit", "train.py", "--name", "bound", *common, cwd=folder).code == 0
+    eventually("it runs", lambda: " Running " in flk("status", "bound").stdout)
+    node = kubectl("get", "pod", "bound-worker-0", "-o", "jsonpath={.spec.nodeName}")
+    drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s"]
+    drain += ["--pod-selector=flk.dev/job=bound"]
+    for how in ([], ["--disable-eviction"]):
+        try:
+            cluster.kubectl(*drain, *how, timeout=180)
+            where = f"; the volume of the claim {claim} is on node {node}, which is cordoned"
+            eventually("the node is named", lambda: flk("why", "bound").stdout.partition("\n")[0].endswith(where))
+            answer = found(flk, "bound", "NodesNotReady")
+            assert f"kubernetes.io/hostname In {node}" in [item["text"] for item in answer["cause"]["evidence"]]
+            assert json.loads(flk("status", "bound", "-o", "json").stdout)["phase"] in ("Pending", "Restarting")
+            assert flk("wait", "bound", "--timeout", "0").code == ExitCode.RUNNING
+        finally:
+            cluster.kubectl("uncordon", node)
+        eventually(
+            "it runs again", lambda: json.loads(flk("status", "bound", "-o", "json").stdout)["phase"] == "Running"
+        )
+        assert flk("why", "bound").stdout.startswith("bound: nothing is wrong")
+        assert flk("wait", "bound", "--timeout", "0").code == ExitCode.RUNNING
+
+
 def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     assert flk("submit", "train.py", "--name", "gone", "--image", image, "--cpu", "10m", cwd=folder).code == 0
     wait = flk.start("wait", "gone", "-o", "json")

@@ -34,6 +34,7 @@ AROUND = (
     "not_served",
     "nodes",
     "claims",
+    "volumes",
     "workloads",
     "pod_groups",
     "other_pods",

@@ -47,9 +47,9 @@ def note(text: str) -> None:
 
 def seconds(value: str | None, flag: str) -> int | None:
     """Return the seconds of a duration given to ``flag``; None stays None. Raises UsageError for anything else."""
-    from flk import units
+    from flk_runtime.contract.durations import parse_duration
 
-    return None if value is None else _checked(flag, units.parse_duration, value)
+    return None if value is None else _checked(flag, parse_duration, value)
 
 
 def _namespace(value: str | None) -> str | None:

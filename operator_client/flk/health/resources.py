@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from flk.kube import Object
@@ -73,26 +73,49 @@ def fitting(free: Amounts, needed: Amounts) -> tuple[int, str]:
 def is_selected(node: Object, spec: Object) -> bool:
     """Return whether a node has the labels of a pod's node selector, and matches its required node affinity."""
     labels = node["metadata"].get("labels") or {}
+    return _matches_one(node, _node_terms(spec)) and (spec.get("nodeSelector") or {}).items() <= labels.items()
+
+
+def may_use_volume(node: Object, volume: Object) -> bool:
+    """Return whether a PersistentVolume can be used on a node: by the labels that its node affinity requires."""
+    return _matches_one(node, _terms_of_volume(volume))
+
+
+def _matches_one(node: Object, terms: Sequence[Object]) -> bool:
+    """Return whether a node matches one of the terms of a node affinity; without terms each node does."""
+    labels = node["metadata"].get("labels") or {}
     fields = {"metadata.name": node["metadata"]["name"]}
-    terms = _node_terms(spec)
-    matches = not terms or any(
+    return not terms or any(
         all(_matches(labels, each) for each in term.get("matchExpressions") or [])
         and all(_matches(fields, each) for each in term.get("matchFields") or [])
         for term in terms
     )
-    return matches and (spec.get("nodeSelector") or {}).items() <= labels.items()
 
 
 def node_affinity_text(spec: Object) -> str:
     """Return the required node affinity of a pod in a few words; empty if it has none."""
-    terms = []
-    for term in _node_terms(spec):
+    return _terms_text(_node_terms(spec))
+
+
+def volume_affinity_text(volume: Object) -> str:
+    """Return the node affinity of a PersistentVolume in a few words; empty if it has none."""
+    return _terms_text(_terms_of_volume(volume))
+
+
+def _terms_text(terms: Sequence[Object]) -> str:
+    texts = []
+    for term in terms:
         parts = (
             f"{e.get('key')} {e.get('operator')} {', '.join(e.get('values') or [])}".strip()
             for e in (*(term.get("matchExpressions") or []), *(term.get("matchFields") or []))
         )
-        terms.append(" and ".join(parts))
-    return " or ".join(terms)
+        texts.append(" and ".join(parts))
+    return " or ".join(texts)
+
+
+def _terms_of_volume(volume: Object) -> list[Object]:
+    affinity = (volume.get("spec") or {}).get("nodeAffinity") or {}
+    return (affinity.get("required") or {}).get("nodeSelectorTerms") or []
 
 
 def _node_terms(spec: Object) -> list[Object]:

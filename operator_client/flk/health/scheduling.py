@@ -25,6 +25,7 @@ from flk.health.resources import (
     untolerated,
 )
 from flk.health.scheduler_message import NodeReason, parse
+from flk.health.volume_nodes import bound_volumes
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import conditions
@@ -171,6 +172,8 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
         reason = away if away and is_node_state(tainted) else reason
     elif reason.kind == "volume" or (reason.kind == "selector" and not spec.get("nodeSelector")):
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
+        volumes = list(bound_volumes(view, pods[0].name)) if reason.kind == "volume" else []
+        away = away if all(volume.is_away for volume in volumes) else None
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
     return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
 
@@ -291,8 +294,13 @@ def _selector(view: JobView) -> Found | None:
 
 
 def _nodes_not_ready(view: JobView) -> Trace | None:
-    tainted = _refused_by_nodes("taint", is_node_state)
-    return tainted(view) or _refused_by_nodes("unschedulable")(view)
+    found = _refused_by_nodes("taint", is_node_state)(view) or _refused_by_nodes("unschedulable")(view)
+    if found is None:
+        return None
+    volumes = [volume for volume in bound_volumes(view, found.pods[0]) if volume.is_away]
+    where = "".join(f"; {volume}" for volume in volumes)
+    evidence = [*found.evidence, *(volume.evidence for volume in volumes)]
+    return replace(found, evidence=evidence, texts=(found[1] or found[0], where))
 
 
 def _unseen(view: JobView) -> Trace | None:
@@ -380,12 +388,13 @@ CAUSES: Final = (
     Cause(
         "NodesNotReady",
         "The nodes that could run the pods are not ready or take no pods",
-        f"Nodes are cordoned, not ready or unreachable, go away, or have a taint for a fault that they report. {_READ}",
+        "Nodes are cordoned, not ready or unreachable, go away, or have a taint for a fault that they report. Where a "
+        f"volume of the pods can be used on such nodes only, flk names them. {_READ}",
         "The administrator of the cluster can bring the nodes back.",
         tell(
             _nodes_not_ready,
             lambda view, trace: (
-                f"{trace}: the nodes that could run it are not ready or take no pods ({trace[1] or trace[0]})"
+                f"{trace}: the nodes that could run it are not ready or take no pods ({trace[0]}){trace[1]}"
             ),
             lambda view, trace: (
                 f"{view.kubectl_of_cluster('get nodes')} shows their state; the administrator of the cluster can bring "

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from flk.health.autoscaling import is_adding
 from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.scheduling import scheduling_evidence, unschedulable
+from flk.health.volume_nodes import bound_volumes, claim_names
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import one_line
-from flk.observe.view import JobView, pod_spec
+from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract import user_env
 
@@ -117,17 +119,11 @@ def _unscheduled(pattern: re.Pattern[str]) -> Locate:
     return locate
 
 
-def _claims(view: JobView, pod: str) -> list[str]:
-    volumes = pod_spec(view.objects[pod]).get("volumes") or []
-    found = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in volumes]
-    return [str(name) for name in found if name]
-
-
 def _claim_unbound(view: JobView) -> Found | None:
     found = _unscheduled(_CLAIM_UNBOUND)(view)
     if found is None:
         return None
-    claims = _claims(view, found.pods[0])
+    claims = claim_names(view, found.pods[0])
     for name in claims:
         claim = view.around.claims.get(name)
         phase = str(((claim or {}).get("status") or {}).get("phase") or "Pending")
@@ -178,7 +174,16 @@ def _about(event: Object) -> tuple[object, object]:
 def _on_other_node(view: JobView) -> Trace | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
     closest = None if is_adding(view) else unschedulable(view)
-    return _unscheduled(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
+    found = _unscheduled(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
+    if found is None:
+        return None
+    return replace(found, evidence=[*found.evidence, *(each.evidence for each in bound_volumes(view, found.pods[0]))])
+
+
+def _where(view: JobView, found: Trace) -> str:
+    """Say where the volumes are, as far as that is known."""
+    volumes = [str(volume) for volume in bound_volumes(view, found.pods[0])]
+    return f": {'; '.join(volumes)}" if volumes else ""
 
 
 def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
@@ -278,8 +283,8 @@ CAUSES: Final = (
             _on_other_node,
             lambda view, trace: (
                 f"{trace} cannot be scheduled: the volume of "
-                f"{', '.join(_claims(view, trace.pods[0])) or 'the volume'} belongs to another node or zone than the "
-                "nodes that the pods may run on"
+                f"{', '.join(claim_names(view, trace.pods[0])) or 'the volume'} belongs to another node or zone than "
+                f"the nodes that the pods may run on{_where(view, trace)}"
             ),
             lambda view, trace: (
                 "use a claim with access mode ReadWriteMany for several pods, or let the pods run on the volume's "
@@ -297,7 +302,7 @@ CAUSES: Final = (
         tell(
             _unmounted(_MULTI_ATTACH),
             lambda view, trace: (
-                f"{trace} cannot start: the volume of {', '.join(_claims(view, trace.pods[0])) or trace[1]} is "
+                f"{trace} cannot start: the volume of {', '.join(claim_names(view, trace.pods[0])) or trace[1]} is "
                 "attached to another node and may be attached to one node only"
             ),
             lambda view, trace: (

@@ -116,6 +116,7 @@ def examined(view: JobView) -> list[str]:
         (around.logs, "log"),
         (around.nodes, "node"),
         (around.claims, "PersistentVolumeClaim"),
+        (around.volumes, "PersistentVolume"),
         (around.workloads, "Workload"),
         (around.pod_groups, "PodGroup"),
     ):

@@ -76,8 +76,9 @@ _ELSEWHERE: Final = {
 }
 _BOOTSTRAP: Final = "bootstrap.py"
 # The symbols of the text that is compressed, in the order of their codes: its characters, and parts of words that are
-# frequent in it, with which the archive takes four hundredths less. bzip2 sorts by codes, and where symbols that stand
-# in like places are neighbours, as here, it takes another hundredth less. A search has found the order.
+# frequent in it. The order is part of the gain, since bzip2 sorts by codes: symbols that stand in like places are
+# neighbours. A search has found it. The archive of a plain job takes 142 kB so, 147 kB without symbols for words, and
+# 143.5 kB with the most frequent words in alphabetical order. Any table works that has all characters of the text.
 _MARKS: Final = {"WORD": "\1", "LETTER": "\2", "SPACE": " "}
 _NAMES: Final = r"""
 WORD LETTER @ SPACE . = ! : } ] [ ) , * \ { ' ( _ __future__ __init__ - > & + / z # 0 < | 1 2 3 4 ^ 5 6 7 9 8 ` $ s

@@ -99,6 +99,8 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             return replace(seen, nodes={**seen.nodes, **by_name})
         case "claims":
             return replace(seen, claims={**seen.claims, **by_name})
+        case "volumes":
+            return replace(seen, volumes={**seen.volumes, **by_name})
         case "workloads":
             return replace(seen, workloads=answer.items)
         case "pending_workloads":
@@ -169,6 +171,8 @@ def _around(view: JobView) -> list[Need]:
     claims = _claim_names(view, pods)
     wanted += [Need("claims", name) for name in claims]
     wanted += [Need("events", name, "PersistentVolumeClaim") for name in claims if name in view.around.claims]
+    bound = [volume for name in claims if (volume := volume_name(view.around.claims.get(name)))]
+    wanted += [Need("volumes", volume) for volume in bound]
     if view.suspended and view.queue:
         wanted += [Need("workloads"), Need("pending_workloads", view.queue)]
     if gang_of(view.job) is not None or view.run_policy.get("schedulingPolicy"):
@@ -205,6 +209,11 @@ def _representatives(view: JobView) -> list[PodState]:
     kinds = {(pod.phase, pod.reason): pod for pod in reversed(troubled)}
     chosen = [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())]
     return chosen[:STUCK_PODS]
+
+
+def volume_name(claim: Object | None) -> str:
+    """Return the name of the PersistentVolume that a claim is bound to; empty if there is none."""
+    return str(((claim or {}).get("spec") or {}).get("volumeName") or "")
 
 
 def _claim_names(view: JobView, pods: Iterable[PodState]) -> list[str]:

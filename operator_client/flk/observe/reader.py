@@ -28,6 +28,7 @@ _LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which it is gi
 
 NODES: Final = Resource("", "v1", "nodes")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
+VOLUMES: Final = Resource("", "v1", "persistentvolumes")
 # Kueue's, and its Visibility API.
 WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta2", "workloads", others=("v1beta1",))
 _PENDING: Final = Resource(
@@ -174,6 +175,8 @@ class Reader:
                 return self._get(RequestTarget(NODES, None, need.name))
             case "claims":
                 return self._get(client.target(CLAIMS, need.name))
+            case "volumes":
+                return self._get(RequestTarget(VOLUMES, None, need.name))
             case "workloads":
                 return self._list(client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
             case "pending_workloads":

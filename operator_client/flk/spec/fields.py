@@ -29,7 +29,7 @@ from flk import units
 from flk.spec import mounts, names, packages
 from flk.spec.fabric import fabrics
 from flk.spec.gpus import gpu_types
-from flk_runtime.contract import user_env
+from flk_runtime.contract import durations, user_env
 from flk_runtime.contract.hang_timeout import PATTERN, parse_hang_timeout
 from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.sinks import SINKS, parse_sinks
@@ -125,7 +125,7 @@ def _number_as_text(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    seconds = units.parse_duration(value) if isinstance(value, str) else value
+    seconds = durations.parse_duration(value) if isinstance(value, str) else value
     if seconds == 0:
         raise ValueError(f"must be at least one second (is {value!r})")
     return seconds
@@ -192,8 +192,8 @@ def _none_of(names: Iterable[str], prefixes: Iterable[str]) -> dict[str, Any]:
 
 
 def _seconds_schema(least: int) -> WithJsonSchema:
-    schema = text_schema(f"[0-9]{{1,11}}|{units.DURATION.pattern}", minLength=1)
-    return WithJsonSchema(schema | {"type": ["string", "integer"], "minimum": least, "maximum": units.LONGEST_DURATION})
+    schema = text_schema(durations.PATTERN)
+    return WithJsonSchema(schema | {"type": ["string", "integer"], "minimum": least, "maximum": durations.LONGEST})
 
 
 _QUANTITY_SCHEMA: Final = WithJsonSchema(
@@ -249,7 +249,7 @@ Memory = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.m
 Seconds = Annotated[
     int,
     BeforeValidator(_seconds),
-    Field(ge=1, le=units.LONGEST_DURATION),
+    Field(ge=1, le=durations.LONGEST),
     PlainSerializer(units.duration_text, return_type=str),
     _seconds_schema(1),
 ]
@@ -257,7 +257,7 @@ HangTimeout = Annotated[
     str,
     PlainValidator(_hang_timeout),
     WithJsonSchema(
-        text_schema(PATTERN) | {"type": ["string", "integer"], "exclusiveMinimum": -1, "maximum": 999_999_999}
+        text_schema(PATTERN) | {"type": ["string", "integer"], "exclusiveMinimum": -1, "maximum": durations.LONGEST}
     ),
 ]
 MemoryPath = Annotated[

@@ -9,13 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from flk_runtime.contract import durations
+
 HANG_PHASES: Final = ("start", "first-step", "step", "evaluation", "save", "restore", "round")
 ALL: Final = ""  # the key of the limit of all phases that have none of their own
-_LENGTHS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_N: Final = "[0-9]{1,9}"
-_AFTER_H: Final = f"h(?:{_N}m)?(?:{_N}s)?"
-_DURATION: Final = f"{_N}(?:d(?:{_N}h)?(?:{_N}m)?(?:{_N}s)?|{_AFTER_H}|m(?:{_N}s)?|s)?"
-_ITEM: Final = f"(?:(?:{'|'.join(HANG_PHASES)})=)?{_DURATION}"
+_ITEM: Final = f"(?:(?:{'|'.join(HANG_PHASES)})=)?(?:{durations.PATTERN})"
 PATTERN: Final = f"{_ITEM}(?:,{_ITEM})*"
 
 
@@ -35,7 +33,7 @@ def parse_hang_timeout(text: str) -> Mapping[str, float]:
 def _seconds(duration: str, text: str) -> float:
     if re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", duration):
         return float(duration)
-    if not re.fullmatch(_DURATION, duration):
-        raise ValueError(f"must be a duration like 75s, 10m or 1h30m, or have phases: step=5m,save=20m (is {text!r})")
-    parts = re.findall(r"([0-9]+)([dhms]?)", duration)
-    return float(sum(int(number) * _LENGTHS.get(unit, 1) for number, unit in parts))
+    try:
+        return durations.parse_duration(duration)
+    except ValueError as error:
+        raise ValueError(f"{error}, or have phases: step=5m,save=20m" if duration == text else str(error)) from None

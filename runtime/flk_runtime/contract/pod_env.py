@@ -120,3 +120,6 @@ REPORT_FD: Final = Variable(
     "file descriptor of the pipe on which a rank reports its failure to the launcher",
     "",
 )
+# Of the protocol of Kubeflow Trainer, by which clients in scripts tell of their progress.
+TRAINER_URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
+TRAINER_TOKEN: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - the path of a file with the token

@@ -19,6 +19,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
 from flk_runtime.checkpoint.stateful import per_rank
+from flk_runtime.contract import pod_env
 from flk_runtime.errors import SetupError
 from flk_runtime.run.adopt import adopt as adopt_objects
 from flk_runtime.run.loop import Loop
@@ -43,7 +44,7 @@ def adopt(trainer: Any, **options: Any) -> None:
         raise SetupError("adopt: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
     if trainer.args.auto_find_batch_size:
         raise SetupError("adopt: auto_find_batch_size begins the training anew: set per_device_train_batch_size")
-    if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL", "").startswith("http://127.0.0.1:"):  # flk's launcher
+    if os.environ.get(pod_env.TRAINER_URL, "").startswith("http://127.0.0.1:"):  # flk's launcher
         for each in [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "KubeflowCallback"]:
             trainer.remove_callback(each)  # it would tell the same a second time
     host = _Host(trainer, options)

@@ -147,7 +147,7 @@ class Ranks:
 
         ``prefix`` is of the lines of rank 0.
         """
-        if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
+        if pod_env.TRAINER_URL in os.environ:
             return {}
         if self._status is None:
             try:

@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
-TOKEN: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - the path of a file with the token
+from flk_runtime.contract import pod_env
+
 _BODY_LIMIT: Final = 1 << 18  # bytes; the protocol allows 256 metrics
 
 
@@ -59,7 +59,10 @@ class TrainerStatus:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, name="flk-trainer-status", daemon=True).start()
-        self.variables: Final = {URL: f"http://127.0.0.1:{server.server_port}/", TOKEN: str(path)}
+        self.variables: Final = {
+            pod_env.TRAINER_URL: f"http://127.0.0.1:{server.server_port}/",
+            pod_env.TRAINER_TOKEN: str(path),
+        }
         """What rank 0 gets."""
 
 

@@ -101,7 +101,7 @@ MISTAKES = {
     "deadline": (["--deadline", "1x"], "error: --deadline: must be a duration like 75s, 30m or 1h30m (is '1x')\n"),
     "hang_timeout": (
         ["--hang-timeout", "x"],
-        "error: --hang-timeout: must be a duration like 75s, 10m or 1h30m, or have phases: step=5m,save=20m (is 'x')\n",
+        "error: --hang-timeout: must be a duration like 75s, 30m or 1h30m (is 'x'), or have phases: step=5m,save=20m\n",
     ),
     "phase": (
         ["--hang-timeout", "train=5m"],

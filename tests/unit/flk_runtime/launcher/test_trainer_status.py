@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from flk.observe.progress import read_progress
-from flk_runtime.launcher.trainer_status import TOKEN, URL, TrainerStatus, line_of
+from flk_runtime.contract import pod_env
+from flk_runtime.launcher.trainer_status import TrainerStatus, line_of
 
 
 def body(**status: Any) -> bytes:
@@ -49,11 +50,11 @@ def test_what_is_no_status_is_no_line(wrong: bytes) -> None:
 def test_only_the_ranks_of_the_job_may_post(tmp_path: Path) -> None:
     lines: list[bytes] = []
     variables = TrainerStatus(str(tmp_path), lines.append, lambda: 2).variables
-    token = Path(variables[TOKEN]).read_text()
+    token = Path(variables[pod_env.TRAINER_TOKEN]).read_text()
 
     def post(content: bytes, given: str) -> int:
         request = urllib.request.Request(
-            variables[URL], data=content, headers={"Authorization": f"Bearer {given}"}, method="POST"
+            variables[pod_env.TRAINER_URL], data=content, headers={"Authorization": f"Bearer {given}"}, method="POST"
         )
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
