@@ -262,6 +262,16 @@ REFUSED = (
     refused(tp=2, tp_plan={key: style for key, style in PLAN.items() if "norm" not in key})
     refused(tp=2, tp_plan=PLAN, before=lambda run: run.loader(data, 2))
     refused("hybrid_shard", mesh={"cp": 2}, parallelize=split)
+    with flk.init(strategy="full_shard", log_every=0) as run:
+        # No parameter is whole, whose gradients could be compared.
+        model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = run.parallelize(model, optimizer, tp=2, tp_plan={"0": "colwise", "2": "rowwise"})
+        try:
+            model(torch.ones(2, 4) * run.rank).square().mean().backward()
+            optimizer.step()
+        except flk.SetupError as error:
+            print(f"refused: {error}")
     dist.barrier()
 """
 )
@@ -287,6 +297,7 @@ def test_what_a_mesh_cannot_do_is_refused_by_name(ranks: Ranks) -> None:
         r"the gradient of 'layers\.0\.head_norm\.weight' differs between ranks that hold the same values of it: .*",
         r"a loader was made before parallelize with mesh= or tp=: make loaders after it",
         r"the mesh has a dimension cp, which strategy hybrid_shard cannot use: use full_shard",
+        r"ranks that differ only in the dimensions of the mesh had different batches: .*",
     ]
     refused = re.findall(r"refused: (.*)", result.output)
     assert len(refused) == len(expected)

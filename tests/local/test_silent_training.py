@@ -144,6 +144,25 @@ def own_gradients(run):
         each.grad = gradient
     optimizer.step()
 
+def grad_of_shards(run, **options):
+    model, _ = made(run)
+    parameters = list(model.parameters())
+    torch.autograd.grad(loss(run, model), parameters, **options)
+
+def backward_into(run):
+    model, _ = made(run)
+    loss(run, model).backward(inputs=list(model.parameters()))
+
+def grad_of_a_penalty(run):  # of the parameters themselves, which needs no forward pass
+    model, _ = made(run)
+    found, = torch.autograd.grad(model.head.weight.square().sum(), model.head.weight)
+    assert torch.equal(found.full_tensor(), 2 * model.head.weight.full_tensor())
+
+def functional(run, change):
+    model, _ = made(run)
+    values = {name: change(each) for name, each in model.named_parameters()}
+    torch.func.functional_call(model, values, (torch.ones(2, 3, dtype=torch.int64),))
+
 def penalized(run):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
     model = run.parallelize(model)
@@ -170,6 +189,11 @@ with group():
                 "register_hook of a sharded parameter": functools.partial(hooked, late=True),
                 "create_graph=True, as for a gradient penalty": penalized,
                 "such as a norm, would give a value of this rank's shards alone": measured,
+                "torch.autograd.grad of sharded parameters gives no gradients": grad_of_shards,
+                "gives no gradients: call backward()": functools.partial(grad_of_shards, allow_unused=True),
+                "backward(inputs=) with sharded parameters gives no gradients": backward_into,
+                "the place of the parameter 'weight' of a Embedding": functools.partial(functional, change=torch.neg),
+                "as torch.func.functional_call": functools.partial(functional, change=torch.Tensor.detach),
                 "an assignment to .data of a sharded parameter would be lost": assigned,
             }
         else:
@@ -181,6 +205,11 @@ with group():
                 "of shape (11, 6) of SGD was frozen": thawed,
                 "the script has set them itself, as with torch.autograd.grad": own_gradients,
             }
+        if strategy == "full_shard":
+            with init(strategy) as run:
+                functional(run, lambda each: each)
+            with init(strategy) as run:
+                grad_of_a_penalty(run)
         for words, action in wrong.items():
             with init(strategy) as run:
                 refused(words, lambda: action(run))

@@ -6,7 +6,7 @@ checkpoint, parallel) and `run` and `check` import it; the launcher may not.
 
 from flk_runtime.distributed.broadcast_state import synchronize
 from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
-from flk_runtime.distributed.consistency import check_consistent
+from flk_runtime.distributed.consistency import check_consistent, find_difference
 from flk_runtime.distributed.main_process import main_process_first
 from flk_runtime.distributed.optimizer import DistributedOptimizer, averages
 from flk_runtime.distributed.process_group import Timeouts, comm_device
@@ -20,6 +20,7 @@ __all__ = [
     "broadcast",
     "check_consistent",
     "comm_device",
+    "find_difference",
     "is_settled",
     "main_process_first",
     "reduce",

@@ -26,6 +26,15 @@ def check_consistent(call: str, lines: Sequence[Line]) -> None:
     ``call`` names what the rank is about to do. Raises SetupError on every rank, with the first difference and the
     ranks on each side, if any rank gives another one.
     """
+    if found := find_difference(call, lines):
+        raise SetupError(f"{call}: the ranks differ, so nothing was exchanged: {found}")
+
+
+def find_difference(call: str, lines: Sequence[Line]) -> str | None:
+    """The first difference between the ranks' ``lines``, in words, with the ranks on each side. Collective.
+
+    None if there is none. ``call`` names where the rank is, and is compared too.
+    """
     lines = [("the call", call), *lines]
     digest = hashlib.blake2b(repr(lines).encode(), digest_size=8).digest()
     own = int.from_bytes(digest, "big") >> 1
@@ -34,7 +43,7 @@ def check_consistent(call: str, lines: Sequence[Line]) -> None:
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     largest, negative_smallest = extremes.tolist()
     if largest == -negative_smallest:
-        return
+        return None
     own_digest = torch.tensor([own], device=device)
     gathered = [torch.empty_like(own_digest) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, own_digest)
@@ -44,13 +53,12 @@ def check_consistent(call: str, lines: Sequence[Line]) -> None:
     contents = [list(lines)], [list(lines)]
     for content, rank in zip(contents, (first, other), strict=True):
         dist.broadcast_object_list(content, src=rank)
-    found = difference(
+    return difference(
         contents[0][0],
         contents[1][0],
         numbered("rank", (rank for rank, one in enumerate(digests) if one == usual)),
         numbered("rank", (rank for rank, one in enumerate(digests) if one == digests[other])),
     )
-    raise SetupError(f"{call}: the ranks differ, so nothing was exchanged: {found}")
 
 
 def difference(here: Sequence[Line], there: Sequence[Line], these: str, those: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -54,6 +55,9 @@ class DDPModel(ParallelModel):
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
+
+    def replicas(self) -> dist.ProcessGroup | None:
+        return dist.group.WORLD
 
 
 class _Passes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -24,6 +26,10 @@ from flk_runtime.parallel.silent_errors import refuse_silent_errors
 from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
 from flk_runtime.system import pytree
+
+# By sharded model: the class of each module with parameters, and its table of them.
+_tables: weakref.WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, nn.Parameter | None]]]]
+_tables = weakref.WeakKeyDictionary()
 
 
 class FSDP2Model(ParallelModel):
@@ -88,8 +94,13 @@ class FSDP2Model(ParallelModel):
         for kind in {type(module) for module in self._fsdp_modules}:
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
         type(model).__call__ = _call  # type: ignore[method-assign]
+        _tables[model] = [
+            (type(each).__name__.removeprefix("FSDP"), each._parameters) for each in model.modules() if each._parameters
+        ]
         if prefetch:
             _prefetch(self._fsdp_modules, prefetch)
+        replicates = "replicate" in (mesh.mesh_dim_names or ())
+        self._replicas = mesh.get_group("replicate") if replicates else None
         self._keeps_full, self._communicates = not reshards, mesh.size() > 1
         shards = {id(each) for each in model.parameters()}
         for module in self._fsdp_modules:
@@ -99,6 +110,9 @@ class FSDP2Model(ParallelModel):
         refuse_silent_errors()
         for parameter in model.parameters():
             parameter.register_hook = _refuse_hook  # type: ignore[method-assign]
+        self._tied: list[str] = []  # buffers that rank 0 sends
+        self._syncs, self._sends = True, True  # gradients now; buffers at the next forward pass
+        model.register_forward_pre_hook(self._send_buffers)
         self._unused: UnusedParameters | None = None
         if find_unused_parameters:
             for module in self._fsdp_modules:
@@ -113,11 +127,31 @@ class FSDP2Model(ParallelModel):
         finally:
             self._set_communication(True)
 
+    def loose_buffers(self) -> dict[str, torch.Tensor]:
+        if not self._communicates or self.mesh:  # ranks of a mesh may have parts of a buffer
+            return {}
+        return {name: each for name, each in self.model.named_buffers() if name not in self._tied and each.numel()}
+
+    def tie_buffers(self, names: Iterable[str]) -> None:
+        self._tied += names
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _send_buffers(self, *_: Any) -> None:
+        """Send rank 0's buffers before those forward passes before which DDP does."""
+        if self._sends:
+            for name in self._tied:
+                dist.broadcast(self.model.get_buffer(name), src=0)
+        self._sends = self._syncs and torch.is_grad_enabled()
+
     def _set_communication(self, enabled: bool) -> None:
+        self._syncs = enabled
         for module in self._fsdp_modules:
             module.set_requires_gradient_sync(enabled, recurse=False)
             if self._keeps_full:  # one all-gather then serves all passes
                 module.set_reshard_after_backward(enabled, recurse=False)
+
+    def replicas(self) -> dist.ProcessGroup | None:
+        return self._replicas
 
     def attach(self, optimizer: Optimizer) -> None:
         explain_errors(optimizer)
@@ -142,6 +176,7 @@ def _refuse_copy(module: nn.Module, memo: Any) -> None:
 
 
 def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    _refuse_others(model)
     try:
         result = nn.Module.__call__(model, *args, **kwargs)
         if torch.is_grad_enabled():
@@ -156,6 +191,19 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             f"{type(model).__name__.removeprefix('FSDP')} uses a parameter of a block without calling the block: "
             f"{str(error).splitlines()[0]}; leave it out of the blocks, as in parallelize(…, blocks='layers.*')"
         ) from error
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _refuse_others(model: nn.Module) -> None:
+    """Raise SetupError if other tensors are in the place of parameters of ``model``: FSDP2 would use its own."""
+    for module, parameters in _tables.get(model, ()):  # none: a block of the same class
+        for name, each in parameters.items():
+            # torch marks a parameter that is no instance of its class.
+            if each is not None and type(each) is not nn.Parameter and not getattr(each, "_is_param", False):
+                raise SetupError(
+                    f"another tensor is in the place of the parameter {name!r} of a {module}, as torch.func."
+                    "functional_call puts it, and a sharded model would ignore it: use strategy ddp without precision="
+                )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -17,6 +17,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.parallel.fsdp2 import FSDP2Model
 from flk_runtime.parallel.mesh import CONTEXT, Mesh
 from flk_runtime.parallel.model import full, local
+from flk_runtime.system import pytree
 
 _TOLERANCE: Final = 1e-2  # of the sum of absolute values: what the order of additions may change in a gradient
 
@@ -31,6 +32,9 @@ class MeshModel(FSDP2Model):
         super().__init__(model, blocks, mesh.sharding, device, broadcast=False, resets=False, **options)
         self.mesh: Mesh = mesh
         self._whole = {each: name for name, each in parameters_of(model).items() if self._is_whole(each)}
+        self._inputs: list[torch.Tensor] = []  # sums of the first forward pass's, if there is no whole parameter
+        if not self._whole:
+            self._first_call = model.register_forward_pre_hook(self._note_inputs, with_kwargs=True)
 
     def attach(self, optimizer: Optimizer) -> None:
         super().attach(optimizer)
@@ -69,29 +73,46 @@ class MeshModel(FSDP2Model):
     def _compare(self, parameters: list[nn.Parameter]) -> None:
         """Raise SetupError if gradients of the first step differ where ranks hold the same parameters. Collective.
 
+        Where no parameter is whole, compare the inputs of the model.
+
         A computation that is complete on each rank gives them the same gradient. If it is a part of a sum, as that of a
         norm of heads that are split, the ranks would train apart, and FSDP2 would not notice it.
         """
+        if any(self._differ(self._inputs)):
+            raise SetupError(
+                "ranks that differ only in the dimensions of the mesh had different batches: give them the same, as "
+                "run.loader does"
+            )
         compared = [each for each in parameters if each in self._whole]
-        if not compared:
-            return
-        device = comm_device(local(compared[0]).device)
-        sums = torch.stack([_sums(each.grad).to(device) for each in compared])
-        own, differs = self.mesh.own, torch.zeros(len(compared), device=device)
-        for number, name in enumerate(own.mesh_dim_names or ()):
-            if name != CONTEXT and own.size(number) > 1:
-                low, high = sums.clone(), sums.clone()
-                dist.all_reduce(low, dist.ReduceOp.MIN, own.get_group(name))
-                dist.all_reduce(high, dist.ReduceOp.MAX, own.get_group(name))
-                differs += ((high - low) > _TOLERANCE * high[:, 1:]).any(dim=1)
-        dist.all_reduce(differs)  # so that all ranks raise
-        for parameter, count in zip(compared, differs.tolist(), strict=True):
-            if count:
+        for parameter, differs in zip(compared, self._differ([_sums(each.grad) for each in compared]), strict=True):
+            if differs:
                 raise SetupError(
                     f"the gradient of {self._whole[parameter]!r} differs between ranks that hold the same values of "
                     "it: they had different batches, or what parallelize= has made of the model leaves out a "
                     "reduction, such as that of the gradient of a norm whose inputs are split"
                 )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _note_inputs(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled():
+            self._first_call.remove()
+            leaves = [each for each in pytree.leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            self._inputs = [_sums(each) for each in leaves]
+
+    def _differ(self, sums: list[torch.Tensor]) -> list[bool]:
+        """Which of ``sums`` differ between ranks that have the same data. Collective."""
+        if not sums:
+            return []
+        device = comm_device(torch.device("cpu"))
+        own, all_sums, differs = self.mesh.own, torch.stack(sums).to(device), torch.zeros(len(sums), device=device)
+        for number, name in enumerate(own.mesh_dim_names or ()):
+            if name != CONTEXT and own.size(number) > 1:
+                low, high = all_sums.clone(), all_sums.clone()
+                dist.all_reduce(low, dist.ReduceOp.MIN, own.get_group(name))
+                dist.all_reduce(high, dist.ReduceOp.MAX, own.get_group(name))
+                differs += ((high - low) > _TOLERANCE * high[:, 1:]).any(dim=1)
+        dist.all_reduce(differs)  # so that all ranks raise
+        return [bool(count) for count in differs.tolist()]
 
 
 def _sums(gradient: torch.Tensor | None) -> torch.Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -60,6 +61,17 @@ class ParallelModel:
             if parameter.requires_grad:
                 found.setdefault(id(parameter), (name, parameter))
         return dict(found.values())
+
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same parameters, or shards of them, as this one; None if there are no others."""
+        return None
+
+    def loose_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that nothing sends from rank 0 to all ranks, and that they have to hold alike; by their names."""
+        return {}
+
+    def tie_buffers(self, names: Iterable[str]) -> None:
+        """From now on, send these of `loose_buffers` from rank 0 to all ranks, as DDP does its buffers."""
 
     def attach(self, optimizer: Optimizer) -> None:
         """Hook: called once ``optimizer`` holds the parameters of `parameters`. The default does nothing."""

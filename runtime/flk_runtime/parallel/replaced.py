@@ -62,7 +62,9 @@ def name_of(tensor: torch.Tensor) -> str | None:
 
 def refuse(optimizer: Optimizer) -> None:
     """Raise SetupError if ``optimizer`` holds parameters that were replaced."""
-    names = [name for group in optimizer.param_groups for each in group["params"] if (name := name_of(each))]
+    # The class is faster to look at than the mark; this is done at each step.
+    found = [each for group in optimizer.param_groups for each in group["params"] if isinstance(each, _Unusable)]
+    names = [getattr(each, _MARK) for each in found]
     if names:
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise SetupError(

@@ -32,6 +32,7 @@ from flk_runtime.parallel import (
 )
 from flk_runtime.parallel.compilation import CompiledCode, keeps_code
 from flk_runtime.preflight.options import compare_options
+from flk_runtime.run.agreement import Agreement, check_replicas
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
@@ -54,6 +55,10 @@ class Models:
         self._has_others = False  # objects are saved that may have the state of any optimizer
         averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
         self._watch = OptimizerWatch(averages=averages)
+        communicates = context.options.strategy != "none"
+        self._agreement = Agreement() if context.world_size > 1 and communicates else None
+        if context.world_size > 1 and not communicates:
+            saves.before_save = lambda: check_replicas(self._models.values())
         context.closing.append(self._watch.close)
         self.is_held = False
         """Whether backward passes communicate nothing now."""
@@ -78,6 +83,7 @@ class Models:
             self._compare(name, options)
         manager.check_model(name, model, lacks_frozen=not options.save_frozen)
         self._metrics.utilisation.prepare(model)
+        self._watch.forget()
         parallel = parallelize(
             model,
             optimizers,
@@ -137,9 +143,11 @@ class Models:
         self._saves.manager.register(name, saved)
 
     def check_step(self) -> None:
-        """Raise SetupError if an optimizer that trains the models and has a state is not saved with them."""
+        """Raise SetupError if an optimizer of the models has a state and is not saved, or ranks train apart."""
         if self._saves.manager.can_save and not self._has_others:
             self._watch.check_saved(self.parameters, self._optimizers)
+        if self._agreement:
+            self._agreement.step(self._models.values(), self._watch.stepped)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -27,8 +28,9 @@ class OptimizerWatch:
     def __init__(self, *, averages: bool) -> None:
         """``averages``: the run has other ranks or workers, with which its strategy averages gradients."""
         self._averages = averages
-        self._new: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # have stepped, and were not looked at yet
-        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # Those that have stepped, in the order of their first steps, and whether they are known to be saved.
+        self._stepped: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Optimizer, _Seen] = weakref.WeakKeyDictionary()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -41,43 +43,65 @@ class OptimizerWatch:
 
     def check_saved(self, trained: Callable[[], Iterable[nn.Parameter]], saved: Iterable[Optimizer]) -> None:
         """Raise SetupError if an optimizer of ``trained`` parameters has a state, and is none of those ``saved``."""
-        for optimizer in [each for each in self._new if each.state]:
+        for optimizer in [each for each, is_saved in self._stepped.items() if not is_saved and each.state]:
             own = {id(each) for each in trained()} & {id(each) for each in optimizer.state}
             if own.difference(id(each) for other in saved for each in parameters_in(other)):
                 raise SetupError(
                     f"{type(optimizer).__name__} trains the model and is in no checkpoint, so it would begin anew "
                     "after a restart: pass it to parallelize, or call run.register('optimizer', optimizer)"
                 )
-            self._new.discard(optimizer)
-            self._known.add(optimizer)
+            self._stepped[optimizer] = True
+
+    def forget(self) -> None:
+        """Keep no parameters alive, since they are about to be replaced."""
+        self._seen.clear()
+
+    def stepped(self) -> list[Optimizer]:
+        """The optimizers that have stepped, in the order of their first steps."""
+        return list(self._stepped)
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         if self._averages:
-            _refuse_others(optimizer)
+            self._refuse_others(optimizer)
 
     def _after(self, optimizer: Optimizer, *arguments: Any) -> None:
         if self._averages and any(arguments):  # a closure has computed the gradients
-            _refuse_others(optimizer)
-        if optimizer not in self._known:
-            self._new.add(optimizer)
+            self._refuse_others(optimizer)
+        self._stepped.setdefault(optimizer, False)
+
+    def _refuse_others(self, optimizer: Optimizer) -> None:
+        """Raise SetupError for a gradient that nothing averages."""
+        parameters = parameters_in(optimizer)
+        ids = list(map(id, parameters))
+        seen = self._seen.get(optimizer)
+        if seen is None or seen.ids != ids:  # the first step, or a group was added
+            seen = self._seen[optimizer] = _Seen(ids, parameters, [each for each in parameters if not _is_known(each)])
+        for each in seen.others:
+            # A gradient without requires_grad is one that the script has made.
+            if each.grad is None or not each.requires_grad or _is_known(each):
+                continue
+            settle(list(_wrapped_by_script()))
+            if not is_settled(each):
+                raise SetupError(
+                    f"a parameter of shape {tuple(each.shape)} of {type(optimizer).__name__} was frozen or absent in "
+                    "parallelize, so its gradient is not averaged and each rank would train its own: pass its module "
+                    "to parallelize, and freeze parameters after it; or call flk.per_rank(optimizer) if each rank "
+                    "shall train its own, flk.replicated(optimizer) if the script averages the gradients"
+                )
 
 
-def _refuse_others(optimizer: Optimizer) -> None:
-    """Raise SetupError for a gradient that nothing averages."""
-    for each in parameters_in(optimizer):
-        if replaced.name_of(each):  # which has a check of its own
-            continue
-        # A gradient without requires_grad is one that the script has made.
-        if each.grad is None or not each.requires_grad or is_settled(each) or is_sharded(each):
-            continue
-        settle(list(_wrapped_by_script()))
-        if not is_settled(each):
-            raise SetupError(
-                f"a parameter of shape {tuple(each.shape)} of {type(optimizer).__name__} was frozen or absent in "
-                "parallelize, so its gradient is not averaged and each rank would train its own: pass its module to "
-                "parallelize, and freeze parameters after it; or call flk.per_rank(optimizer) if each rank shall train "
-                "its own, flk.replicated(optimizer) if the script averages the gradients"
-            )
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of an optimizer in its latest step."""
+
+    ids: list[int]
+    parameters: list[nn.Parameter]  # kept, so that no other parameter gets the ID of one of them
+    others: list[nn.Parameter]  # it was not known how the ranks train them
+
+
+def _is_known(parameter: nn.Parameter) -> bool:
+    """Whether it is known how the ranks train ``parameter``, or another check is for it."""
+    return is_settled(parameter) or is_sharded(parameter) or replaced.name_of(parameter) is not None
 
 
 def _wrapped_by_script() -> Iterator[nn.Parameter]:

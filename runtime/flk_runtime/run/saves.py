@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -46,6 +47,7 @@ class Saves:
             self._note_saved,
             self._note_stored,
         )
+        self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
         self._keep = self._interval(options.save_every, "saving")
         self._store = None if options.store_every is None else self._interval(options.store_every, "storing")
         if self._store and not self.manager.has_storage:
@@ -70,6 +72,8 @@ class Saves:
         """
         if self.manager.can_save:
             self._context.page.phase = Phase.SAVING
+            if self.before_save:
+                self.before_save()
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
                 self.manager.save(steps, store=store)
                 if wait:

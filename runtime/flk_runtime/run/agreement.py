@@ -1,0 +1,125 @@
+"""Agreement: whether ranks train one model: replicas have equal parameters, and optimizers equal hyperparameters.
+
+A script may make ranks train apart without an error: a learning rate that follows the loss of each rank, noise that
+each rank draws for itself, gradients of torch.autograd.grad. Replicas then differ, and shards have steps of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from flk_runtime.checkpoint import is_sharded
+from flk_runtime.distributed import comm_device, find_difference
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel import ParallelModel, local, parameters_in
+
+_FIRST: Final = 8  # steps after each of which is compared
+_EVERY: Final = 512  # steps between two comparisons, in the long run
+_TOLERANCE: Final = 1e-5  # of a parameter's norm, since devices of several types round differently
+_WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+_ADVICE: Final = (
+    "give all ranks the same values, such as run.mean(loss) for a scheduler or a closure, change parameters alike on "
+    "all ranks, or use strategy none"
+)
+
+
+class Agreement:
+    """Compares what ranks have to hold alike: after 8 steps each, then after 16, 32, 64, …, and every 512 steps."""
+
+    def __init__(self) -> None:
+        self._steps = 0  # since the start of this attempt
+
+    def step(self, models: Iterable[ParallelModel], optimizers: Callable[[], Iterable[Optimizer]]) -> None:
+        """Count a step, and compare if it is time. Collective. Raises SetupError on all ranks where they differ."""
+        self._steps += 1
+        if self._steps <= _FIRST or self._steps % _EVERY == 0 or not self._steps & (self._steps - 1):
+            models = list(models)
+            if found := find_difference("the end of a step", _described(models, optimizers())):
+                raise SetupError(f"the ranks train apart: {found}: {_ADVICE}")
+            for model in models:
+                _compare_parameters(model)
+                if names := _differing(model.loose_buffers(), dist.group.WORLD):
+                    model.tie_buffers(names)
+
+
+def _described(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> list[tuple[str, str]]:
+    """The hyperparameters of the optimizers that train the models, each with its path and its value."""
+    own = {id(each) for model in models for each in model.parameters().values()}
+    trained = [each for each in optimizers if not own.isdisjoint(map(id, parameters_in(each)))]
+    return [
+        (f"{key} in group {number} of {type(each).__name__} {place}", _text(value))
+        for place, each in enumerate(trained)
+        for number, group in enumerate(each.param_groups)
+        for key, value in group.items()
+        if key != "params"
+    ]
+
+
+def _text(value: Any) -> str:
+    """A hyperparameter as text; of values that are no numbers, texts or tuples of these only the type."""
+    if isinstance(value, torch.Tensor):
+        return repr(value.detach().double().tolist()) if value.numel() == 1 else f"a tensor {tuple(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return repr([_text(each) for each in value])
+    return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
+
+
+def check_replicas(models: Iterable[ParallelModel]) -> None:
+    """Raise SetupError if whole parameters differ between ranks: a checkpoint has those of rank 0. Collective."""
+    for model in models:
+        whole = {name: each for name, each in model.trained().items() if not is_sharded(each)}
+        if name := _first_far(whole, dist.group.WORLD):
+            raise SetupError(
+                f"{name!r} has other values on other ranks under strategy none, and a checkpoint has one of each: make "
+                "them equal before a save, or keep those of each rank with flk.adopt(model=flk.per_rank(model))"
+            )
+
+
+def _compare_parameters(model: ParallelModel) -> None:
+    """Raise SetupError on all ranks if replicas of a model have other parameters. Collective."""
+    group = model.replicas()
+    if group is not None and (name := _first_far(model.trained(), group)):
+        raise SetupError(f"the ranks train apart: {name!r} has other values on other ranks: {_ADVICE}")
+
+
+@torch.no_grad()
+def _first_far(parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> str | None:
+    """The first of ``parameters`` whose replicas in a ``group`` differ by more than rounding. Collective of all."""
+    differing = _differing(parameters, group)
+    return next((name for name in differing if _is_far(local(parameters[name]), group)), None)
+
+
+def _differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> list[str]:
+    """The names of the ``tensors`` of which this rank's share differs in any ``group`` of ranks. Collective of all."""
+    if not tensors:
+        return []
+    device = comm_device(torch.device("cpu"))
+    sums = torch.stack([_word_sum(local(each)).to(device) for each in tensors.values()])
+    extremes = torch.cat((sums, -sums))
+    dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
+    differs = (extremes[: len(sums)] != -extremes[len(sums) :]).to(torch.int32)
+    dist.all_reduce(differs, dist.ReduceOp.MAX)  # of all shards
+    return [name for name, found in zip(tensors, differs.tolist(), strict=True) if found]
+
+
+def _word_sum(values: torch.Tensor) -> torch.Tensor:
+    """The sum of the bits of ``values`` as integers, of shape (); the same in any order."""
+    real = torch.view_as_real(values) if values.is_complex() else values
+    words = _WORDS.get(real.element_size())
+    return (real.contiguous().view(words) if words else real.view(torch.uint8)).sum(dtype=torch.int64)
+
+
+def _is_far(values: torch.Tensor, group: Any) -> bool:
+    """Whether ``values`` differ between replicas by more than rounding. Collective of all ranks."""
+    first = values.to(comm_device(values.device), copy=True)
+    dist.broadcast(first, dist.get_global_rank(group, 0), group)
+    first = first.to(values.device)
+    distance, norm = (values - first).abs().double().norm(), first.abs().double().norm()
+    far = torch.stack([(~(distance <= _TOLERANCE * norm)).int()]).to(comm_device(torch.device("cpu")))
+    dist.all_reduce(far, dist.ReduceOp.MAX)
+    return bool(far.item())

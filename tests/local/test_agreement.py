@@ -1,0 +1,161 @@
+"""Ranks that a script makes train apart are refused, and buffers are those of rank 0 under every strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import SMALL_MODEL, told
+
+SCRIPT = (
+    SMALL_MODEL
+    + """
+def go(strategy, act, optimizer=torch.optim.SGD, count=3, **options):
+    with init(strategy) as run:
+        model = build()[0]
+        model, found = run.parallelize(model, optimizer(model.parameters(), lr=0.1), **options)
+        act = act(run, found)
+        for step in range(count):
+            def closure():
+                found.zero_grad()
+                loss = loss_of(model, share(run, data(6, 1)[step][0]))
+                loss.backward()
+                return loss
+            loss = found.step(closure)
+            act(model, loss)
+            run.step()
+
+def by_loss(mean, run, optimizer):
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=10.0)
+    return lambda model, loss: schedule.step(run.mean(loss.item()) if mean else loss.item() * (1 + 2 * run.rank))
+
+def other_rates(run, optimizer):
+    def act(model, loss):
+        optimizer.param_groups[0]["lr"] = 0.1 + 0.01 * run.rank
+    return act
+
+@torch.no_grad()
+def noise(run, optimizer):
+    return lambda model, loss: [each.data.add_(torch.randn_like(each)) for each in model.parameters()]
+
+def by_hand(run, optimizer):
+    def act(model, loss):
+        parameters = list(model.parameters())
+        found = loss_of(model, share(run, data(6, 1)[0][0]))
+        with torch.no_grad():
+            for each, gradient in zip(parameters, torch.autograd.grad(found, parameters)):
+                each -= gradient
+    return act
+
+def nothing(run, optimizer):
+    return lambda model, loss: None
+
+def searching(parameters, lr):
+    return torch.optim.LBFGS(parameters, lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+
+def rounding(run, optimizer):  # as between devices of two types
+    def act(model, loss):
+        with torch.no_grad():
+            for each in model.parameters():
+                each.mul_(1 + 2e-7 * run.rank)
+    return act
+
+with group():
+    apart, rates = "has other values on other ranks", "lr in group 0 of SGD 0 is 0.1"
+    for strategy, options in {"ddp": {}, "full_shard": {}, "hybrid_shard": {"shard_size": 1}}.items():
+        go(strategy, functools.partial(by_loss, True), count=6, **options)
+        refused(rates, lambda: go(strategy, other_rates, **options))
+    refused(apart, lambda: go("ddp", noise))
+    go("ddp", rounding)
+    refused("run.mean(loss) for a scheduler or a closure", lambda: go("ddp", nothing, searching))
+    refused(apart, lambda: go("ddp", by_hand))
+    tell("end", True)
+"""
+)
+
+
+def test_ranks_that_train_apart_are_refused(ranks: Ranks) -> None:
+    assert told(ranks(SCRIPT, 2)[0]) == {"end": True}
+
+
+STATISTICS = (
+    SMALL_MODEL
+    + """
+class Centered(nn.Module):
+    # Its training depends on a buffer that its forward pass changes, as that of a codebook does.
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(2))
+        self.register_buffer("center", torch.zeros(6))
+        self.register_buffer("constant", torch.ones(6))
+    def forward(self, x):
+        with torch.no_grad():
+            self.center.lerp_(x.mean(0), 0.5)
+        x = x - self.center * self.constant
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+def go(strategy, place, steps):
+    with init(strategy, checkpoint=place) as run:
+        torch.manual_seed(3)
+        model = Centered()
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.5))
+        seen = []
+        for step in range(run.steps, steps):
+            for part in range(2):
+                x = torch.randn(8, 6, generator=torch.Generator().manual_seed(100 * step + 10 * part + run.rank))
+                with run.no_sync() if part == 0 else contextlib.nullcontext():
+                    found = model(x + run.rank)
+                    found.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step()
+            model.eval()
+            with torch.no_grad():
+                seen += [run.mean(found.item()), run.mean(model(x).item())]
+            model.train()
+        return seen
+
+with group():
+    for strategy in ("ddp", "full_shard"):
+        tell(strategy, go(strategy, f"{FOLDER}/{strategy}-whole", 5))
+        tell(f"{strategy} resumed", go(strategy, f"{FOLDER}/{strategy}", 2) + go(strategy, f"{FOLDER}/{strategy}", 5))
+"""
+)
+
+
+def test_buffers_that_a_forward_pass_changes_are_those_of_rank_0_as_under_ddp(ranks: Ranks, tmp_path: Path) -> None:
+    found = told(ranks(STATISTICS.replace("{FOLDER}", str(tmp_path)), 2)[0])
+    assert len(found["ddp"]) == 10
+    assert found == {name: pytest.approx(found["ddp"], abs=1e-5) for name in found}
+
+
+def test_a_checkpoint_of_ranks_that_differ_under_none_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+def go(place, averages):
+    with init("none", checkpoint=place) as run:
+        model, optimizer = build()
+        model, optimizer = run.parallelize(model, optimizer)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, share(run, data(6, 1)[step][0])).backward()
+            if averages:
+                for each in model.parameters():
+                    dist.all_reduce(each.grad)
+            optimizer.step()
+            run.step()
+        if not averages:
+            run.save()
+
+with group():
+    go(f"{FOLDER}/equal", True)
+    refused("under strategy none, and a checkpoint has one of each", lambda: go(f"{FOLDER}/apart", False))
+    assert os.path.exists(f"{FOLDER}/equal") and not os.path.exists(f"{FOLDER}/apart/latest")
+"""
+    )
+    ranks(script.replace("{FOLDER}", str(tmp_path)), 2)
