@@ -74,7 +74,7 @@ def test_commands_and_their_options_exist(page: str, line: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_job_files_in_the_documentation_are_valid(page: Path) -> None:
     for block in blocks(page):
-        if block.language == "yaml" and "replicas:" in block.text:
+        if block.language == "yaml" and "replicas:" in block.text and "apiVersion:" not in block.text:
             validated(yaml.safe_load(block.text))
 
 
