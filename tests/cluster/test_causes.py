@@ -21,6 +21,7 @@ import flk as library
 from flk.health import diagnose
 from flk.observe.client import RESOURCES, JobClient
 from flk.observe.reader import view_job
+from flk_runtime.contract import user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
@@ -295,9 +296,9 @@ def _manifests(case: Case, names: dict[str, str], values: dict[str, str], folder
 def _launched(case: Case, image: str, folder: Path) -> list[Object]:
     """The manifests that flk makes of a case, with the fault in them."""
     (folder / "train.py").write_text(case.script)
-    job, *others = library.render(
-        library.Job(name=case.name, command=["train.py"], image=image, resources={"cpu": "10m"}, **case.job), folder
-    )
+    fields = {"command": ["train.py"], "image": image, "resources": {"cpu": "10m"}, **case.job}
+    fields["env"] = {str(user_env.START): "spawn"} | fields.get("env", {})  # no script uses torch
+    job, *others = library.render(library.Job(name=case.name, **fields), folder)
     spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     container = spec["containers"][0]
     spec.update(case.pod)

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.support.commands import WITHOUT_TORCH
 from tests.support.terminal import on_a_terminal
 
 SERVER = """
@@ -32,6 +33,7 @@ def test_commands_and_ports(flk: Any, image: str, tmp_path: Path, eventually: An
     (tmp_path / "train.py").write_text(SERVER)
     (tmp_path / "patch.yaml").write_text(SIDECAR.format(image=image))
     args = ["submit", "train.py", "--name", "web", "--replicas", "2", "--image", image, "--cpu", "50m"]
+    args += WITHOUT_TORCH
     made = flk(*args, "--patch", "patch.yaml", "--label", "team=web", cwd=tmp_path)
     assert made.code == 0, made.stderr
     eventually("both pods run", lambda: "2/2" in flk("list").stdout)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.record import JobRecord
+from tests.support.commands import WITHOUT_TORCH
 from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "100m"]
@@ -129,6 +130,7 @@ def test_memory_limit(flk: Any, image: str, script: Any) -> None:
         time.sleep(600)
     """)
     args = ["--name", "greedy", "--replicas", "2", "--restarts", "0", "--image", image, "--memory", "600Mi", *SMALL]
+    args += WITHOUT_TORCH
     assert flk("submit", "train.py", *args, cwd=folder).code == 0
     ended = flk("wait", "greedy")
     assert ended.code == 104, ended.stderr

@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
-SMALL = ["--cpu", "100m", "--env", "FLK_START=spawn"]  # ranks that do not need torch
+from tests.support.commands import WITHOUT_TORCH
+
+SMALL = ["--cpu", "100m", *WITHOUT_TORCH]
 SCRIPT = """
 import os, time
 print("attempt", os.environ["FLK_ATTEMPT"], "RDZV_SECRET" in str(os.environ), flush=True)

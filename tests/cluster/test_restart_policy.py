@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import WITHOUT_TORCH
 from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "50m"]
@@ -48,7 +49,7 @@ def test_the_same_failure_twice_without_progress_ends_the_job(
             raise ValueError(f"sample {os.getpid()} has no label")
         time.sleep(600)
     """)
-    args = ["--name", "twice", "--replicas", "2", "--image", image, *SMALL]
+    args = ["--name", "twice", "--replicas", "2", "--image", image, *SMALL, *WITHOUT_TORCH]
     assert flk("submit", "train.py", *args, cwd=folder).code == 0
     ended = flk("wait", "twice")
     assert ended.code == 100, ended.stderr

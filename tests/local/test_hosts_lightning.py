@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from tests.support import adapters
 from tests.support.pods import Pods
 
-pytest.importorskip("lightning")
+if find_spec("lightning") is None:  # its import takes seconds, in each process of pytest
+    pytest.skip("needs lightning from PyPI", allow_module_level=True)
 
 # Two epochs of six steps of two micro-batches, with dropout, a shuffled loader and two validations in each epoch.
 TRAIN = """

@@ -160,10 +160,10 @@ def scheduler(run):
 
 with group():
     for words, action in (
-        ("AdamW holds the parameter 'blocks.0.norm.weight' and 13 more that parallelize has replaced", step_of_others),
-        ("AdamW holds the parameter 'blocks.0.norm.weight' and 13 more that parallelize has replaced", register_late),
+        ("AdamW holds the parameter 'blocks.0.norm.weight' and 9 more that parallelize has replaced", step_of_others),
+        ("AdamW holds the parameter 'blocks.0.norm.weight' and 9 more that parallelize has replaced", register_late),
         ("'head.weight' was shared with a model that has been parallelized", tied_models),
-        ("LBFGS holds the parameter 'embedding.weight' and 21 more that parallelize has replaced", without_any),
+        ("LBFGS holds the parameter 'embedding.weight' and 15 more that parallelize has replaced", without_any),
         ("Caching keeps the parameter 'embedding.weight' in its attribute 'cache' too", of(Caching)),
         ("Bound keeps the parameter 'embedding.weight' in its attribute 'update' too",
          of(lambda all: Bound(all, lambda each: functools.partial(torch.add, each)))),

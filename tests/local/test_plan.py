@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,42 +75,16 @@ def compare(measured, predicted):
                         tell(f"{kind} {name} {bool(precision)}", [found, predicted(kind, name, precision)])
 """
 
-STATE = """
+BYTES = """
+from torch.utils._python_dispatch import TorchDispatchMode
+from flk_runtime.plan.communication import collectives
+
 def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 def allocated(tensors):
     storages = [local(t).untyped_storage() for t in tensors if local(t).numel()]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-def measured(loss, optimizer):
-    loss().backward()
-    optimizer.step()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    tensors = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return [allocated(parameters), allocated(gradients), sum(local(t).numel() * t.element_size() for t in tensors)]
-
-def predicted(kind, name, precision):
-    state = model_state(units(kind), LOCAL.get(name, 4))
-    return [state.parameters, state.gradients, state.optimizer]
-
-with group():
-    compare(measured, predicted)
-"""
-
-
-def test_bytes_of_model_state_are_predicted_exactly(ranks: Ranks) -> None:
-    script = SMALL_MODEL + MODELS + f"strategies = {SHARDING!r}\n" + PREDICTED + STATE
-    found = told(ranks(script, 4)[0])
-    assert len(found) == 30
-    for key, (measured, predicted) in found.items():
-        assert predicted == measured, key
-
-
-WIRE = """
-from torch.utils._python_dispatch import TorchDispatchMode
-from flk_runtime.plan.communication import collectives
 
 class Sent(TorchDispatchMode):
     # Bytes that a ring of the group's ranks sends from each rank, for the tensors that are given to collectives.
@@ -134,23 +110,44 @@ class Sent(TorchDispatchMode):
 def measured(loss, optimizer):
     with Sent() as sent:
         loss().backward()
-    return sent.total
+    optimizer.step()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    sizes = [allocated(parameters), allocated(gradients), sum(local(t).numel() * t.element_size() for t in tensors)]
+    return {"state": sizes, "wire": sent.total}
 
 def predicted(kind, name, precision):
+    state = model_state(units(kind), LOCAL.get(name, 4))
     sizes = (precision.param.itemsize, precision.reduce.itemsize) if precision else (None, None)
-    return sum(c.sent for c in collectives(name, units(kind, precision), 4, LOCAL.get(name, 4), *sizes))
+    wire = sum(c.sent for c in collectives(name, units(kind, precision), 4, LOCAL.get(name, 4), *sizes))
+    return {"state": [state.parameters, state.gradients, state.optimizer], "wire": wire}
 
 with group():
     compare(measured, predicted)
 """
 
 
-def test_bytes_on_the_wire_are_predicted_exactly(ranks: Ranks) -> None:
-    script = SMALL_MODEL + MODELS + f"strategies = {SHARDING!r}\n" + PREDICTED + WIRE
+@pytest.fixture(scope="module")
+def compared(fork_server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What rank 0 of four measured in a step and what it predicts, by model, strategy and precision."""
+    ranks = Ranks(fork_server, tmp_path_factory.mktemp("compared"))
+    script = SMALL_MODEL + MODELS + f"strategies = {SHARDING!r}\n" + PREDICTED + BYTES
     found = told(ranks(script, 4)[0])
     assert len(found) == 30
-    for key, (measured, predicted) in found.items():
-        assert predicted == pytest.approx(measured), key
+    return found
+
+
+@pytest.mark.xdist_group("bytes of a step")  # both tests look at one run
+def test_bytes_of_model_state_are_predicted_exactly(compared: dict[str, Any]) -> None:
+    for key, (measured, predicted) in compared.items():
+        assert predicted["state"] == measured["state"], key
+
+
+@pytest.mark.xdist_group("bytes of a step")
+def test_bytes_on_the_wire_are_predicted_exactly(compared: dict[str, Any]) -> None:
+    for key, (measured, predicted) in compared.items():
+        assert predicted["wire"] == pytest.approx(measured["wire"]), key
 
 
 ORACLE = """

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+import pytest
 
 from tests.support.ranks import Ranks
 from tests.support.small_model import SHARDING, SMALL_MODEL, told
 
-# The shapes of the model's parameters: three blocks, and what is outside of them.
+# The shapes of the model's parameters: two blocks, and what is outside of them.
 BLOCK = [(6,), (6,), (25, 6), (25,), (6, 25), (6,)]
-UNITS = [BLOCK, BLOCK, BLOCK, [(11, 6), (6,), (6,), (11, 6)]]
+UNITS = [BLOCK, BLOCK, [(11, 6), (6,), (6,), (11, 6)]]
 SHAPES = [shape for unit in UNITS for shape in unit]
 BYTES = sum(math.prod(shape) for shape in SHAPES) * 4
 
@@ -51,14 +55,29 @@ class Collectives(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 """
 
-TRAIN = """
+TRAIN = f"""
 with group():
-    for name in {names}:
+    for name in {SHARDING}:
         with init(name) as run:
             for kind, precision in (("fp32", None), ("bf16", flk.Precision())):
                 model, optimizer = run.parallelize(*build(), precision=precision, **hybrid(name))
                 train(run, model, optimizer, steps=2)  # DDP makes its buckets anew in the second step
+                tell(f"{{name}} {{kind}} sizes", sizes(optimizer))
+                for accumulation in (1, 4):
+                    optimizer.zero_grad()
+                    with Collectives() as mode:
+                        for number in range(accumulation):
+                            with run.no_sync() if number < accumulation - 1 else contextlib.nullcontext():
+                                loss_of(model, share(run, data(1, 1)[0][0])).backward()
+                    tell(f"{{name}} {{kind}} {{accumulation}}", mode.counts)
 """
+
+
+@pytest.fixture(scope="module")
+def measured(fork_server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of four ranks has measured, by strategy, precision and what it is."""
+    ranks = Ranks(fork_server, tmp_path_factory.mktemp("measured"))
+    return [told(rank) for rank in ranks(SMALL_MODEL + SIZES + COLLECTIVES + TRAIN, 4)]
 
 
 def shard_size(name: str) -> int:
@@ -79,38 +98,24 @@ def rank_bytes(rank: int, n: int) -> dict[str, int]:
     }
 
 
-def test_bytes_per_rank(ranks: Ranks) -> None:
-    train = TRAIN.format(names=SHARDING)
-    script = SMALL_MODEL + SIZES + train + " " * 16 + 'tell(f"{name} {kind}", sizes(optimizer))\n'
-    ended = [told(rank) for rank in ranks(script, 4)]
-    assert len(ended[0]) == 10
-    for key in ended[0]:
+@pytest.mark.xdist_group("what sharding costs")  # both tests look at one run
+def test_bytes_per_rank(measured: list[dict[str, Any]]) -> None:
+    keys = [key for key in measured[0] if key.endswith("sizes")]
+    assert len(keys) == 10
+    for key in keys:
         n = shard_size(key.split()[0])
-        found = [rank[key] for rank in ended]
+        found = [rank[key] for rank in measured]
         assert found == [rank_bytes(rank, n) for rank in range(4)], key
         assert sum(each["exp_avg"] for each in found) == 4 // n * BYTES, key
 
 
-def test_collectives_per_step(ranks: Ranks) -> None:
-    script = (
-        SMALL_MODEL
-        + COLLECTIVES
-        + TRAIN.format(names=SHARDING)
-        + """
-                for accumulation in (1, 4):
-                    optimizer.zero_grad()
-                    with Collectives() as mode:
-                        for number in range(accumulation):
-                            with run.no_sync() if number < accumulation - 1 else contextlib.nullcontext():
-                                loss_of(model, share(run, data(1, 1)[0][0])).backward()
-                    tell(f"{name} {kind} {accumulation}", mode.counts)
-"""
-    )
-    ended = [told(rank) for rank in ranks(script, 4)]
-    assert len(ended[0]) == 20
+@pytest.mark.xdist_group("what sharding costs")
+def test_collectives_per_step(measured: list[dict[str, Any]]) -> None:
+    keys = [key for key in measured[0] if not key.endswith("sizes")]
+    assert len(keys) == 20
     units = len(UNITS)
     expected = {}
-    for key in ended[0]:
+    for key in keys:
         name, kind, accumulation = key.split()
         if name == "no_shard":
             expected[key] = (
@@ -123,7 +128,7 @@ def test_collectives_per_step(ranks: Ranks) -> None:
         expected[key] = {"reduce_scatter": units, "allgather": gathers}
         if name.startswith("hybrid"):
             expected[key]["allreduce"] = units
-    assert ended == [expected] * 4
+    assert [{key: rank[key] for key in keys} for rank in measured] == [expected] * 4
 
 
 def test_a_meta_start_never_holds_the_whole_model(ranks: Ranks) -> None:

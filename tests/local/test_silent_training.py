@@ -35,7 +35,7 @@ def changed_after_an_evaluation(run):
 
 def shared_modules(run):
     model = build()[0]
-    model.blocks[2].up = model.blocks[0].up
+    model.blocks[1].up = model.blocks[0].up
     model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return train(run, model, optimizer, steps=3)
 

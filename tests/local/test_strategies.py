@@ -9,7 +9,7 @@ import torch
 
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
-from tests.support.small_model import SHARDING, SMALL_MODEL, told
+from tests.support.small_model import SHARDING, THREE_BLOCKS, told
 
 # What one process does with bfloat16 copies of the parameters and float32 sums of gradients.
 EMULATION = """
@@ -49,7 +49,7 @@ def wrong(found: dict[str, list[float]], expected: dict[str, list[float]], toler
 @pytest.mark.parametrize("kind", ["fp32", "bf16"])
 def test_every_strategy_trains_as_one_process_does(ranks: Ranks, kind: str) -> None:
     one = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + EMULATION
         + """
 with init("ddp") as run:
@@ -60,7 +60,7 @@ with init("ddp") as run:
     )
     precision = "flk.Precision()" if kind == "bf16" else None
     four = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + f"""
 with group():
     for name in {SHARDING}:
@@ -85,7 +85,7 @@ with group():
 
 def test_a_world_of_one_and_the_parameters_of_rank_0(ranks: Ranks) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + f"""
 with group():
     for name in {SHARDING}:
@@ -111,7 +111,7 @@ with group():
 @pytest.mark.parametrize("name", ["hybrid_shard", "hybrid_shard_zero2"])
 def test_by_default_a_hybrid_strategy_shards_within_a_node(ranks: Ranks, name: str) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + f"""
 with group(), init({name!r}) as run:
     model, optimizer = run.parallelize(*build())
@@ -127,7 +127,7 @@ with group(), init({name!r}) as run:
     ended = [told(rank) for rank in ranks(script, 4, of_rank=nodes)]
     assert [rank["mesh"] for rank in ended] == [[[2, 2], ["replicate", "shard"], [[0, 1], [2, 3]]]] * 4
     assert [rank["rows"] for rank in ended] == [6, 5, 6, 5]  # of 11
-    (alone,) = ranks(SMALL_MODEL + 'with init("ddp") as run:\n    tell("losses", train(run, *build(), steps=2))\n', 1)
+    (alone,) = ranks(THREE_BLOCKS + 'with init("ddp") as run:\n    tell("losses", train(run, *build(), steps=2))\n', 1)
     assert ended[0]["losses"] == pytest.approx(told(alone)["losses"], abs=1e-6)
 
 
@@ -142,7 +142,7 @@ VARIANTS = {
 def test_clipping_and_tied_and_frozen_parameters(ranks: Ranks, variant: str) -> None:
     model, training = VARIANTS[variant]
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + f"""
 with group():
     for name in {SHARDING} if "RANK" in os.environ else ("ddp",):
@@ -161,7 +161,7 @@ with group():
 
 def test_uneven_batches_end_together(ranks: Ranks) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + """
 with init("ddp") as run:
     model, optimizer = run.parallelize(*build())
@@ -186,7 +186,7 @@ with init("ddp") as run:
 
 def test_ranks_that_use_different_parameters(ranks: Ranks) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + """
 class Choice(nn.Module):
     def __init__(self):
@@ -217,7 +217,7 @@ with group():
 def test_an_evaluation_between_the_backward_pass_and_the_step(ranks: Ranks, tmp_path: Path) -> None:
     """It leaves full parameters, which the step must not miss; and after the step, a save must not either."""
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + f"""
 with group():
     for name in ("shard_grad_op", "full_shard"):
@@ -249,7 +249,7 @@ with group():
 
 def test_a_model_that_is_called_twice_in_a_step(ranks: Ranks) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + """
 with group():
     for name in ("no_shard", "shard_grad_op", "full_shard"):
@@ -274,7 +274,7 @@ with group():
 
 def test_an_optimizer_that_has_stepped_and_a_second_model(ranks: Ranks, tmp_path: Path) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + f"""
 with group():
     for name in ("ddp", "full_shard", "hybrid_shard"):
@@ -301,7 +301,7 @@ with group():
 
 def test_ddp_trains_complex_parameters(ranks: Ranks) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + """
 class Rotation(nn.Module):
     def __init__(self):
@@ -329,7 +329,7 @@ with init("ddp") as run:
 def test_units_by_name_give_the_same_losses_to_the_bit(ranks: Ranks) -> None:
     """Also where other modules are recomputed, and where parameters stay sharded over fewer ranks."""
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + """
 calls = 0
 plain = nn.Linear.forward
@@ -378,7 +378,7 @@ with group():
 
 def test_an_embedding_and_a_head_as_large_as_a_block_are_sharded_apart(ranks: Ranks) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + """
 def wide(tied=False, kind=Net):
     torch.manual_seed(3)
@@ -437,7 +437,7 @@ with group():
 
 def test_what_does_not_go_together_is_refused_before_anything_waits(ranks: Ranks) -> None:
     script = (
-        SMALL_MODEL
+        THREE_BLOCKS
         + """
 class Odd(nn.Module):
     def __init__(self):
@@ -546,4 +546,4 @@ def test_one_script_runs_under_every_strategy(ranks: Ranks, tmp_path: Path) -> N
     """So that `flk bench` can measure all of them, and ``none`` as what the others add communication to."""
     begin = f"STRATEGIES, FOLDER = {SHARDING!r}, {str(tmp_path / 'checkpoints')!r}\n"
     begin += "from pytest import approx\npytest_approx = lambda values: approx(values, rel=2e-3)\n"
-    assert all(told(ended) == {"done": True} for ended in ranks(SMALL_MODEL + begin + ONE_SCRIPT, 2))
+    assert all(told(ended) == {"done": True} for ended in ranks(THREE_BLOCKS + begin + ONE_SCRIPT, 2))

@@ -18,9 +18,13 @@ from typing import Any
 import pytest
 
 import flk
+from flk_runtime.contract import user_env
 from tests.support.processes import Result, checked
 from tests.support.requirements import unavailable
 
+# Options of a job whose scripts use no torch: its pods but the first do not import it, which takes most of their
+# processor time.
+WITHOUT_TORCH = ["--env", f"{user_env.START}=spawn"]
 RUN_CLI = 300  # seconds that a command may take unless a test says otherwise
 
 
