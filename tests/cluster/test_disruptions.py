@@ -162,10 +162,10 @@ def test_a_drained_node_that_has_the_volume(
     node = kubectl("get", "pod", "bound-worker-0", "-o", "jsonpath={.spec.nodeName}")
     drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s"]
     drain += ["--pod-selector=flk.dev/job=bound"]
+    where = f"; the volume of the claim {claim} is on node {node}, which is cordoned"
     for how in ([], ["--disable-eviction"]):
         try:
             cluster.kubectl(*drain, *how, timeout=180)
-            where = f"; the volume of the claim {claim} is on node {node}, which is cordoned"
             eventually("the node is named", lambda: flk("why", "bound").stdout.partition("\n")[0].endswith(where))
             answer = found(flk, "bound", "NodesNotReady")
             assert f"kubernetes.io/hostname In {node}" in [item["text"] for item in answer["cause"]["evidence"]]

@@ -64,9 +64,9 @@ def profile(
         raise UsageError(f"{'--stacks' if limit else '--timeout'}: must be longer than 0s")
     if not to.is_dir():
         raise UsageError(f"--to: there is no folder {to}")
-    from flk.cli.stacks import launcher_command
     from flk.jobs.profiling import places
     from flk.jobs.profiling import profile as profile_rank
+    from flk.observe.pods import launcher_command
 
     client, name = open_job(job, context, namespace)
     found = places(client, name, ranks)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flk.cli.options import Context, Namespace, complete_jobs, job_ref, note, open_job
-from flk.errors import ApiError, FlkError, UnreachableError, UsageError
+from flk.errors import FlkError, UnreachableError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line
     from flk.jobs.state import State
-    from flk.kube import Object
     from flk.observe.client import JobClient
     from flk_runtime.contract.telemetry import Telemetry
 
@@ -28,7 +27,6 @@ _DRAW: Final = 0.5  # seconds after which the view is drawn again, for its times
 _QUIET: Final = 0.1  # seconds between two drawings at least
 _EVERY, _SHARE = 2.0, 5  # seconds between two lists of jobs, and at least so many times the duration of the last one
 _JOBS: Final = 32  # jobs that run whose metrics are read
-_TIMEOUT: Final = 20.0  # seconds for the telemetry
 Lines = Callable[[int, str], "list[Line]"]
 
 
@@ -76,13 +74,12 @@ def _job(job: str, context: str | None, namespace: str | None, output: str) -> i
 
     client, name = open_job(job, context, namespace)
     state = get_state(client, name, note)
-    live = LiveJob(client, name, state, read_telemetry)
+    live = LiveJob(client, name, state, measure)
     if output == "json" or state.finished or not _on_a_terminal():
-        if not state.finished:
-            try:
-                live.telemetry, live.missing = read_telemetry(client, name, state)
-            except FlkError as error:
-                live.missing = str(error)
+        try:
+            live.telemetry, live.missing = measure(client, name)
+        except FlkError as error:
+            live.missing = str(error)
         if output == "json":
             measured = live.telemetry and asdict(live.telemetry)
             data = {"schema": SCHEMA, "job": state.to_dict(), "telemetry": measured, "missing": live.missing}
@@ -182,41 +179,12 @@ class _JobsReader:
         return [fuller.get(each.state.uid, each.state) for each in listed]
 
 
-def read_telemetry(client: JobClient, name: str, state: State) -> tuple[Telemetry | None, str]:
-    """Return the telemetry of a job, or None and why there is none. Raises the errors of the requests."""
-    from flk.cli.stacks import launcher_command
-    from flk_runtime.contract import typed
-    from flk_runtime.contract.telemetry import Telemetry
+def measure(client: JobClient, name: str) -> tuple[Telemetry, str]:
+    """Return the telemetry of a job, and why its ranks are not in it. Raises the errors of the requests."""
+    from flk.jobs.telemetry import read_telemetry
 
-    first = next((pod for pod in state.pods if str(pod.phase) == "Running"), None)
-    if first is None or first.index != 0:
-        return None, f"pod 0 of {name} does not run"
-    pod = client.find_pod(first.name)
-    command = launcher_command(pod) if pod else []
-    if pod is None or not command:
-        return None, "the job does not run with flk's launcher; steps are those of the metrics that it prints"
-    if not _measures(client, pod, command):
-        return None, "the flk of this job measures none; steps are those of the metrics that it prints"
-    done = client.execute(pod, [*command, "metrics"], _TIMEOUT)
-    try:
-        return typed.read(Telemetry, json.loads(done.stdout)), ""
-    except (ValueError, KeyError, TypeError):
-        words = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        return None, words[-1] if words else f"exit code {done.code} of flk_runtime metrics"
-
-
-_MEASURING: Final[dict[str, bool]] = {}
-
-
-def _measures(client: JobClient, pod: Object, command: list[str]) -> bool:
-    """Return whether the launcher knows `metrics`: an older one would take the word for a script and start it."""
-    uid = str(pod["metadata"]["uid"])
-    if uid not in _MEASURING:
-        done = client.execute(pod, [*command, "--help"], _TIMEOUT)
-        if done.code:
-            raise ApiError(f"flk_runtime does not start in {pod['metadata']['name']}")
-        _MEASURING[uid] = b"``metrics``" in done.stdout
-    return _MEASURING[uid]
+    found = read_telemetry(client, name)
+    return found, "" if found.ranks else "no launcher of flk answers in it, or the right to create pods/exec is missing"
 
 
 def _on_a_terminal() -> bool:

@@ -19,14 +19,14 @@ EVERY: Final = 2.0  # seconds between two reads of the telemetry
 SHARE: Final = 5  # and at least so many times the duration of the last one
 _EVENTS_EVERY: Final = 5.0  # seconds between two reads of the events, which also show that the API server answers
 _EVENTS: Final = 50  # that are kept
-Read = Callable[[JobClient, str, State], "tuple[Telemetry | None, str]"]
+Read = Callable[[JobClient, str], "tuple[Telemetry, str]"]
 
 
 class LiveJob:
     """The state of a job, its telemetry and its events, as they were read last. Threads renew them until `close`."""
 
     def __init__(self, client: JobClient, name: str, state: State, read: Read) -> None:
-        """``read`` returns the telemetry of a job, or None and why there is none."""
+        """``read`` returns the telemetry of a job, and why its ranks are not in it."""
         self._client, self._name, self._read = client, name, read
         self.state = state
         self.telemetry: Telemetry | None = None
@@ -90,8 +90,7 @@ class LiveJob:
             began = time.monotonic()
             if not self.state.finished:
                 try:
-                    telemetry, self.missing = self._read(self._client, self._name, self.state)
-                    self.telemetry = telemetry or self.telemetry
+                    self.telemetry, self.missing = self._read(self._client, self._name)
                 except FlkError as error:
                     self.missing = str(error)
                 self.changed.set()

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import re
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -97,6 +98,7 @@ is_ info ield import i index ing int isinstance item y % x
 _SYMBOLS: Final = [_MARKS.get(name, name) for name in _NAMES.split()]
 _CODES: Final = {symbol: code for code, symbol in enumerate(_SYMBOLS)}
 _SYMBOL: Final = re.compile("|".join(map(re.escape, sorted(_SYMBOLS, key=len, reverse=True))))
+_PARSING: Final = threading.Lock()  # before Python 3.12, ast fails in two threads at once
 _DIGEST: Final = hashlib.sha256().digest_size
 # Functions of flk_runtime.contract with the position of the argument that only the documentation reads.
 _DOCUMENTED: Final = {"Variable": 1, "Setting": 1, "Meaning": 0}
@@ -154,7 +156,8 @@ def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:
 
 def module_source(name: str) -> str:
     """Return the source of a module of flk_runtime, by its path in the package, as an archive has it."""
-    return stripped((Path(contract.__file__).parents[1] / name).read_text())
+    with _PARSING:
+        return stripped((Path(contract.__file__).parents[1] / name).read_text())
 
 
 def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:

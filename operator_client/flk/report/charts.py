@@ -82,7 +82,7 @@ def _step_time(reports: Sequence[Report]) -> Chart | None:
 
 
 def _goodput(reports: Sequence[Report]) -> Chart | None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"job": report.name, "cause": cause, "time": seconds, "order": order}
         for report in reports
         if report.state.goodput
@@ -93,7 +93,8 @@ def _goodput(reports: Sequence[Report]) -> Chart | None:
         return None
     told = {row["cause"] for row in rows}
     length, unit = _unit(max(report.state.goodput.total for report in reports if report.state.goodput))
-    rows = [{**row, "time": round(row["time"] / length, 4)} for row in rows]
+    for row in rows:
+        row["time"] = round(row["time"] / length, 4)
     causes = [cause for cause in TIME_CAUSES if cause in told]
     spec = {
         "data": {"values": rows},

@@ -7,26 +7,28 @@ from dataclasses import asdict
 
 import pytest
 
-from flk.cli import top as module
-from flk.cli.top import read_telemetry, top, window
+from flk.cli.top import measure, top, window
 from flk.cli.top_text import Line
 from flk.errors import JobNotFoundError, UsageError
+from flk.jobs import telemetry
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
-from flk_runtime.contract.telemetry import Sample, Telemetry
+from flk_runtime.contract.telemetry import RankMeasurements, Sample, Telemetry
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import NOW, JobBuilder
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
-MEASURED = Telemetry(NOW, 0, 100, [Sample(NOW, 0, 40, 2.5, 64.0, step_seconds=0.5)])
+MEASURED = Telemetry(
+    NOW, 0, 100, [Sample(NOW, 0, 40, 2.5, 64.0, step_seconds=0.5)], [RankMeasurements(0, 0, 40, "step")]
+)
 
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that were executed in pods, whose launcher knows `metrics`."""
     found: list[list[str]] = []
-    monkeypatch.setattr(module, "_MEASURING", {})
+    monkeypatch.setattr(telemetry, "_ANSWERING", {})
 
     def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
         found.append(command)
@@ -59,39 +61,18 @@ def test_the_data(fake: FakeApiServer, commands: list[list[str]], capsys: pytest
     launched().add_to(fake)
     top("gpt", output="json")
     data = json.loads(capsys.readouterr().out)
+    data["telemetry"]["settings"].pop("image")
     assert data["telemetry"] == asdict(MEASURED)
     assert (data["job"]["name"], data["missing"]) == ("gpt", "")
     top(output="json")
     assert [each["name"] for each in json.loads(capsys.readouterr().out)["items"]] == ["gpt"]
 
 
-def test_a_launcher_that_knows_no_metrics_is_never_asked_for_them(
-    fake: FakeApiServer, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builder = launched().add_to(fake)
-
-    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
-        assert command[-1] == "--help"  # an older launcher would start a script of the name `metrics`
-        return Executed(0, b"python -m flk_runtime stacks", b"")
-
-    monkeypatch.setattr(JobClient, "execute", execute)
-    found, why = read_telemetry(JobClient.connect(), "gpt", builder.state())
-    assert found is None
-    assert why.startswith("the flk of this job measures none")
-
-
-def test_whether_a_launcher_measures_is_asked_once(fake: FakeApiServer, commands: list[list[str]]) -> None:
-    state = launched().add_to(fake).state()
-    for _ in range(2):
-        assert read_telemetry(JobClient.connect(), "gpt", state) == (MEASURED, "")
-    assert [command[-1] for command in commands] == ["--help", "metrics", "metrics"]
-
-
 def test_jobs_without_telemetry(fake: FakeApiServer, commands: list[list[str]]) -> None:
-    foreign = JobBuilder(1).all("pod").add_to(fake).state()
-    assert "does not run with flk's launcher" in read_telemetry(JobClient.connect(), "gpt", foreign)[1]
-    ended = JobBuilder(1, name="bert").ended(0, 0).state()
-    assert read_telemetry(JobClient.connect(), "bert", ended) == (None, "pod 0 of bert does not run")
+    JobBuilder(1).all("pod").add_to(fake)
+    found, why = measure(JobClient.connect(), "gpt")
+    assert found.ranks == []
+    assert why.startswith("no launcher of flk answers in it")
     assert commands == []
 
 

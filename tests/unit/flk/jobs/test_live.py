@@ -26,7 +26,7 @@ def live(fake: FakeApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "SHARE", 0)
     monkeypatch.setattr(module, "_EVENTS_EVERY", 0.01)
 
-    def make(read: module.Read = lambda client, name, state: (None, "not measured")) -> LiveJob:
+    def make(read: module.Read = lambda client, name: (Telemetry(NOW), "not measured")) -> LiveJob:
         builder = JobBuilder(2).all("pod").event("Created", "Created pod: gpt-worker-0", at="2026-01-01T00:00:05Z")
         builder.add_to(fake)
         return LiveJob(JobClient.connect(), "gpt", builder.state(), read)
@@ -55,7 +55,7 @@ def test_what_is_new_in_a_state_becomes_events(live: Callable[..., LiveJob]) -> 
 
 
 def test_it_follows_the_job_and_its_events_and_reads_the_telemetry(live: Callable[..., LiveJob]) -> None:
-    job = live(lambda client, name, state: (Telemetry(NOW, 1, 100), ""))
+    job = live(lambda client, name: (Telemetry(NOW, 1, 100), ""))
     job.start()
     try:
         until(lambda: job.telemetry and job.events, "both were read", seconds=20)
@@ -69,7 +69,7 @@ def test_it_follows_the_job_and_its_events_and_reads_the_telemetry(live: Callabl
 def test_an_outage_is_a_line_and_keeps_what_was_seen(
     live: Callable[..., LiveJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> tuple[Telemetry | None, str]:
+    def refuse(*_: object) -> tuple[Telemetry, str]:
         raise UnreachableError("connection refused")
 
     job = live(refuse)

@@ -68,7 +68,11 @@ def test_a_trace_without_a_step_has_no_summary() -> None:
     assert summarize(ON_CPU) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{}"), gzip.compress(b"[1]")])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b"{}"), gzip.compress(b"[1]")],
+    ids=["empty", "text", "an object", "a list"],
+)
 def test_a_file_that_is_no_trace(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t.json.gz"
     path.write_bytes(content)

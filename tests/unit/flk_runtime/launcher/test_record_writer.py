@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
     made = Archive()
-    monkeypatch.setattr(record_archive, "RecordArchive", lambda *_: made)
+    monkeypatch.setattr(record_archive, "RecordArchive", lambda *_, **__: made)
     return made
 
 

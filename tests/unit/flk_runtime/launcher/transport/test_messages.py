@@ -10,6 +10,7 @@ import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord, QuarantinedNode, SlowRank, Standstill
+from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Telemetry
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.preemption import Boundary
@@ -38,6 +39,8 @@ from flk_runtime.launcher.transport.messages import (
     StacksRequested,
     StacksWanted,
     SuccessReport,
+    TelemetryGathered,
+    TelemetryWanted,
     Transfer,
     Transferred,
     WaitsChanged,
@@ -63,6 +66,7 @@ EXAMPLES: list[Message] = [
     SuccessReport(3),
     Heartbeat(),
     Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
+    Heartbeat(PodStatus(3, [], PodUsage(1, "gpt-worker-1", "node-a", 1.5, 0.5, gpus=[GpuUsage(0.5, 1, 2)]), 2.5)),
     StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
     Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7, topology="a/b"),
     DrainRequest(Inventory.of("10.0.0.1", 4711, [SHARD])),
@@ -91,6 +95,8 @@ EXAMPLES: list[Message] = [
     StacksWanted("a"),
     StacksRequested(1),
     StacksGathered("a", {"cause": ""}),
+    TelemetryWanted("a"),
+    TelemetryGathered("a", Telemetry(1.5, 2, 100, [Sample(1.0, 2, 7, loss=0.5)], [RankMeasurements(0, 0, 7, "step")])),
     WaitsChanged([SlowRank(3, "gpt-worker-1", "node-a", 2.5)], Standstill(7.5, "rank 1 sleeps", "gpt-worker-1")),
     Release(),
 ]
@@ -125,7 +131,7 @@ def test_a_message_decodes_to_itself(message: Message) -> None:
 
 def test_a_heartbeat_with_more_than_this_version_knows_is_read() -> None:
     """A launcher of a newer flk may tell more of its ranks."""
-    values = [0, 12, 0.5, 0.5, 0, 0, 3, 1, "step"]
+    values = [0, 12, 0.5, 0.5, 0, 0, 3, 1, "step", 0.5, 700]
     data = {"status": {"attempt": 2, "ranks": [[*values, "later"]], "later": 1}, "later": 2}
     assert MESSAGES.decode(json.dumps(["Heartbeat", data]).encode()) == Heartbeat(PodStatus(2, [RankStatus(*values)]))
 
