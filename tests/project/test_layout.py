@@ -48,9 +48,7 @@ COVERED = {
         "flk_runtime.launcher.coordinator.memory_plans flk_runtime.launcher.replication.messages "
         "flk_runtime.launcher.replication.service"
     ),
-    "tests/local/test_metrics_page.py": (
-        "flk_runtime.launcher.metrics_page flk_runtime.metrics.logging flk_runtime.metrics.shares"
-    ),
+    "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging flk_runtime.metrics.shares"),
     "tests/local/test_network_faults.py": (
         "flk_runtime.launcher.transport.attempt_store flk_runtime.launcher.transport.thread"
     ),
@@ -222,6 +220,7 @@ COVERED = {
     "tests/unit/flk_runtime/run/test_options.py": "flk_runtime.system.trial",
     "tests/unit/flk_runtime/shared/test_shard_file.py": "flk_runtime.checkpoint.shard",
     "tests/unit/flk_runtime/system/test_pytree.py": "flk_runtime.distributed.consistency",
+    "tests/unit/flk_runtime/contract/test_telemetry_archive.py": "flk_runtime.contract.telemetry",
     "tests/unit/flk_runtime/test_contract.py": "flk_runtime.contract.log_format flk_runtime.contract.user_env",
     "tests/unit/flk_runtime/test_errors.py": (
         "flk_runtime.checkpoint.memory flk_runtime.checkpoint.storage.restore flk_runtime.shared.failure_report"

@@ -37,6 +37,7 @@ def on_a_terminal(
         stdout=slave,
         stderr=slave,
         start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that what is typed may be a signal
     )
     os.close(slave)
     written, waiting, until = b"", list(typed.items()), time.monotonic() + timeout

@@ -93,6 +93,8 @@ EXAMPLES: list[Message] = [
         )
     ),
     StacksWanted("a"),
+    TelemetryWanted("a"),
+    TelemetryGathered("a", Telemetry(7.5, 1, 90, [Sample(7.0, 1, 3, loss=0.5)], pods=[PodUsage(0, "p", "n", 7.0)])),
     StacksRequested(1),
     StacksGathered("a", {"cause": ""}),
     TelemetryWanted("a"),
