@@ -49,12 +49,6 @@ def by_hand(run, optimizer):
                 each -= gradient
     return act
 
-def nothing(run, optimizer):
-    return lambda model, loss: None
-
-def searching(parameters, lr):
-    return torch.optim.LBFGS(parameters, lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
-
 def rounding(run, optimizer):  # as between devices of two types
     def act(model, loss):
         with torch.no_grad():
@@ -69,7 +63,6 @@ with group():
         refused(rates, lambda: go(strategy, other_rates, **options))
     refused(apart, lambda: go("ddp", noise))
     go("ddp", rounding)
-    refused("run.mean(loss) for a scheduler or a closure", lambda: go("ddp", nothing, searching))
     refused(apart, lambda: go("ddp", by_hand))
     tell("end", True)
 """

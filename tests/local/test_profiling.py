@@ -16,6 +16,7 @@ import pytest
 from flk.jobs.trace import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.profiling import ask as program
 from tests.support.pods import Pods
 
 # Each makes steps until the file `stop` is there, and then writes the number of steps and the sum of its parameters.
@@ -63,7 +64,7 @@ def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
     """The answer of the program that `flk profile` runs beside a rank of this job, in which it is the same one."""
     folder = Path((job.folder / f"observer.{rank}").read_text()).parents[2]  # of the launcher
     asked = {"folders": folder.name, "local_rank": rank, **request}
-    command = [sys.executable, "-c", module_source("profiling/ask.py"), json.dumps(asked)]
+    command = [sys.executable, "-c", module_source(f"profiling/{Path(program.__file__).name}"), json.dumps(asked)]
     environment = {"TMPDIR": str(folder.parent), "PATH": str(job.folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)

@@ -67,6 +67,8 @@ COVERED = {
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.ending flk_runtime.run.loop",
     "tests/local/test_parallel.py": "flk_runtime.parallel.adopt flk_runtime.parallel.rebind",
     "tests/local/test_profiling.py": "flk_runtime.profiling.ask flk_runtime.profiling.rank",
+    "tests/local/test_agreement.py": "flk_runtime.run.agreement",
+    "tests/unit/flk/health/test_maintenance.py": "flk.health.volume_nodes",
     "tests/local/test_plan.py": "flk.planning flk_runtime.plan.__main__",
     "tests/local/test_preemption.py": "flk_runtime.launcher.signals",
     "tests/local/test_preflight.py": (

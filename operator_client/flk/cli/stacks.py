@@ -12,7 +12,6 @@ import typer
 
 from flk.cli.options import Context, JobName, Namespace, open_job
 from flk.errors import ApiError, UsageError
-from flk.observe.pods import launcher_command
 
 if TYPE_CHECKING:
     from flk.kube import Object
@@ -49,6 +48,8 @@ def stacks(
     if output not in ("text", "json"):
         raise UsageError(f"--output: must be text or json (is {output!r})")
 
+    from flk.observe.pods import launcher_command
+
     client, job = open_job(job, context, namespace)
     found = client.get_job(job)
     running = [pod for pod in client.pods_of(found) if (pod.get("status") or {}).get("phase") == "Running"]
@@ -72,6 +73,8 @@ def stacks(
 
 def _of_launcher(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
     """Ask the launcher of one pod, which asks the others."""
+    from flk.observe.pods import launcher_command
+
     pod = min(pods, key=lambda each: each["metadata"]["name"])
     done = client.execute(pod, [*launcher_command(pod), "stacks"], _TIMEOUT)
     try:

@@ -103,7 +103,11 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
         ("train.py", "from flk_runtime.hosts.accelerate import adopt", {"hosts", "loops"}),
         ("train.py", "loop = flk.adopt(model=model)", {"loops"}),
         ("train.py", "from trl import SFTTrainer", {"trainers"}),
-        (["-m", "package.train"], "import torch", {"hosts", "loops", "sinks", "trainers"}),  # a module may be one of the image
+        (
+            ["-m", "package.train"],
+            "import torch",
+            {"hosts", "loops", "sinks", "trainers"},
+        ),  # a module may be one of the image
     ],
 )
 def test_what_is_for_frameworks_travels_with_the_code_that_may_use_it(
