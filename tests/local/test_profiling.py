@@ -71,10 +71,10 @@ def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
     return answer
 
 
-def profile(job: Pods, rank: int, **arguments: Any) -> dict[str, Any]:
+def profile(job: Pods, place: int, **arguments: Any) -> dict[str, Any]:
     """The answer to a request for a profile of five steps."""
-    given = {"steps": 5, "timeout": 30, "memory": False, "rank": rank} | arguments
-    return ask(job, rank, arguments=given, source=module_source("profiling/rank.py"))
+    given = {"steps": 5, "timeout": 30, "memory": False, "rank": place} | arguments
+    return ask(job, place, arguments=given, source=module_source("profiling/rank.py"))
 
 
 @pytest.fixture
