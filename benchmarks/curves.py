@@ -19,6 +19,7 @@ import time
 
 import flk_runtime
 import measure
+from flk_runtime.run.curves import Curves
 
 GOAL = measure.at_least(0.995)
 STEP, STEPS = 0.02, 500  # seconds of a step, and steps of a round
@@ -29,7 +30,9 @@ class Training:
 
     def __init__(self, run: flk_runtime.Run) -> None:
         self._run = run
-        (self._curves,) = run._context.recorders
+        (recorder,) = run._context.recorders
+        assert isinstance(recorder, Curves)
+        self._curves = recorder
 
     def rate(self, *, curves: bool) -> float:
         """Steps per second of a round."""

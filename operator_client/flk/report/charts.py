@@ -68,7 +68,7 @@ def _step_time(reports: Sequence[Report]) -> Chart | None:
     rows = []
     for report in reports:
         for each in _history(report):
-            pairs = [("median rank", each.step_seconds), ("slowest rank", each.slowest_seconds)]
+            pairs = [("median rank", each.step_seconds), ("work of the slowest rank", each.slowest_seconds)]
             rows += [
                 {"step": each.step, "value": value, "line": _line_name(reports, report, name), **_whose(report, each)}
                 for name, value in pairs
