@@ -26,6 +26,7 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHOWN_PODS: Final = 256  # pods without telemetry that get a line
 _EVENTS: Final = 6  # newest events that are shown
 _LABEL: Final = 22  # columns before a sparkline
+_STALE: Final = 20.0  # seconds by which what two pods tell of their ranks may differ in age
 _SLOW: Final = 1.2  # a rank that works so many times as long as the median is marked
 # The phases, the worst first.
 _PHASES: Final = (
@@ -328,7 +329,8 @@ def _remark(rank: RankMeasurements, furthest: int) -> str:
     if _is_slow(rank):
         return f"slow: {rank.slow:.1f} times the median"
     behind = furthest - rank.step
-    return f"{behind:,} steps behind" if rank.step >= 0 and behind > 1 else ""
+    late = rank.step >= 0 and behind * (rank.step_seconds or 0.0) > _STALE
+    return f"{behind:,} steps behind" if late else ""
 
 
 def _step(pace: Pace) -> str:
