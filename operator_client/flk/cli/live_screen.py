@@ -60,7 +60,7 @@ class LiveScreen:
         """Show these lines, of which no more than the terminal's are drawn, from its top."""
         shown = lines[: self.size[1]]
         texts = [self._styled(line) + _CLEAR_LINE for line in shown]
-        self._write(_HOME + "\r\n".join(texts) + _CLEAR_BELOW)
+        self._write(_HOME + "\n".join(texts) + _CLEAR_BELOW)
 
     def key(self, seconds: float) -> str:
         """Wait for a key, and return it: a character, "page up" or "page down"; empty if none came, or stdin ended."""

@@ -45,7 +45,9 @@ def _shares(summary: TraceSummary) -> list[str]:
 def _overhead(answer: Mapping[str, Any], mean: float) -> str:
     """Return what the profiler cost: longer steps, and the time in which it held up the training."""
     before = answer["step_seconds_before"]
-    longer = f"{mean / before - 1:+.0%} a step against {_time(before)} before, " if before else ""
+    share = mean / before - 1 if before else 0.0
+    step = f"{share:+.0%} a step against" if share > 0 else "steps are no longer than the"
+    longer = f"{step} {_time(before)} before, " if before else ""
     return f"overhead of the profiler: {longer}{_time(answer['pause_seconds'])} to begin and end"
 
 

@@ -27,6 +27,10 @@ _DRAW: Final = 0.5  # seconds after which the view is drawn again, for its times
 _QUIET: Final = 0.1  # seconds between two drawings at least
 _EVERY, _SHARE = 2.0, 5  # seconds between two lists of jobs, and at least so many times the duration of the last one
 _JOBS: Final = 32  # jobs that run whose metrics are read
+_NO_RANKS: Final = (
+    "the launchers have told none yet, the job does not run with them or with an older flk, or the right to create "
+    "pods/exec is missing"
+)
 Lines = Callable[[int, str], "list[Line]"]
 
 
@@ -184,7 +188,7 @@ def measure(client: JobClient, name: str) -> tuple[Telemetry, str]:
     from flk.jobs.telemetry import read_telemetry
 
     found = read_telemetry(client, name)
-    return found, "" if found.ranks else "no launcher of flk answers in it, or the right to create pods/exec is missing"
+    return found, "" if found.ranks else _NO_RANKS
 
 
 def _on_a_terminal() -> bool:

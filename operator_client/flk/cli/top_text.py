@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -78,14 +78,24 @@ class Pace:
 def pace_of(state: State, telemetry: Telemetry | None) -> Pace:
     """Return the pace of a job from its telemetry, else from the metrics that it prints."""
     if telemetry is not None and telemetry.history:
-        last = telemetry.history[-1]
+        last = _latest(telemetry.history)
         unit, rate = ("tokens/s", last.tokens_per_s) if last.tokens_per_s else ("samples/s", last.samples_per_s)
-        loss = next((each.loss for each in reversed(telemetry.history) if each.loss is not None), None)
-        return Pace(last.step, telemetry.total_steps, last.step_seconds, loss, rate, unit)
+        return Pace(last.step, telemetry.total_steps, last.step_seconds, last.loss, rate, unit)
     first = max(state.progress, key=lambda progress: progress.step, default=None)
     if first is None:
         return Pace()
     return Pace(first.step, first.total, first.step_time, first.loss, first.rate)
+
+
+def _latest(history: Sequence[Sample]) -> Sample:
+    """Return the last sample, with what only earlier ones of its attempt have measured."""
+    last = history[-1]
+    same = [sample for sample in history if sample.attempt == last.attempt]
+    known = {
+        each.name: next((value for sample in reversed(same) if (value := getattr(sample, each.name)) is not None), None)
+        for each in fields(Sample)
+    }
+    return Sample(**known)  # type: ignore[arg-type]
 
 
 def job_lines(picture: Picture, width: int, sort: str = SORTS[0]) -> list[Line]:
@@ -99,7 +109,7 @@ def job_lines(picture: Picture, width: int, sort: str = SORTS[0]) -> list[Line]:
     if telemetry is not None and telemetry.ranks:
         lines += _nodes(state, telemetry, sort)
     else:
-        if picture.missing and not state.finished:
+        if picture.missing and not state.finished and any(pod.phase == "Running" for pod in state.pods):
             lines.append(Line(f"no measurements of ranks: {picture.missing}", "dim"))
         lines += _pods(state)
     if picture.events:
@@ -160,7 +170,7 @@ def _head(picture: Picture) -> list[Line]:
         parts.append(f"{short_duration(pace.remaining)} left")
     if state.goodput and state.goodput.share is not None:
         parts.append(f"goodput {state.goodput.share:.0%}")
-    last = telemetry.history[-1] if telemetry and telemetry.history else None
+    last = _latest(telemetry.history) if telemetry and telemetry.history else None
     for share, what in (
         (last and last.mfu, "MFU"),
         (last and last.communication, "communication"),
@@ -186,13 +196,7 @@ def _sparklines(history: Sequence[Sample], width: int) -> list[Line]:
         return [sum(each) / len(each) if each else None for each in sums]
 
     lines = []
-    tokens = any(sample.tokens_per_s is not None for sample in history)
-    for name, of in (
-        ("loss", lambda sample: sample.loss),
-        ("tokens/s", lambda sample: sample.tokens_per_s)
-        if tokens
-        else ("samples/s", lambda sample: sample.samples_per_s),
-    ):
+    for name, of in (("loss", lambda sample: sample.loss), _throughput(history)):
         found = values(of)
         known = [value for value in found if value is not None]
         if known:
@@ -205,6 +209,20 @@ def _sparklines(history: Sequence[Sample], width: int) -> list[Line]:
         marks = f"{_clock(begin)} to {_clock(end)}"
         lines.append(Line(marks.ljust(_LABEL) + "".join(axis), "dim"))
     return lines
+
+
+def _throughput(history: Sequence[Sample]) -> tuple[str, Callable[[Sample], float | None]]:
+    """Return the name of the throughput that a job measures, and how a sample has it: steps, where it has no other."""
+    if any(sample.tokens_per_s is not None for sample in history):
+        return "tokens/s", lambda sample: sample.tokens_per_s
+    if any(sample.samples_per_s is not None for sample in history):
+        return "samples/s", lambda sample: sample.samples_per_s
+    rates = {
+        sample.time: (sample.step - before.step) / (sample.time - before.time)
+        for before, sample in pairwise(history)
+        if sample.attempt == before.attempt and sample.step > before.step and sample.time > before.time
+    }
+    return "steps/s", lambda sample: rates.get(sample.time)
 
 
 def sparkline(values: Iterable[float | None]) -> str:

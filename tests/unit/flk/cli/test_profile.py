@@ -171,3 +171,5 @@ def test_the_text_of_a_gpu() -> None:
     assert "GPU 70% busy" in text
     assert "overhead of the profiler: 250 ms to begin and end" in text
     assert "GPU OPERATOR" in text
+    text = profile_text(0, "gpt-worker-0", ANSWER | {"step_seconds_before": 1.0}, summary)
+    assert "steps are no longer than the 1 s before, 250 ms to begin and end" in text

@@ -133,3 +133,11 @@ def test_the_pace_comes_from_telemetry_before_metrics() -> None:
     assert found.remaining == pytest.approx(510 * 0.41)
     assert pace_of(jobs()[0], None).remaining == pytest.approx(3800 * 0.41)
     assert pace_of(jobs()[1], Telemetry(NOW)).step is None
+
+
+def test_a_job_that_tells_only_steps_has_their_rate_as_throughput_and_what_was_measured_last() -> None:
+    history = [Sample(NOW + each, 0, 10 + each * each, step_seconds=0.5 if each == 1 else None) for each in range(4)]
+    found = Telemetry(NOW, 0, 100, history)
+    assert pace_of(jobs()[0], found).step_seconds == 0.5
+    lines = [line.text for line in job_lines(Picture(jobs()[0], NOW, found), 80)]
+    assert [line for line in lines if line.startswith("steps/s 5 ")] == [f"{'steps/s 5':22} ▁▅█"]
