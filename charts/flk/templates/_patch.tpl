@@ -51,6 +51,8 @@ in operator_client/flk/manifest/patch.py, and tests/unit/flk/manifest/patches.ya
 {{- if and (kindIs "map" .patch) (kindIs "map" .base) }}
 {{- $result = deepCopy .base }}
 {{- range $key, $value := .patch }}
+{{- $other := get (dict "value" "valueFrom" "valueFrom" "value") $key }}
+{{- if and $other (not (kindIs "invalid" $value)) (not (hasKey $.patch $other)) }}{{ $_ := unset $result $other }}{{ end }}
 {{- if kindIs "invalid" $value }}{{ $_ := unset $result $key }}
 {{- else if hasKey $result $key }}
 {{- $inner := dict "base" (get $result $key) "patch" $value "path" (printf "%s.%s" $.path $key) }}

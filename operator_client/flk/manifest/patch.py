@@ -5,17 +5,19 @@ The chart does the same in charts/flk/templates/_patch.tpl; tests/unit/flk/manif
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from flk.errors import UsageError
+
+_INSTEAD: Final = {"value": "valueFrom", "valueFrom": "value"}  # a variable has one of both
 
 
 def patched(base: Any, patch: Any, path: str = "patch") -> Any:
     """Return ``base`` merged with ``patch``. ``path`` names the patch in errors.
 
-    Mappings are merged, and null removes a key. Lists of mappings that all have a ``mountPath``, or all have a
-    ``name``, are merged by it; other lists are replaced. Raises UsageError if a mapping or a list that is not empty
-    would be replaced by something else.
+    Mappings are merged, and null removes a key. ``value`` takes the place of ``valueFrom``, and the other way round.
+    Lists of mappings that all have a ``mountPath``, or all have a ``name``, are merged by it; other lists are replaced.
+    Raises UsageError if a mapping or a list that is not empty would be replaced by something else.
     """
     for shape, name in ((dict, "a mapping"), (list, "a list")):
         if isinstance(base, shape) and base and not isinstance(patch, shape):
@@ -26,6 +28,8 @@ def patched(base: Any, patch: Any, path: str = "patch") -> Any:
             if value is None:
                 merged.pop(key, None)
             else:
+                if (other := _INSTEAD.get(key)) and other not in patch:
+                    merged.pop(other, None)
                 merged[key] = patched(merged.get(key), value, f"{path}.{key}")
         return merged
     if isinstance(base, list) and isinstance(patch, list):
