@@ -137,6 +137,14 @@ SILENT = """
         time.sleep(0.05)
 """
 
+# Whether a profile of the rank has begun.
+TELLS = """
+import json
+def serve(connection, page, arguments):
+    for answer in ({"begun": True}, {"begun": page.on_step is not None}):
+        connection.sendall(json.dumps(answer).encode() + b"\\n")
+"""
+
 
 def test_a_script_that_makes_no_steps_and_a_rank_that_ends_meanwhile(
     two_ranks: Callable[[str], Pods], tmp_path: Path
@@ -151,6 +159,7 @@ def test_a_script_that_makes_no_steps_and_a_rank_that_ends_meanwhile(
     assert Path(found["files"][0]).read_text().strip() == str(found["process"])
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(profile, job, 1)
+        job.until(lambda: ask(job, 1, source=TELLS, arguments={})["begun"], "the profile has begun")
         (tmp_path / "stop").touch()
         assert asked.result() == {"error": "ended"}
     assert job.wait() == [ExitCode.DONE], job.log()

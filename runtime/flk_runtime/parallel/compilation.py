@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Mapping
 from typing import Any, Final
@@ -41,15 +42,18 @@ class CompiledCode:
         """``trusted``: the checkpoint comes from the job's own pods. Code from elsewhere would be run unseen."""
         self._trusted = trusted
 
-    def state_dict(self) -> dict[str, bytes]:
-        """The compiler's artifacts; nothing before the first compilation, nor beyond 64 MiB."""
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The compiler's artifacts as bytes (uint8); none before the first compilation, nor beyond 64 MiB."""
         found = torch.compiler.save_cache_artifacts()
-        return {"artifacts": found[0] if found and len(found[0]) <= _LIMIT else b""}
+        if not found or len(found[0]) > _LIMIT:
+            return {"artifacts": torch.empty(0, dtype=torch.uint8)}
+        return {"artifacts": torch.frombuffer(bytearray(found[0]), dtype=torch.uint8)}
 
-    def load_state_dict(self, state: dict[str, bytes]) -> None:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Put the artifacts into the compiler's cache of this pod."""
-        if self._trusted and state["artifacts"]:
-            torch.compiler.load_cache_artifacts(state["artifacts"])
+        content = state["artifacts"].contiguous()
+        if self._trusted and content.numel():
+            torch.compiler.load_cache_artifacts(ctypes.string_at(content.data_ptr(), content.numel()))
 
 
 def keeps_code() -> bool:

@@ -22,6 +22,7 @@ _FIRST: Final = 8  # steps after each of which is compared
 _EVERY: Final = 512  # steps between two comparisons, in the long run
 _TOLERANCE: Final = 1e-5  # of a parameter's norm, since devices of several types round differently
 _WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+_PART: Final = 1 << 18  # elements that are summed at once
 _ADVICE: Final = (
     "give all ranks the same values, such as run.mean(loss) for a scheduler or a closure, change parameters alike on "
     "all ranks, or use strategy none"
@@ -110,8 +111,11 @@ def _differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | N
 def _word_sum(values: torch.Tensor) -> torch.Tensor:
     """The sum of the bits of ``values`` as integers, of shape (); the same in any order."""
     real = torch.view_as_real(values) if values.is_complex() else values
-    words = _WORDS.get(real.element_size())
-    return (real.contiguous().view(words) if words else real.view(torch.uint8)).sum(dtype=torch.int64)
+    words = real.contiguous().view(_WORDS.get(real.element_size(), torch.uint8)).flatten()
+    if words.device.type != "cpu":
+        return words.sum(dtype=torch.int64)
+    # In parts, because a CPU copies what it sums in another type.
+    return torch.stack([part.sum(dtype=torch.int64) for part in words.split(_PART)]).sum()
 
 
 def _is_far(values: torch.Tensor, group: Any) -> bool:

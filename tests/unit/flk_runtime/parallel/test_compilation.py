@@ -10,6 +10,8 @@ import torch
 from flk_runtime.parallel import compilation
 from flk_runtime.parallel.compilation import CompiledCode
 
+CODE = torch.tensor(list(b"code"), dtype=torch.uint8)
+
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
@@ -20,13 +22,13 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def test_code_of_the_jobs_own_pods_is_used(loaded: list[bytes]) -> None:
-    CompiledCode(trusted=True).load_state_dict({"artifacts": b"code"})
+    CompiledCode(trusted=True).load_state_dict({"artifacts": CODE})
     assert loaded == [b"code"]
 
 
 def test_code_from_storage_is_not_used(loaded: list[bytes]) -> None:
     """Whoever can write to the folder could have a pod run it."""
-    CompiledCode(trusted=False).load_state_dict({"artifacts": b"code"})
+    CompiledCode(trusted=False).load_state_dict({"artifacts": CODE})
     assert loaded == []
 
 
