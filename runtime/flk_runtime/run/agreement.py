@@ -22,7 +22,7 @@ _FIRST: Final = 8  # steps after each of which is compared
 _EVERY: Final = 512  # steps between two comparisons, in the long run
 _TOLERANCE: Final = 1e-5  # of a parameter's norm, since devices of several types round differently
 _WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
-_PART: Final = 1 << 18  # elements that are summed at once
+_PART: Final = 1 << 12  # elements; a large copy, once freed, makes malloc keep what saves free
 _ADVICE: Final = (
     "give all ranks the same values, such as run.mean(loss) for a scheduler or a closure, change parameters alike on "
     "all ranks, or use strategy none"
@@ -115,7 +115,10 @@ def _word_sum(values: torch.Tensor) -> torch.Tensor:
     if words.device.type != "cpu":
         return words.sum(dtype=torch.int64)
     # In parts, because a CPU copies what it sums in another type.
-    return torch.stack([part.sum(dtype=torch.int64) for part in words.split(_PART)]).sum()
+    total = torch.zeros((), dtype=torch.int64)
+    for begin in range(0, len(words), _PART):
+        total += words[begin : begin + _PART].sum(dtype=torch.int64)
+    return total
 
 
 def _is_far(values: torch.Tensor, group: Any) -> bool:
