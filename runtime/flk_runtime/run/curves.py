@@ -52,7 +52,7 @@ class Curves:
     def state_dict(self) -> dict[str, str]:
         """The ID, and the rows of the steps until now that a killed process would lose, as JSON."""
         waiting = max((each.waiting() for each in self._writers.values()), key=len, default=[])
-        return {"id": self._id, "waiting": json.dumps(waiting[-_MOST_WAITING:])}
+        return {"id": self._id, "waiting": json.dumps([*self._waiting, *waiting][-_MOST_WAITING:])}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """Go on with the run of a checkpoint."""
@@ -86,11 +86,16 @@ class Curves:
         """Have the numbers of a line of metrics written."""
         values = scalars(line)
         step = values.pop("step", None)
-        if self._info is None or step is None or not values:
+        if step is None or not values:
+            return
+        self._give([Row(int(step), time.time(), values)])
+
+    def _give(self, rows: Sequence[Row]) -> None:
+        """Have rows written, after those of the checkpoint that no sink may have."""
+        if self._info is None:
             return
         self._info.resumed = self._context.page.restored
-        rows = [*self._waiting, Row(int(step), time.time(), values)]
-        self._waiting = []
+        rows, self._waiting = [*self._waiting, *rows], []
         for kind in [kind for kind in self._writers if _script_logs_to(kind)]:
             self._context.say(f"the script has a run of its own in {kind}: flk writes nothing there")
             self._writers.pop(kind).close("finished", _TIMEOUTS["stopped"])
@@ -111,6 +116,8 @@ class Curves:
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
+            if self._waiting:
+                self._give([])
             ended = "stopped" if self._context.page.hold else "failed" if has_failed() else "finished"
             for writer in self._writers.values():
                 writer.close(ended, _TIMEOUTS[ended])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.sinks import SinkName
 from flk_runtime.diloco import Membership
 from flk_runtime.run.curves import Curves
-from flk_runtime.sinks.sink import RunInfo
+from flk_runtime.sinks.sink import Row, RunInfo
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Any:
         member=Membership(),
         recorders=[],
         closing=[],
-        page=SimpleNamespace(hold=0),
+        page=SimpleNamespace(hold=0, restored=3),
         say=print,
     )
 
@@ -63,3 +64,35 @@ def test_each_worker_of_diloco_has_a_run_of_its_own(context: Any) -> None:
     assert info.id.endswith("-worker-1")
     assert (info.name, info.settings["worker"]) == ("gpt-worker-1", 1)
     assert info.id == f"{info.group}-worker-1"
+
+
+class Kept:
+    """A writer that keeps its rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def put(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def waiting(self) -> list[Row]:
+        return []
+
+    def close(self, ended: str, timeout: float) -> None: ...
+
+
+def test_rows_of_a_checkpoint_stay_until_a_sink_gets_them(context: Any) -> None:
+    """An attempt may save, and be killed, before its first line of metrics; or end without one."""
+    row = Row(3, 1.5, {"loss": 2.0})
+    state = {"id": "gpt-1", "waiting": json.dumps([row])}
+    for _ in range(2):
+        curves = Curves(context)
+        curves.load_state_dict(state)
+        state = curves.state_dict()
+    assert json.loads(state["waiting"]) == [[3, 1.5, {"loss": 2.0}]]
+    opened(curves)
+    writer = Kept()
+    curves._writers = {"tensorboard": writer}  # type: ignore[dict-item]
+    curves.close()
+    assert writer.rows == [row]
+    assert json.loads(curves.state_dict()["waiting"]) == []
