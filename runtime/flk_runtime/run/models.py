@@ -103,7 +103,8 @@ class Models:
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
             manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
-        if options.compile and keeps_code() and not manager.get(_COMPILED):
+        # Storage alone would keep code that nobody reads again.
+        if options.compile and manager.keeps_in_memory and keeps_code() and not manager.get(_COMPILED):
             code = CompiledCode(trusted=manager.source == "memory")
             manager.register(_COMPILED, Declared(code, replicated=False), internal=True)
         self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
