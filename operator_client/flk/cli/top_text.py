@@ -27,7 +27,6 @@ _SHOWN_PODS: Final = 256  # pods without telemetry that get a line
 _EVENTS: Final = 6  # newest events that are shown
 _LABEL: Final = 22  # columns before a sparkline
 _STALE: Final = 20.0  # seconds by which what two pods tell of their ranks may differ in age
-_SLOW: Final = 1.2  # a rank that works so many times as long as the median is marked
 # The phases, the worst first.
 _PHASES: Final = (
     *("Stuck", "Failed", "Restarting", "Preempted", "Terminating", "Pending", "Queued", "Starting", "Running"),
@@ -259,7 +258,7 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
     header = ["", "RANK", "STEP", "STEP TIME", "WORK", "MEMORY", "PHASE", ""]
     rows = [
         [
-            ">" if _is_slow(rank) else " ",
+            ">" if rank.slow else " ",
             str(rank.rank),
             "" if rank.step < 0 else f"{rank.step:,}",
             "" if rank.step_seconds is None else f"{rank.step_seconds:.3g} s",
@@ -281,7 +280,7 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
                 lines.append(Line(f"  {_usage(usage[pod])}", "dim"))
         for _ in ranks:
             text, rank = next(texts)
-            lines.append(Line(text, "warn" if _is_slow(rank) else ""))
+            lines.append(Line(text, "warn" if rank.slow else ""))
     left = state.world_size - len(telemetry.ranks)
     if left > 0:
         lines.append(Line(f"and {left:,} more ranks, none of them slower", "dim"))
@@ -339,12 +338,8 @@ def _pods(state: State) -> list[Line]:
     return [*lines, Line(f"and {left:,} more pods", "dim")] if left else lines
 
 
-def _is_slow(rank: RankMeasurements) -> bool:
-    return rank.slow is not None and rank.slow >= _SLOW
-
-
 def _remark(rank: RankMeasurements, furthest: int) -> str:
-    if _is_slow(rank):
+    if rank.slow:
         return f"slow: {rank.slow:.1f} times the median"
     behind = furthest - rank.step
     late = rank.step >= 0 and behind * (rank.step_seconds or 0.0) > _STALE

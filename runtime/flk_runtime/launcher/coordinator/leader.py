@@ -129,7 +129,7 @@ class Leader:
             answer=lambda asker, report: send([asker[0]], StacksGathered(asker[1], report)),
             show=lambda *waits: send([0], WaitsChanged(*waits)),
             log=log,
-            **({"compare": telemetry.compare} if telemetry else {}),
+            compare=telemetry.compare if telemetry else None,
         )
         self._start_joining(now)
 

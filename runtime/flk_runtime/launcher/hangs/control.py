@@ -25,7 +25,6 @@ FOLDER_PREFIX: Final = "flk-"  # of the launcher's temporary folder
 _SOCKET: Final = "control"
 _LOG: Final = "log"  # who asks when the report goes into the launcher's log
 _TIMEOUT: Final = 30.0  # seconds in which the leader answers
-QUESTIONS: Final = ("stacks", "metrics")
 _QUESTION_LIMIT: Final = 100  # bytes
 
 
@@ -33,7 +32,7 @@ class Control:
     """Answers processes that ask this launcher."""
 
     def __init__(self, folder: str, ask: Mapping[str, Callable[[str], None]], log: Callable[[str], None]) -> None:
-        """``folder`` is the launcher's temporary folder. ``ask`` has a function for each of QUESTIONS.
+        """``folder`` is the launcher's temporary folder. ``ask`` has a function for each question, by its name.
 
         It gets the name of the asker and asks the leader; `answer` gets what it answers.
         """

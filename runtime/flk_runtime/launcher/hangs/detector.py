@@ -60,13 +60,14 @@ class HangDetector:
         answer: Callable[[Asker, dict[str, Any]], None],
         show: Callable[[list[SlowRank], Standstill | None], None],
         log: Callable[[str], None],
-        compare: Callable[[Mapping[int, float], Sequence[SlowRank]], None] = lambda work, slow: None,
+        compare: Callable[[Mapping[int, float], Sequence[SlowRank]], None] | None = None,
     ) -> None:
         """``timeouts`` are the times without progress after which the job hangs, in seconds, as in `PhaseLimits`.
 
         ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
         report to one who asked for it. ``show`` is called when other ranks are slow than before, and when a standstill
-        begins or ends. ``compare`` gets the share of the time in which each rank works, and the slow ranks.
+        begins or ends. ``compare`` gets the share of the time in which each rank works, and the slow ranks; None:
+        nobody asks.
         """
         self._limits = PhaseLimits(timeouts)
         self._interval = watchdog.interval(timeouts)  # seconds between two looks at all ranks
@@ -137,7 +138,8 @@ class HangDetector:
         if len(self._statuses) == len(self._places):
             ranks = [status for statuses in self._statuses.values() for status in statuses]
             self._find_slow(ranks, now)
-            self._compare(self._stragglers.work, self._slow)
+            if self._compare:
+                self._compare(self._stragglers.work, self._slow)
             self._limits.note(ranks)
             stands = watchdog.hangs(ranks, _standstill)
             if self._standstill and not stands:

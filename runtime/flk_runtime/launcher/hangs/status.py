@@ -35,7 +35,6 @@ class PodStatus:
     attempt: int
     ranks: list[RankStatus]
     usage: PodUsage | None = None  # once for each reading
-    gpu_idle: float | None = None  # seconds since a GPU of the pod was last busy; None: no GPU is known
 
 
 class CpuMeter:

@@ -50,8 +50,6 @@ class Meter(Protocol):
     @property
     def latest(self) -> PodUsage | None: ...
 
-    def gpu_idle(self, now: float) -> float | None: ...
-
 
 @dataclass
 class _Watched:
@@ -102,8 +100,7 @@ class Watch:
         if usage and usage.time == self._usage_time:
             usage = None
         self._usage_time = usage.time if usage else self._usage_time
-        idle = self._meter.gpu_idle(now) if self._meter else None
-        self._post_status(PodStatus(attempt, [self._status(each, now) for each in watched.values()], usage, idle))
+        self._post_status(PodStatus(attempt, [self._status(each, now) for each in watched.values()], usage))
 
     def take_stacks(self, number: int) -> None:
         """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""

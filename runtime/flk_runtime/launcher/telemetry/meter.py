@@ -14,7 +14,6 @@ from flk_runtime.launcher.telemetry.gpus import Gpus
 from flk_runtime.launcher.telemetry.usage import Counters
 
 INTERVAL: Final = 10.0  # seconds between two readings
-BUSY: Final = 0.01  # share of the time from which on a GPU counts as busy
 
 
 class Meter:
@@ -23,7 +22,6 @@ class Meter:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._before: tuple[float, Counters] | None = None
-        self._busy_at: float | None = None  # when a GPU was last busy, by the clock of `measure`; None: there is none
         self.latest: PodUsage | None = None
         """The latest reading; None: there is none yet."""
 
@@ -31,14 +29,8 @@ class Meter:
         """Start to read."""
         threading.Thread(target=self._run, name="telemetry", daemon=True).start()
 
-    def gpu_idle(self, now: float) -> float | None:
-        """Seconds since a GPU of this pod was last seen busy, at most since the start; None: no GPU is known."""
-        return None if self._busy_at is None else max(0.0, now - self._busy_at)
-
     def measure(self, now: float, moment: float, counters: Counters, gpus: list[GpuUsage]) -> None:
         """Take a reading at ``now``, by a clock that only grows, and at ``moment`` in seconds since the epoch."""
-        if gpus and (self._busy_at is None or any(gpu.busy >= BUSY for gpu in gpus)):
-            self._busy_at = now
         since, before = self._before or (now, counters)
         self._before = now, counters
 

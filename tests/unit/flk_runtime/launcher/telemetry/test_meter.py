@@ -1,8 +1,7 @@
-"""What a pod uses between two readings, and since when its GPUs are idle."""
+"""What a pod uses between two readings."""
 
 from __future__ import annotations
 
-from flk_runtime.contract.telemetry import GpuUsage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.telemetry.meter import Meter
 from flk_runtime.launcher.telemetry.usage import Counters
@@ -20,12 +19,3 @@ def test_counters_become_rates() -> None:
     assert (found.pod, found.pod_name, found.node, found.time) == (3, "job-3", "n", 1.7e9 + 10)
     assert (found.cpu, found.cpu_limit, found.memory, found.memory_limit) == (2.0, 4.0, 80, 90)
     assert (found.received, found.sent, found.disk_read, found.disk_written) == (200.0, 5.0, None, 0.0)
-
-
-def test_gpus_are_idle_since_one_was_last_busy() -> None:
-    meter = Meter(Settings(("train.py",)))
-    assert meter.gpu_idle(5.0) is None
-    busy, idle = GpuUsage(0.5, 1, 2), GpuUsage(0.0, 1, 2)
-    for now, gpus in (10.0, [idle, idle]), (20.0, [idle, busy]), (30.0, [idle, idle]), (40.0, []):
-        meter.measure(now, now, Counters(), gpus)
-    assert meter.gpu_idle(50.0) == 30.0

@@ -66,7 +66,7 @@ EXAMPLES: list[Message] = [
     SuccessReport(3),
     Heartbeat(),
     Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
-    Heartbeat(PodStatus(3, [], PodUsage(1, "gpt-worker-1", "node-a", 1.5, 0.5, gpus=[GpuUsage(0.5, 1, 2)]), 2.5)),
+    Heartbeat(PodStatus(3, [], PodUsage(1, "gpt-worker-1", "node-a", 1.5, 0.5, gpus=[GpuUsage(0.5, 1, 2)]))),
     StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
     Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7, topology="a/b"),
     DrainRequest(Inventory.of("10.0.0.1", 4711, [SHARD])),
