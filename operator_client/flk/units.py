@@ -59,6 +59,16 @@ def memory(text: str) -> str:
     return text
 
 
+def bytes_text(value: float | None) -> str:
+    """Return a number of bytes in the largest unit that it fills, with three digits: ``1.5Gi``; None is empty."""
+    if value is None:
+        return ""
+    for unit, power in (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if value >= 1 << power:
+            return f"{value / (1 << power):.3g}{unit}"
+    return f"{value:.0f}"
+
+
 def duration_text(seconds: int) -> str:
     """Return a duration with its units: 5400 seconds are ``1h30m``."""
     parts = []

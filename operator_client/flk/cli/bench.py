@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
-from flk.errors import FlkError, UsageError
+from flk.cli.options import Context, LoadedJob, Namespace, Timeout, check_text_or_json, note, seconds, takes_job
+from flk.errors import FlkError
 from flk.terminal import one_line
+from flk.units import bytes_text
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def bench(
     beside the plan's predictions for the measured network. The results are kept on this machine: `flk plan` and
     strategy auto use them for the same hardware. --timeout is what each strategy may take.
     """
-    if output not in ("text", "json"):
-        raise UsageError(f"--output: must be text or json (is {output!r})")
+    check_text_or_json(output)
     limit = seconds(timeout, "--timeout") or _CASE
     from flk.bench import bench_job
 
@@ -156,8 +156,8 @@ def _row(name: str, measured: dict[str, object], predicted: dict[str, float]) ->
         _time(float(str(measured["seconds"]))),
         _time(predicted["step_seconds"]) if predicted else "",
         "" if mfu is None else f"{float(str(mfu)):.1%}",
-        _size(max(memory)),
-        _size(predicted["total"]) if predicted else "",
+        bytes_text(max(memory)),
+        bytes_text(predicted["total"]) if predicted else "",
     ]
 
 
@@ -170,16 +170,9 @@ def _bandwidths(collectives: list[dict[str, object]]) -> list[list[str]]:
         share = (ranks - 1) / ranks * (2 if each["kind"] == "all-reduce" else 1)
         for size, took in sizes:
             bandwidth = f"{size * share / took / 1e9:.3g} GB/s"
-            rows.append([str(each["kind"]), str(ranks), _size(size), _time(took), bandwidth])
+            rows.append([str(each["kind"]), str(ranks), bytes_text(size), _time(took), bandwidth])
     return rows
 
 
 def _time(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
-
-
-def _size(value: float) -> str:
-    for unit, size in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
-        if value >= 1 << size:
-            return f"{value / (1 << size):.3g}{unit}"
-    return f"{value:.0f}"

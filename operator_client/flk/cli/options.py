@@ -97,6 +97,12 @@ def _checked(flag: str, check: Callable[[str], Any], value: str) -> Any:
         raise UsageError(f"{flag}: {error}") from None
 
 
+def check_text_or_json(output: str) -> None:
+    """Raise UsageError for another output format than text and json."""
+    if output not in ("text", "json"):
+        raise UsageError(f"--output: must be text or json (is {output!r})")
+
+
 def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
     """Return the names of jobs that begin with what the user has typed; none if the cluster does not answer at once."""
     from flk.cli.completion import job_names

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, note, open_job, seconds
+from flk.cli.options import Context, JobName, Namespace, check_text_or_json, note, open_job, seconds
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -54,8 +54,7 @@ def profile(
     The trace comes to this machine, for Perfetto (ui.perfetto.dev) or chrome://tracing, and a summary is printed. The
     training goes on while it is a little slower; results do not change. Needs the right to create pods/exec.
     """
-    if output not in ("text", "json"):
-        raise UsageError(f"--output: must be text or json (is {output!r})")
+    check_text_or_json(output)
     if stacks is not None and memory:
         raise UsageError("--stacks and --memory exclude each other")
     ranks = _ranks(rank)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, open_job
+from flk.cli.options import Context, JobName, Namespace, check_text_or_json, open_job
 from flk.errors import ApiError, UsageError
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def stacks(
     The first line says which rank the others wait for. Needs the right to create pods/exec. In jobs without flk's
     launcher it shows the stacks of all Python processes, if the image has py-spy.
     """
-    if output not in ("text", "json"):
-        raise UsageError(f"--output: must be text or json (is {output!r})")
+    check_text_or_json(output)
 
     from flk.observe.pods import launcher_command
 
@@ -77,12 +76,7 @@ def _of_launcher(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
 
     pod = min(pods, key=lambda each: each["metadata"]["name"])
     done = client.execute(pod, [*launcher_command(pod), "stacks"], _TIMEOUT)
-    try:
-        report: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        words = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        why = words[-1] if words else f"exit code {done.code}"
-        raise ApiError(f"the launcher in {pod['metadata']['name']} does not answer: {why}") from None
+    report: dict[str, Any] = done.answer(f"the launcher in {pod['metadata']['name']}")
     return report
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, Namespace, complete_jobs, job_ref, note, open_job
+from flk.cli.options import Context, Namespace, check_text_or_json, complete_jobs, job_ref, note, open_job
 from flk.errors import FlkError, UnreachableError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -61,8 +61,7 @@ def top(
     Without a job it shows all jobs of the namespace, the worst first. Keys: q quits, arrows or j and k scroll, s sorts
     otherwise. Elsewhere than on a terminal it prints the view once. Ranks need the right to create pods/exec.
     """
-    if output not in ("text", "json"):
-        raise UsageError(f"--output: must be text or json (is {output!r})")
+    check_text_or_json(output)
     if job is not None and selector is not None:
         raise UsageError("name a job, or choose jobs with -l, but not both")
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flk.cli.screen import cut
 from flk.cli.table import table
 from flk.terminal import printable
-from flk.units import short_duration
+from flk.units import bytes_text, short_duration
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.telemetry import PodUsage, RankMeasurements, Sample, Telemetry
 
@@ -263,7 +263,7 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
             "" if rank.step < 0 else f"{rank.step:,}",
             "" if rank.step_seconds is None else f"{rank.step_seconds:.3g} s",
             "" if rank.work is None else f"{rank.work:.0%}",
-            _bytes(rank.memory),
+            bytes_text(rank.memory),
             rank.phase,
             _remark(rank, furthest),
         ]
@@ -294,14 +294,14 @@ def _usage(pod: PodUsage) -> str:
         limit = f" of {pod.cpu_limit:.3g}" if pod.cpu_limit else ""
         parts.append(f"CPU {pod.cpu:.2f}{limit}")
     if pod.memory is not None:
-        limit = f" of {_bytes(pod.memory_limit)}" if pod.memory_limit else ""
-        parts.append(f"memory {_bytes(pod.memory)}{limit}")
+        limit = f" of {bytes_text(pod.memory_limit)}" if pod.memory_limit else ""
+        parts.append(f"memory {bytes_text(pod.memory)}{limit}")
     if pod.gpus:
         busy = " ".join(f"{gpu.busy:.0%}" for gpu in pod.gpus)
         used = sum(gpu.memory for gpu in pod.gpus)
-        parts.append(f"GPU {busy}, {_bytes(used)} of {_bytes(sum(gpu.memory_total for gpu in pod.gpus))}")
+        parts.append(f"GPU {busy}, {bytes_text(used)} of {bytes_text(sum(gpu.memory_total for gpu in pod.gpus))}")
     if pod.received is not None and pod.sent is not None:
-        parts.append(f"net {_bytes(int(pod.received))}/s in {_bytes(int(pod.sent))}/s out")
+        parts.append(f"net {bytes_text(pod.received)}/s in {bytes_text(pod.sent)}/s out")
     return "  ".join(parts)
 
 
@@ -364,15 +364,6 @@ def _short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
     return f"{value:.4g}"
-
-
-def _bytes(value: int | None) -> str:
-    if value is None:
-        return ""
-    for unit, power in (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)):
-        if value >= 1 << power:
-            return f"{value / (1 << power):.3g}{unit}"
-    return str(value)
 
 
 def _clock(seconds: float) -> str:

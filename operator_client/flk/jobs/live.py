@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError, UnreachableError
-from flk.jobs.state import Phase, State
+from flk.jobs.state import AttemptState, Phase, State
 from flk.jobs.wait import follow_states
 from flk.observe.client import JobClient
 from flk.observe.observation import event_time
@@ -37,6 +37,7 @@ class LiveJob:
         self._known: set[str] = set()
         self._closed = threading.Event()
         self.changed = threading.Event()
+        self._note_attempts([], state.attempts)
 
     def start(self) -> None:
         """Start to read."""
@@ -73,17 +74,21 @@ class LiveJob:
         now = self._client.now()
         if state.phase != before.phase:
             self._add(now, f"the job is {state.headline}")
-        known = {attempt.number for attempt in before.attempts}
-        for earlier, attempt in zip([None, *state.attempts], state.attempts, strict=False):
-            if attempt.number not in known and before.uid == state.uid:
-                why = f" after: {earlier.cause}" if earlier is not None and earlier.cause else ""
-                self._add(attempt.started, f"attempt {attempt.number} began{why}")
+        if before.uid == state.uid:
+            self._note_attempts(before.attempts, state.attempts)
         phases = {pod.name: pod.phase for pod in before.pods}
         for pod in state.pods:
             if pod.name in phases and pod.phase != phases[pod.name]:
                 reason = f" ({pod.reason})" if pod.reason else ""
                 self._add(now, f"{pod.name} was {phases[pod.name]} and is {pod.phase}{reason}")
         self.changed.set()
+
+    def _note_attempts(self, before: Sequence[AttemptState], now: Sequence[AttemptState]) -> None:
+        known = {attempt.number for attempt in before}
+        for earlier, attempt in zip([None, *now], now, strict=False):
+            if attempt.number not in known:
+                why = f" after: {earlier.cause}" if earlier is not None and earlier.cause else ""
+                self._add(attempt.started, f"attempt {attempt.number} began{why}")
 
     def _measure(self) -> None:
         while not self._closed.is_set():

@@ -128,12 +128,7 @@ def profile(
     done = client.execute(
         place.pod, [python, "-c", _START, *_packed(module_source("profiling/ask.py"), json.dumps(asked))], _LONGEST
     )
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        words = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        why = words[-1] if words else f"exit code {done.code}"
-        raise ApiError(f"the program beside rank {place.rank} in {place.pod_name} does not answer: {why}") from None
+    answer: dict[str, Any] = done.answer(f"the program beside rank {place.rank} in {place.pod_name}")
     if "error" in answer:
         raise _error(client, name, place, answer)
     container = Container(client, place.pod_name, training_container(place.pod))

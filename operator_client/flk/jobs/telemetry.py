@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Final
 
@@ -55,11 +54,12 @@ def _of_launcher(client: JobClient, pod: Object) -> Telemetry:
     """Return what the launcher of one pod answers, which asks that of pod 0. Raises FlkError if it does not answer."""
     if not _answers(client, pod):
         raise ApiError(f"the flk in {pod['metadata']['name']} does not measure the job")
-    done = client.execute(pod, [*launcher_command(pod), "metrics"], _TIMEOUT)
+    who = f"the launcher in {pod['metadata']['name']}"
+    answer = client.execute(pod, [*launcher_command(pod), "metrics"], _TIMEOUT).answer(who)
     try:
-        return typed.read(Telemetry, json.loads(done.stdout))
-    except (ValueError, KeyError, TypeError):
-        raise ApiError(f"the launcher in {pod['metadata']['name']} does not answer") from None
+        return typed.read(Telemetry, answer)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiError(f"{who} does not answer: {error}") from None
 
 
 def _answers(client: JobClient, pod: Object) -> bool:

@@ -38,6 +38,14 @@ class Executed:
     stdout: bytes
     stderr: bytes
 
+    def answer(self, who: str) -> Any:
+        """Return the JSON that the command has printed. Raises ApiError, with its last line, if ``who`` gave none."""
+        try:
+            return json.loads(self.stdout)
+        except ValueError:
+            words = (self.stderr or self.stdout).decode(errors="replace").strip().splitlines()
+            raise ApiError(f"{who} does not answer: {words[-1] if words else f'exit code {self.code}'}") from None
+
 
 def execute(
     access: Access, target: RequestTarget, command: Sequence[str], *, container: str, timeout: float

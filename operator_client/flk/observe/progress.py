@@ -11,6 +11,7 @@ from flk.units import timestamp
 from flk_runtime.contract import metrics_line
 from flk_runtime.contract.metrics_line import MetricsLine
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample
+from flk_runtime.contract.telemetry_archive import thinned
 
 _METRICS: Final = re.compile(r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d+)\] )?(?P<json>\{.*\})\s*")
 
@@ -85,9 +86,7 @@ def read_samples(lines: Sequence[str]) -> tuple[list[Sample], int | None]:
             found.communication,
             found.data_wait,
         )
-    samples = list(by_step.values())
-    every = -(-len(samples) // HISTORY_LIMIT) or 1
-    return samples[::-1][::every][::-1], total
+    return thinned(list(by_step.values()), HISTORY_LIMIT), total
 
 
 def _read(line: str) -> tuple[float, int, MetricsLine] | None:

@@ -54,6 +54,12 @@ def test_what_is_new_in_a_state_becomes_events(live: Callable[..., LiveJob]) -> 
     assert len(job.events) == count
 
 
+def test_attempts_that_began_before_the_view_are_events(live: Callable[..., LiveJob]) -> None:
+    job = live()
+    again = LiveJob(job._client, "gpt", later(job.state), job._read)
+    assert [text for _, text in again.events] == ["attempt 1 began", "attempt 2 began"]
+
+
 def test_it_follows_the_job_and_its_events_and_reads_the_telemetry(live: Callable[..., LiveJob]) -> None:
     job = live(lambda client, name: (Telemetry(NOW, 1, 100), ""))
     job.start()
