@@ -154,3 +154,49 @@ def test_states_and_commands(
             "nothing is left",
             lambda target=target, kinds=kinds: f"-{target}" not in kubectl("get", kinds, "-o", "name"),
         )
+
+
+GATE = "--feature-gates=TrainJobStatus=true"
+PROGRESS = """
+import flk_runtime as flk
+import torch
+run = flk.init(log_every=5)
+model = torch.nn.Linear(4, 1)
+model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(20):
+    loss = model(torch.ones(2, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    run.step(loss=loss, total=20)
+"""
+
+
+@pytest.fixture
+def status_server(kubectl: Any, trainer: None) -> Iterator[None]:
+    """Kubeflow Trainer with the gate that lets pods tell their progress, which it does not have before and after."""
+    manager = ["-n", "kubeflow-system", "deploy/kubeflow-trainer-controller-manager"]
+    before = kubectl.json("get", *manager)["spec"]["template"]["spec"]["containers"][0]["args"]
+
+    def start_with(arguments: list[str]) -> None:
+        change = [{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
+        kubectl("patch", *manager, "--type", "json", "-p", json.dumps(change))
+        kubectl("rollout", "status", *manager, "--timeout", "180s")
+
+    start_with([*before, GATE])
+    yield
+    start_with(before)
+
+
+@pytest.mark.soak
+def test_progress_is_in_the_status_of_a_trainjob(
+    flk: Any, kubectl: Any, image: str, no_jobs_stay: None, status_server: None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRESS)
+    options = ["--name", "told", "--target", "trainjob", "--strategy", "ddp", "--cpu", "50m", "--image", image]
+    assert flk("submit", "train.py", *options, cwd=tmp_path).code == 0
+    ended = flk("wait", "told")
+    assert ended.code == 0, ended.stderr
+    status = kubectl.json("get", "trainjob", "told")["status"]["trainerStatus"]
+    assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (100, 0)
+    assert {"name": "step", "value": "20"} in status["metrics"]

@@ -28,12 +28,13 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
 # All but the packages are the modules of _ELSEWHERE: "training" is for jobs that train, "records" for those that keep
 # records in the cluster, "preparation" installs packages or runs a setup command, "check" checks a start, "disk" keeps
-# checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow Trainer.
+# checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow Trainer, "trainjobs"
+# for the status of TrainJobs.
 # "sinks" writes metrics to TensorBoard, MLflow and W&B.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
-        "sinks",
+        "trainjobs", "sinks",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
@@ -67,6 +68,7 @@ _ELSEWHERE: Final = {
     "launcher/ledger.py": "training",
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
+    "launcher/trainer_forward.py": "trainjobs",
     "launcher/trainer_status.py": "trainers",
     **dict.fromkeys((f"launcher/telemetry/{each}.py" for each in _OF_TELEMETRY), "training"),
     "launcher/replication/disk.py": "disk",
@@ -114,6 +116,8 @@ def used_by(job: Job) -> frozenset[str]:
     used = {"preparation"} if job.pip or job.requirements or job.setup else set()
     if job.records:
         used.add("records")
+    if job.target_or_default in (AUTO, "trainjob"):
+        used.add("trainjobs")
     if job.memory_path:
         used.add("disk")
     if job.metrics or implied_sinks(job.env | job.secrets):

@@ -122,4 +122,5 @@ REPORT_FD: Final = Variable(
 )
 # Of the protocol of Kubeflow Trainer, by which clients in scripts tell of their progress.
 TRAINER_URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
+TRAINER_CA: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 TRAINER_TOKEN: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - the path of a file with the token

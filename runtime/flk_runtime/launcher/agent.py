@@ -110,7 +110,15 @@ class Agent:
         telemetry = self.records.telemetry
         look = telemetry.add_line if telemetry else None
         self.ranks = Ranks(
-            settings, server, self.selector, output, error_folder, self.records.count_lines, self.hub, look
+            settings,
+            server,
+            self.selector,
+            output,
+            error_folder,
+            self.records.count_lines,
+            self.hub,
+            look,
+            self.records.log,
         )
         self.phase = _Phase.JOINING
         self.attempt: PodAttempt | None = None  # the latest one
@@ -498,6 +506,7 @@ class Agent:
         return self.records.finish_stopped(stop.signal, end, history)
 
     def _finish(self, record: JobRecord) -> int:
+        self.ranks.close()
         code = self.records.finish(record, leader=self.rendezvous is not None)
         if self.memory:
             self.memory.close(remove=record.outcome not in ("replaced", "preempted"))

@@ -26,6 +26,7 @@ from flk_runtime.system import host
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.hub import HubProcess
+    from flk_runtime.launcher.trainer_forward import TrainerForward
     from flk_runtime.launcher.trainer_status import TrainerStatus
 
 _TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
@@ -86,13 +87,14 @@ class Ranks:
         count_lines: Callable[[int], None],
         hub: HubProcess | None,
         look: Callable[[bytes], None] | None = None,
+        log: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``selector`` watches the ranks' pipes, and ``output`` passes on their content.
 
         ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written, and
-        ``look`` with lines of rank 0 that may be metrics.
+        ``look`` with lines of rank 0 that may be metrics. ``log`` gets lines of the launcher itself.
         """
-        self._look = look
+        self._look, self._log = look, log
         self._settings = settings
         self._server = server
         self._hub = hub
@@ -103,6 +105,7 @@ class Ranks:
         self._count_lines = count_lines
         self._by_pid: dict[int, RankProcess] = {}
         self._status: TrainerStatus | None = None
+        self._forward: TrainerForward | None = None
         self._attempt = 0  # number of the last one
         self._oom_kills = 0  # of processes of this container that were killed before this attempt, or are reported
         self._orphans_since: float | None = None  # by time.monotonic; None: no orphans are known
@@ -127,7 +130,7 @@ class Ranks:
         rank = attempt.ranks(settings.pod, settings.processes)[local_rank]
         prefix = log_format.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
         pipes = RankPipes(
-            Prefixer(prefix, self._output.write_stdout, self._count_lines, self._look if rank == 0 else None),
+            Prefixer(prefix, self._output.write_stdout, self._count_lines, self._see if rank == 0 else None),
             Prefixer(prefix, self._output.write_stderr, self._count_lines),
         )
         for fd in pipes.read_ends:
@@ -143,12 +146,15 @@ class Ranks:
         self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)
 
     def _status_variables(self, prefix: str) -> dict[str, str]:
-        """The variables by which a client of Kubeflow Trainer in rank 0 finds this launcher, unless it knows another.
+        """The variables by which a client of Kubeflow Trainer in rank 0 finds this launcher.
 
         ``prefix`` is of the lines of rank 0.
         """
-        if pod_env.TRAINER_URL in os.environ:
-            return {}
+        if self._forward is None and pod_env.TRAINER_URL in os.environ:
+            with contextlib.suppress(ImportError):  # only jobs that may become a TrainJob have it
+                from flk_runtime.launcher.trainer_forward import TrainerForward
+
+                self._forward = TrainerForward(os.environ, self._log)
         if self._status is None:
             try:
                 from flk_runtime.launcher.trainer_status import TrainerStatus  # only jobs that may use it have it
@@ -160,14 +166,25 @@ class Ranks:
 
             def write(line: bytes) -> None:
                 self._output.write_stdout(prefix.encode() + line)
-                if self._look:
-                    self._look(line)
+                self._see(line)
 
             try:
                 self._status = TrainerStatus(self._error_folder, write, step)
             except OSError:  # progress is worth no failure
                 return {}
         return self._status.variables
+
+    def _see(self, line: bytes) -> None:
+        """Take a line of rank 0 that may be metrics."""
+        if self._look:
+            self._look(line)
+        if self._forward:
+            self._forward.put(line)
+
+    def close(self) -> None:
+        """Send on what was seen last. All ranks have ended."""
+        if self._forward:
+            self._forward.close()
 
     def read(self, fd: int) -> RankProcess | None:
         """Pass on output that a rank has written to the pipe ``fd``. Returns the rank, or None if it has ended."""
