@@ -15,6 +15,7 @@ from flk_runtime.contract import pod_env, pod_layout, user_env
 from tests.support.pods import Pods
 
 pytest.importorskip("torchtitan")
+pytestmark = pytest.mark.soak
 
 # torchtitan needs a GPU and Triton. This gives it a CPU. In the first attempt rank 1 dies after the step in argv[1].
 TRAIN = """
@@ -58,6 +59,15 @@ TRAIN = """
             q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa
         ), rest
     FlexAttention._compiled_flex_attn = staticmethod(attend)
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+    whole = PipelineScheduleSingle.step
+    def step_of_parts(self, *, arg_mbs, kwarg_mbs, target_mbs, losses, **named):  # torch 2.13 splits batches itself
+        arguments = [torch.cat(parts) for parts in zip(*arg_mbs or [])]
+        extra = {name: torch.cat([each[name] for each in kwarg_mbs]) if torch.is_tensor(first) else first
+                 for name, first in kwarg_mbs[0].items()}
+        target = None if target_mbs is None else torch.cat(target_mbs)
+        return whole(self, *arguments, target=target, losses=losses, **named, **extra)
+    PipelineScheduleSingle.step = step_of_parts
     runpy.run_module("flk_runtime.hosts.torchtitan" if dies else "torchtitan.train", run_name="__main__")
 """
 STEPS = 5
@@ -67,7 +77,7 @@ MESHES = {
     "PP x FSDP2": (
         4,
         "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule 1F1B "
-        "--training.local_batch_size 4",
+        "--training.local_batch_size 4 --training.disable_cuda_graphs",
     ),
 }
 
@@ -118,7 +128,7 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
         )
         job.start("train.py", *words.split())
         assert job.wait() == [0], job.log()
-        losses.append(dict(re.findall(r"\[rank \d\] step (\d+) has loss (\S+)", job.log().replace("-1.0", "x"))))
+        losses.append(dict(re.findall(r"\[rank \d\] step (\d+) has loss (\d\S+)", job.log())))  # negative: no loss
     assert "resumed at step 2 from pod memory" in job.log()
     assert set(losses[0]) == {str(step) for step in range(1, STEPS + 1)}
     assert losses[0] == losses[1]

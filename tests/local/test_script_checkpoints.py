@@ -623,6 +623,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("library", "expected"),
     [

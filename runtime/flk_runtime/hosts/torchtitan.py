@@ -133,11 +133,10 @@ class _Part:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        # Not into the tensors of state_dict(): a model may make them anew, as parts of a fused parameter.
         with torch.no_grad():
             for part, saved in zip(self._parts, state["models"], strict=True):
-                own = part.state_dict()
-                for name, tensor in own.items():
-                    _local(tensor).copy_(saved[name])
+                part.load_state_dict({name: _as(own, saved[name]) for name, own in part.state_dict().items()})
             for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(_as_parameters(optimizer, saved))
 
@@ -146,21 +145,25 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def _as(like: Any, local: Any) -> Any:
+    """A value of a rank's own part, as a DTensor if ``like`` is one that has such a part."""
+    if not isinstance(like, DTensor) or local.dim() == 0 or local.shape != like.to_local().shape:
+        return local
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
 def _as_parameters(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """The state of an optimizer, whose tensors of a parameter's shape are made DTensors as the parameter is."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    states = {}
-    for number, state in saved["state"].items():
-        parameter = parameters[number]
-
-        def made(tensor: torch.Tensor, like: torch.Tensor = parameter) -> torch.Tensor:
-            if not isinstance(like, DTensor) or tensor.shape != like.to_local().shape or tensor.dim() == 0:
-                return tensor
-            return DTensor.from_local(
-                tensor, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-            )
-
-        states[number] = {name: made(each) if isinstance(each, torch.Tensor) else each for name, each in state.items()}
+    states = {
+        number: {
+            name: _as(parameters[number], each) if isinstance(each, torch.Tensor) else each
+            for name, each in state.items()
+        }
+        for number, state in saved["state"].items()
+    }
     return {**saved, "state": states}
 
 
