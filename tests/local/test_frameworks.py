@@ -9,10 +9,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.ranks import Ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLK = ("-m", "flk", "run", "--replicas", "2")
@@ -43,7 +46,12 @@ def start(launcher: tuple[str, ...], example: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         ended = subprocess.run(command, cwd=folder, env=clean | offline, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    lines = [line[line.find("{") :] for line in ended.stdout.splitlines() if '{"rank": ' in line]
+    return results(ended.stdout.splitlines())
+
+
+def results(printed: Iterable[str]) -> list[dict[str, Any]]:
+    """What each rank says of itself at its end, in the order of ranks, from the lines of all ranks."""
+    lines = [line[line.find("{") :] for line in printed if '{"rank": ' in line]
     return sorted((json.loads(line) for line in lines), key=lambda result: result["rank"])
 
 
@@ -56,15 +64,29 @@ def test_two_pods_train_one_model(example: str) -> None:
         assert first["started_by"] == "TorchElasticEnvironment"
 
 
+@pytest.mark.xdist_group("example nanogpt")
+def test_with_torchruns_variables_and_in_one_process_it_trains_the_same(ranks: Ranks) -> None:
+    """The ranks are forks of a process with torch. The soak below starts torchrun itself, with all examples."""
+    script = (EXAMPLES / "nanogpt" / "train.py").read_text()
+    of_flk = start(FLK, "nanogpt")
+    assert results(line for rank in ranks(script, 2) for line in rank.lines) == of_flk
+    assert_same_training(results(ranks(script, 1)[0].lines), of_flk)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("example", of(*NEEDS))
 def test_under_torchrun_it_trains_the_same(example: str) -> None:
     assert start(TORCHRUN, example) == start(FLK, example)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("example", of("nanogpt", "accelerate", "transformers"))
 def test_one_process_trains_the_same_on_the_same_samples(example: str) -> None:
-    (alone,) = start((), example)
-    first, _ = start(FLK, example)
+    assert_same_training(start((), example), start(FLK, example))
+
+
+def assert_same_training(of_one: list[dict[str, Any]], of_two: list[dict[str, Any]]) -> None:
+    (alone,), (first, _) = of_one, of_two
     assert (alone["world_size"], first["world_size"]) == (1, 2)
     assert first["loss"] == pytest.approx(alone["loss"], rel=1e-4)
     assert first["norm"] == pytest.approx(alone["norm"], rel=1e-5)
