@@ -13,13 +13,27 @@ from scripts.documentation.pages import ROOT, all_pages, blocks, python_script
 
 SCRIPTS = [page for page in all_pages() if python_script(page)]
 LOCAL = [page for page in all_pages() if any((b.key, b.value) == ("run", "local") for b in blocks(page))]
-
+# Every launcher on a page imports torch. These pages cover the kinds of commands; the soak runs the others too.
+EVERY_TIME = (
+    "docs/index.md",  # a script that fails
+    "docs/guides/first-job.md",  # the bundled example, and a job file
+    "docs/guides/install.md",
+    "docs/guides/own-loop.md",  # flk's library, and a restart
+    "docs/guides/symptoms.md",
+    "docs/guides/what-a-job-needs.md",
+    "docs/migrate/skypilot.md",  # another tool's job file
+    "docs/migrate/torchx.md",
+)
 
 NEEDS = ("accelerate", "lightning", "transformers")  # packages with a page of the same name
 
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def local_pages() -> list[Any]:
+    return [pytest.param(page, marks=() if name_of(page) in EVERY_TIME else pytest.mark.soak) for page in LOCAL]
 
 
 @pytest.mark.parametrize("page", SCRIPTS, ids=name_of)
@@ -42,8 +56,12 @@ assert setting["name"] == "made by rank 0" and total == 1
     assert printed == [["3 ['a', 'b', 'c']", "only on rank 0 of all nodes"], ["2 ['d', 'e']"]]
 
 
+def test_the_pages_that_run_every_time_have_commands_for_this_machine() -> None:
+    assert set(EVERY_TIME) <= {name_of(page) for page in LOCAL}
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", LOCAL, ids=name_of)
+@pytest.mark.parametrize("page", local_pages(), ids=name_of)
 def test_commands_for_this_machine_print_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if page.stem in NEEDS:
         pytest.importorskip(page.stem)
