@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from flk.jobs import state as states
@@ -21,7 +22,10 @@ NOW = 1767225600.0 + 60  # a minute after everything was made
 
 
 class JobBuilder:
-    """A PyTorchJob of some workers, its pods, and the events about them. Methods return the builder."""
+    """A PyTorchJob of some workers, its pods, and the events about them. Methods return the builder.
+
+    It copies the states and conditions that it is given, so that a test may change its pods.
+    """
 
     def __init__(self, replicas: int = 3, processes: int = 1, memory: str = "", name: str = "gpt") -> None:
         self.name = name
@@ -72,7 +76,7 @@ class JobBuilder:
             "uid": self.job["metadata"]["uid"],
         }
         default = {"running": {"startedAt": MADE}} if phase == "Running" else {}
-        container = {"name": "pytorch", "restartCount": 0, "state": default if state is None else state}
+        container = {"name": "pytorch", "restartCount": 0, "state": default if state is None else deepcopy(state)}
         self.pods[index] = {
             "metadata": {
                 "name": f"{self.name}-worker-{index}",
@@ -82,7 +86,7 @@ class JobBuilder:
                 "ownerReferences": [owner],
             },
             "spec": {"containers": [self.container], "restartPolicy": "Never", **({"nodeName": node} if node else {})},
-            "status": {"phase": phase, "containerStatuses": [container], **status},
+            "status": {"phase": phase, "containerStatuses": [container], **deepcopy(status)},
         }
         return self
 
