@@ -12,10 +12,11 @@ from tests.unit.flk.cli.outputs import jobs
 
 @pytest.mark.parametrize("which", jobs.JOBS)
 def test_two_jobs_of_a_kind_share_no_object(which: str) -> None:
-    one, other = (jobs.JOBS[which]() for _ in range(2))
-    found = [set(map(id, changeable([job.job, job.pods, job.events, job.replaced_pods]))) for job in (one, other)]
-    assert len(found[0]) > 5
-    assert not found[0] & found[1]
+    jobs_of_a_kind = [jobs.JOBS[which]() for _ in range(2)]
+    one, other = ([job.job, job.pods, job.events, job.replaced_pods] for job in jobs_of_a_kind)
+    found = {id(each) for each in changeable(one)}
+    assert len(found) > 5
+    assert not [each for each in changeable(other) if id(each) in found]
 
 
 def changeable(value: Any) -> Iterator[Any]:
