@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_ref, note, seconds
+from flk.cli.several import Chosen, worst
 from flk.commands import program_name
-from flk.errors import UsageError
+from flk.errors import FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def delete(
         bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone (default), or return at once.")
     ] = True,
     timeout: Timeout = None,
-) -> int | None:
+) -> int:
     """Delete jobs with their pods and ConfigMaps: by name, or all that --all, -l, --finished and --mine choose.
 
     A job that flk did not make is deleted by its name, or with --include-others.
@@ -70,16 +71,20 @@ def delete(
     chosen = selection.chosen(client) if selection else names
     if not chosen:
         note(f"there is no such job in namespace {client.namespace}")
-    missing = 0
+    several, codes = Chosen(client, chosen, by_labels=selection is not None), [0]
     for job, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
-        if existed:
+        if isinstance(existed, FlkError):
+            if not several.are_several:
+                raise existed
+            codes.append(several.failed(job, existed))
+        elif existed:
             print(job.name, flush=True)
         elif selection is None:
-            missing += not ignore_not_found
+            codes.append(0 if ignore_not_found else int(ExitCode.NOT_FOUND))
             note(f"there is no job {job} in namespace {client.namespace}")
     if dry_run:
         note("nothing was deleted (dry run)")
-    return int(ExitCode.NOT_FOUND) if missing else None
+    return worst(codes)
 
 
 def _me() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flk.cli.options import AvoidNode, Context, Namespace, Timeout, note, seconds
-from flk.cli.several import Chosen, Jobs, Selector
+from flk.cli.several import Chosen, Jobs, Selector, Tell
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def restart(
     """Run jobs anew from their last checkpoints, with the same code and options. Counts of restarts begin anew.
 
     The pods of a job that runs get SIGTERM and their grace period, in which a job that uses flk's library saves. A job
-    that has ended is deleted and created again under its name. Several jobs are restarted one after the other.
-    With -l, only jobs that flk has made are restarted.
+    that has ended is deleted and created again under its name. Of several jobs, eight are restarted at a time.
+    With -l, only jobs that flk has made are restarted. After Ctrl-C, restarts that have begun are finished.
 
     Nodes on which pods of a job have failed repeatedly are avoided where others have room, those of --avoid-node in
     any case. Only a PyTorchJob can be changed so; others are deleted and created again.
@@ -34,19 +34,21 @@ def restart(
     from flk.jobs.lifecycle.secret import objects_with_uid
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="restart", own=True)
-    current = ""
+    begun: list[str] = []
+    done: list[str] = []
 
-    def act(client: JobClient, job: JobRef) -> None:
-        nonlocal current
-        current = job.name
+    def act(client: JobClient, job: JobRef, tell: Tell) -> None:
+        begun.append(job.name)
         lifecycle.restart(
-            client, job.name, timeout=limit, report=note, objects_with_uid=objects_with_uid, avoid=avoid or []
+            client, job.name, timeout=limit, report=tell, objects_with_uid=objects_with_uid, avoid=avoid or []
         )
-        note(f"job {job.name} is restarted; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
+        tell(f"job {job.name} is restarted; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
+        done.append(job.name)
 
     try:
-        return chosen.in_turn(act)
+        return chosen.in_parallel(act)
     except KeyboardInterrupt:
+        current = " ".join(job for job in begun if job not in done)
         status, resume = (chosen.client.commands.flk(verb, current) for verb in ("status", "resume"))
         note(f"interrupted while {current} was restarted: {status} shows it; {resume} starts it")
         return int(ExitCode.INTERRUPTED)

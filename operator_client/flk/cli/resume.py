@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flk.cli.options import AvoidNode, Context, Namespace, note
-from flk.cli.several import Chosen, Jobs, Selector
+from flk.cli.options import AvoidNode, Context, Namespace
+from flk.cli.several import Chosen, Jobs, Selector, Tell
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef
@@ -26,11 +26,11 @@ def resume(
     """
     from flk.jobs import lifecycle
 
-    def act(client: JobClient, job: JobRef) -> None:
-        resumed = lifecycle.resume(client, job.name, avoid=avoid or [], report=note)
+    def act(client: JobClient, job: JobRef, tell: Tell) -> None:
+        resumed = lifecycle.resume(client, job.name, avoid=avoid or [], report=tell)
         state = "is resumed" if resumed else "was not suspended"
         if avoid and not resumed:
             state += "; its pods avoid the node when they are made anew"
-        note(f"job {job.name} {state}; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
+        tell(f"job {job.name} {state}; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
 
-    return Chosen.of(jobs, selector, context, namespace, command="resume", own=True).in_turn(act)
+    return Chosen.of(jobs, selector, context, namespace, command="resume", own=True).in_parallel(act)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import complete_jobs, job_ref
+from flk.cli.options import complete_jobs, job_ref, note
 from flk.commands import program_name
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk.terminal import print_error
@@ -38,6 +38,7 @@ _WORST_FIRST: Final = (
 )
 _LAST: Final = 2.0  # seconds after Ctrl-C in which threads may keep what they have seen
 Act = Callable[["JobClient", "JobRef"], "int | None"]
+Tell = Callable[[str], None]
 
 
 def _valid(values: list[str] | None) -> list[str] | None:
@@ -65,6 +66,7 @@ class Chosen:
         self.client, self.jobs = client, jobs
         self.are_several = len(jobs) > 1
         self.as_list = by_labels or self.are_several  # in JSON and YAML, as kubectl has it
+        self._hints: set[str] = set()  # that were printed, without the name of a job
 
     @classmethod
     def of(
@@ -111,17 +113,35 @@ class Chosen:
         """The names of the jobs, as a command takes them."""
         return " ".join(job.name for job in self.jobs)
 
-    def limited_to(self, jobs: Sequence[JobRef]) -> Chosen:
-        """Return some of several jobs, whose errors are printed likewise."""
-        some = Chosen(self.client, jobs, by_labels=self.as_list)
-        some.are_several = self.are_several
-        return some
-
     def in_turn(self, act: Act) -> int:
         """Call ``act`` for each job, and return the worst exit code. Raises the error of a single job."""
         if not self.are_several:
             return act(self.client.of(self.jobs[0]), self.jobs[0]) or 0
         return worst([_code(act, self.client.of(job), job) for job in self.jobs])
+
+    def in_parallel(self, act: Callable[[JobClient, JobRef, Tell], int | None]) -> int:
+        """Call ``act`` for some jobs at a time, and return the worst exit code. Raises the error of a single job.
+
+        What it tells by its last argument, and the errors, are printed in the order of the jobs.
+        """
+        from flk.jobs.many import in_parallel
+
+        if not self.are_several:
+            return act(self.client.of(self.jobs[0]), self.jobs[0], note) or 0
+        told: dict[JobRef, list[str]] = {job: [] for job in self.jobs}
+        codes = []
+        for job, result in in_parallel(self.jobs, lambda job: act(self.client.of(job), job, told[job].append)):
+            for text in told[job]:
+                note(text)
+            codes.append(self.failed(job, result) if isinstance(result, FlkError) else result or 0)
+        return worst(codes)
+
+    def failed(self, job: JobRef, error: FlkError) -> int:
+        """Print the error of one of several jobs, with the hint if no other job had the same; return its exit code."""
+        hint = (error.hint or "").replace(job.name, "")
+        print_error(error, hint=hint not in self._hints)
+        self._hints.add(hint)
+        return int(error.code)
 
     def at_once(self, act: Callable[[JobClient, JobRef, threading.Event], int | None]) -> int:
         """Call ``act`` for all jobs at once, and return the worst exit code. Raises the error of a single job.

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flk.cli.options import Context, Namespace, note
-from flk.cli.several import Chosen, Jobs, Selector
-from flk.errors import JobNotFoundError, UsageError
+from flk.cli.several import Chosen, Jobs, Selector, worst
+from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.data_output import DataOutput
     from flk.jobs.state import State
     from flk.observe.client import JobClient, JobRef
+    from flk.observe.view import JobView
 
 
 def status(
@@ -62,22 +63,47 @@ def status(
         except KeyboardInterrupt:
             return int(ExitCode.INTERRUPTED)
     found: list[dict[str, Any]] = []
-    code = chosen.in_turn(lambda client, job: _show(client, job, form, raw, found, chosen))
+    if chosen.are_several:
+        code = _show_all(chosen, form, raw, found)
+    else:
+        (job,) = chosen.jobs
+        from flk.jobs.wait import look
+
+        view, state = look(chosen.client.of(job), job.name, note)
+        code = _show(chosen.client, view, state, form, raw, found) or 0
     if form.is_data:
         sys.stdout.write(form.text(data_of(found, raw) if chosen.as_list else found[0]))
     return code
 
 
+def _show_all(chosen: Chosen, form: DataOutput, raw: bool, found: list[dict[str, Any]]) -> int:
+    """Print the status of several jobs, or add their data to those that were found; return the worst exit code."""
+    from flk.jobs.many import look_at_all
+
+    told: dict[JobRef, str] = {}
+    codes = []
+    for job, looked in look_at_all(chosen.client, chosen.jobs, told.__setitem__):
+        try:
+            if isinstance(looked, FlkError):
+                raise looked
+            if job in told:
+                note(told[job])
+            if not form.is_data and form.kind != "name" and job != chosen.jobs[0]:
+                print()
+            codes.append(_show(chosen.client.of(job), *looked, form, raw, found) or 0)
+        except FlkError as error:
+            codes.append(chosen.failed(job, error))
+    return worst(codes)
+
+
 def _show(
-    client: JobClient, job: JobRef, form: DataOutput, raw: bool, found: list[dict[str, Any]], chosen: Chosen
+    client: JobClient, view: JobView, state: State, form: DataOutput, raw: bool, found: list[dict[str, Any]]
 ) -> int | None:
     """Print the status of a job, or add its data to those that were found."""
     from flk.cli.data_output import raw_object
-    from flk.jobs.wait import look
 
-    view, state = look(client, job.name, note)
     if raw and view.around.job is None:
-        raise JobNotFoundError(f"job {job.name} is gone, and flk has kept no object of it")
+        raise JobNotFoundError(f"job {state.name} is gone, and flk has kept no object of it")
     if raw:
         found.append(raw_object(view.around.job or {}))
     elif form.is_data:
@@ -87,8 +113,6 @@ def _show(
 
         print(qualified(state.kind, state.name))
     else:
-        if chosen.are_several and job != chosen.jobs[0]:
-            print()
         _print(state, client, form)
     return state.code if state.was_deleted else None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.options import Context, Namespace, Timeout, note, seconds
-from flk.cli.several import Chosen, Jobs, Selector, worst
+from flk.cli.several import Chosen, Jobs, Selector, Tell, worst
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef
@@ -37,18 +37,16 @@ def suspend(
     suspended: list[JobRef] = []
     until = None if limit is None else time.monotonic() + limit
 
-    def begin(client: JobClient, job: JobRef) -> None:
+    def begin(client: JobClient, job: JobRef, tell: Tell) -> None:
         alone = wait and not chosen.are_several
-        changed = lifecycle.suspend(client, job.name, wait=alone, timeout=limit, report=note)
+        changed = lifecycle.suspend(client, job.name, wait=alone, timeout=limit, report=tell)
         suspended.append(job)
         state = "suspended" if changed else "suspended already"
-        note(f"job {job.name} is {state}; this starts it again: {client.commands.flk('resume', job.name)}")
+        tell(f"job {job.name} is {state}; this starts it again: {client.commands.flk('resume', job.name)}")
 
-    def end(client: JobClient, job: JobRef) -> None:
-        left = None if until is None else max(0.0, until - time.monotonic())
-        lifecycle.suspend(client, job.name, wait=True, timeout=left, report=note)
-
-    code = chosen.in_turn(begin)
-    if not (wait and chosen.are_several):
-        return code
-    return worst([code, chosen.limited_to(suspended).in_turn(end)])  # the pods of all jobs end at once
+    codes = [chosen.in_parallel(begin)]
+    if wait and chosen.are_several:  # the pods of all jobs end at once
+        left = sorted(suspended, key=chosen.jobs.index)
+        for job, error in lifecycle.wait_for_all_pods_to_end(chosen.client, left, until=until, report=note):
+            codes += [chosen.failed(job, error)] if error else []
+    return worst(codes)

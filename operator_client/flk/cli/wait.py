@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flk.cli.options import Context, Namespace, Timeout, note, seconds
-from flk.cli.several import Chosen, Jobs, Selector
+from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    import threading
-
     from flk.cli.progress_line import ProgressLine
     from flk.jobs.state import State
-    from flk.jobs.wait import Goal
+    from flk.jobs.wait import Goal, Waited
     from flk.observe.client import JobClient, JobRef
 
 
@@ -66,9 +64,9 @@ def wait(
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="wait")
     progress = ProgressLine(sys.stderr, several=chosen.are_several)
-    waiting = _Waiting(limit, until, fail_fast and limit != 0, progress, {} if output else None, chosen.are_several)
+    waiting = _Waiting(limit, until, fail_fast and limit != 0, progress, {} if output else None)
     try:
-        code = chosen.at_once(waiting.act)
+        code = waiting.for_all(chosen) if chosen.are_several else waiting.for_one(chosen) or 0
     except KeyboardInterrupt:
         progress.clear()
         note_detached(chosen, "wait" if chosen.are_several else "logs")
@@ -88,64 +86,87 @@ class _Waiting:
     fail_fast: bool
     progress: ProgressLine
     states: dict[JobRef, dict[str, Any]] | None  # None: they are not wanted
-    several: bool
 
-    def act(self, client: JobClient, ref: JobRef, ended: threading.Event) -> int | None:
-        """Wait for one job, and return its exit code, or raise the error that has it."""
-        from flk.jobs.wait import Outcome, Waited, describe, get_state, raise_for_state, run_time_text, wait_for
-        from flk.terminal import print_error, printable
+    def for_one(self, chosen: Chosen) -> int | None:
+        """Wait for the one job that was chosen, and return its exit code, or raise the error that has it."""
+        from flk.jobs.wait import wait_for
 
-        job = ref.name
-
-        def print_state(state: State) -> None:
-            if self.limit != 0:
-                self._told(f"job {describe(state)}")
-
-        def watch(state: State) -> None:
-            if ended.is_set():
-                raise KeyboardInterrupt
-            self.progress.show(state)
-
+        ref = chosen.jobs[0]
+        client = chosen.client.of(ref)
         try:
-            waited = wait_for(
-                client,
-                job,
-                uid=ref.uid or None,
-                timeout=self.limit,
-                goal=self.goal,
-                fail_fast=self.fail_fast,
-                report=print_state,
-                watch=watch,
-                note=self._told,
-            )
-        except JobNotFoundError:
-            if self.goal is not None and self.goal.is_deletion:
-                note(f"there is no job {job} in namespace {client.namespace}")
-                return None
-            waited = Waited(get_state(client, job, note), Outcome.FINISHED)  # raises the error if nothing is archived
-        state = waited.state
-        with self.progress.lock:
-            self.progress.drop(state)
-            self.progress.clear()
-            if self.states is not None:
-                self.states[ref] = {**state.to_dict(), "outcome": waited.outcome.value}
-            if waited.outcome == Outcome.REACHED:
-                note(f"job {describe(state)}")
-                return None
-            if state.failure and state.failure.details:
-                for line in state.failure.details.splitlines():
-                    print(f"  {printable(line)}", file=sys.stderr)
+            waited = wait_for(client, ref.name, uid=ref.uid or None, **self._options)
+        except JobNotFoundError as error:
+            return self._without_job(client, ref, error)
+        return self._conclude(client, ref, waited)
+
+    def for_all(self, chosen: Chosen) -> int:
+        """Wait for several jobs, and return the worst exit code."""
+        from flk.jobs.many import wait_for_all
+
+        codes = []
+        for ref, waited in wait_for_all(chosen.client, chosen.jobs, **self._options):
+            client = chosen.client.of(ref)
             try:
-                raise_for_state(state, client, self.limit, goal=self.goal)
+                if isinstance(waited, JobNotFoundError):
+                    codes.append(self._without_job(client, ref, waited) or 0)
+                else:
+                    codes.append(self._conclude(client, ref, waited) or 0)
             except FlkError as error:
-                if not self.several:
-                    raise
-                print_error(error)  # below the details, and not among those of another job
-                return int(error.code)
-            if self.goal is not None:
-                note(f"job {job} has ended and was never seen as {self.goal.text}")
-                return int(ExitCode.ERROR)
-            note(f"job {job} succeeded{run_time_text(state)}")
+                codes.append(chosen.failed(ref, error))
+        return worst(codes)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """How to wait, as the functions that do have it."""
+        return {
+            "timeout": self.limit,
+            "goal": self.goal,
+            "fail_fast": self.fail_fast,
+            "report": self._report,
+            "watch": self.progress.show,
+            "note": self._told,
+        }
+
+    def _report(self, state: State) -> None:
+        from flk.jobs.wait import describe
+
+        if self.limit != 0:
+            self._told(f"job {describe(state)}")
+
+    def _without_job(self, client: JobClient, ref: JobRef, error: JobNotFoundError) -> int | None:
+        """Conclude the wait for a job that does not exist. Raises the error if nothing is archived of one."""
+        from flk.jobs.wait import Outcome, Waited, get_state
+
+        if self.goal is not None and self.goal.is_deletion:
+            note(f"there is no job {ref.name} in namespace {client.namespace}")
+            return None
+        try:
+            state = get_state(client, ref.name, note)
+        except JobNotFoundError:
+            raise error from None
+        return self._conclude(client, ref, Waited(state, Outcome.FINISHED))
+
+    def _conclude(self, client: JobClient, ref: JobRef, waited: Waited) -> int | None:
+        """Tell how the wait for a job has ended, and return its exit code, or raise the error that has it."""
+        from flk.jobs.wait import Outcome, describe, raise_for_state, run_time_text
+        from flk.terminal import printable
+
+        state = waited.state
+        self.progress.drop(state)
+        self.progress.clear()
+        if self.states is not None:
+            self.states[ref] = {**state.to_dict(), "outcome": waited.outcome.value}
+        if waited.outcome == Outcome.REACHED:
+            note(f"job {describe(state)}")
+            return None
+        if state.failure and state.failure.details:
+            for line in state.failure.details.splitlines():
+                print(f"  {printable(line)}", file=sys.stderr)
+        raise_for_state(state, client, self.limit, goal=self.goal)
+        if self.goal is not None:
+            note(f"job {ref.name} has ended and was never seen as {self.goal.text}")
+            return int(ExitCode.ERROR)
+        note(f"job {ref.name} succeeded{run_time_text(state)}")
         return None
 
     def print(self, chosen: Chosen) -> None:
@@ -161,9 +182,8 @@ class _Waiting:
             print(json.dumps(states[0], indent=2))
 
     def _told(self, text: str) -> None:
-        with self.progress.lock:
-            self.progress.clear()
-            note(text)
+        self.progress.clear()
+        note(text)
 
 
 def _goal(text: str | None) -> Goal | None:

@@ -31,11 +31,14 @@ LINE_LIMIT: Final = 1000  # characters of a line
 BUDGET: Final = 0.5  # seconds in which the jobs of a list are archived
 
 
-def remember(client: JobClient, seen: Observation, state: State | None = None) -> None:
-    """Archive one observation of a job, so that it is known when somebody has deleted the job."""
+def remember(client: JobClient, seen: Observation, state: State | None = None, *, prune: bool = True) -> None:
+    """Archive one observation of a job, so that it is known when somebody has deleted the job.
+
+    With ``prune``, delete what is old.
+    """
     writer = ArchiveWriter(client)
     writer.observe(seen, state)
-    writer.close()
+    (writer.close if prune else writer.flush)()
 
 
 def remember_all(client: JobClient, listed: Iterable[Listed]) -> None:
@@ -72,6 +75,7 @@ class ArchiveWriter:
         self._changed = False
         self._broken = False
         self._next_write = 0.0
+        self._written = 0.0
 
     def observe(self, seen: Observation, state: State | None = None) -> None:
         """Record an observation, and write the archive periodically. A job that is gone stays as it was seen last."""
@@ -115,7 +119,7 @@ class ArchiveWriter:
     def flush(self) -> None:
         """Write what is known, even if nothing else has changed: when the job was seen last."""
         with self._lock:
-            if self._archived is not None:
+            if self._archived is not None and (self._changed or time.monotonic() - self._written > 1.0):
                 self._write()
 
     def close(self) -> None:
@@ -211,7 +215,7 @@ class ArchiveWriter:
             self._complain(error)
             return
         self._changed = False
-        ended = time.monotonic()
+        ended = self._written = time.monotonic()
         self._next_write = ended + max(WRITE_EVERY, WRITE_SHARE * (ended - began))
 
     def _complain(self, error: OSError) -> None:

@@ -21,9 +21,11 @@ IDLE: Final = 5.0  # seconds without a byte after which a log is given up
 class TailReader:
     """Reads each pod's log once, in threads, when its container has ended."""
 
-    def __init__(self, client: JobClient, writer: ArchiveWriter) -> None:
+    def __init__(self, client: JobClient, writer: ArchiveWriter, pool: ThreadPoolExecutor | None = None) -> None:
+        """``pool`` has the threads that read, if several jobs share them."""
         self._client, self._writer = client, writer
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flk-tail")
+        self._shared = pool is not None
+        self._pool = pool or ThreadPoolExecutor(THREADS, thread_name_prefix="flk-tail")
         self._read: set[str] = set()  # UIDs of the pods
         self._pending: list[Future[None]] = []
 
@@ -39,7 +41,8 @@ class TailReader:
     def close(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for what is being read."""
         wait(self._pending, timeout)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if not self._shared:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_tail(self, pod: Object) -> None:
         try:

@@ -133,7 +133,11 @@ class JobClient:
         unknown = refused or missing
         if unknown is not None and not answered:
             raise unknown
-        raise JobNotFoundError(
+        raise self.no_job(ref)
+
+    def no_job(self, ref: JobRef) -> JobNotFoundError:
+        """Return the error that says that a job does not exist."""
+        return JobNotFoundError(
             f"there is no job {ref} in namespace {self.namespace}",
             hint=f"{self.commands.flk('list')} lists those that exist",
         )

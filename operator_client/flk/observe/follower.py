@@ -1,22 +1,22 @@
-"""Follower: a list-and-watch cache (an informer) of one job and its pods."""
+"""Follower and Followers: list-and-watch caches (informers) of one job and its pods, and of many jobs."""
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from flk import targets
 from flk.errors import FlkError, JobNotFoundError
-from flk.kube import Changed, Listed, Object, RequestTarget, list_and_watch
-from flk.observe.client import PODS, RESOURCES, JobClient
+from flk.kube import Changed, Listed, Object
+from flk.observe.cache import JobCache
+from flk.observe.client import PODS, RESOURCES, JobClient, JobRef
 from flk.observe.observation import Observation
-from flk.targets import DEFAULT
+from flk.observe.watches import Watches
+from flk.targets import DEFAULT, TARGETS
 
-_SETTLE: Final = 0.05  # seconds without a change after which those that arrived together are shown
-_LONGEST: Final = 0.5  # seconds for which changes are collected at most
+_OFTEN: Final = 50.0  # observations in a second of many jobs that do not change
 
 
 class Follower:
@@ -25,34 +25,23 @@ class Follower:
     def __init__(self, client: JobClient, name: str, uid: str | None = None) -> None:
         self.client = client
         self.name = name
-        self.uid = uid
-        self._job: Object | None = None  # as it was seen last
-        self._gone: float | None = None  # when it was seen to be deleted
-        self._target = DEFAULT  # until the job is looked up
-        self._pods: dict[str, Object] = {}
-        self._replaced_pods: dict[str, Object] = {}
-        self._name_reused = False
-        self._changes: queue.SimpleQueue[tuple[str, Listed | Changed | Exception]] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._not_listed = {"job", "pods"}
+        self._cache = JobCache(client, name, uid, DEFAULT)  # until the job is looked up
+        self._watches = Watches(client.api)
 
     def __enter__(self) -> Follower:
         try:
-            kind = self._target = self._look_up()
+            kind = self._look_up()
         except FlkError as error:  # `updates` raises it
-            self._changes.put(("job", error))
+            self._watches.fail(error)
             return self
-        collections = {
-            "job": (self.client.target(RESOURCES[kind.name]), {"fieldSelector": f"metadata.name={self.name}"}),
-            "pods": (self.client.target(PODS), {"labelSelector": kind.pod_selector(self.name)}),
-        }
-        for source, (target, query) in collections.items():
-            arguments = (source, target, query)
-            threading.Thread(target=self._watch, args=arguments, daemon=True, name=f"flk-{source}").start()
+        self._cache = JobCache(self.client, self.name, self._cache.uid, kind)
+        job, pods = self.client.target(RESOURCES[kind.name]), self.client.target(PODS)
+        self._watches.start("job", job, {"fieldSelector": f"metadata.name={self.name}"})
+        self._watches.start("pods", pods, {"labelSelector": kind.pod_selector(self.name)})
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closed.set()
+        self._watches.close()
 
     def updates(self, interval: float = 1.0) -> Iterator[Observation]:
         """Yield the job after every change and at least every ``interval`` seconds.
@@ -61,15 +50,12 @@ class Follower:
         the beginning, and passes on the errors of the watches.
         """
         while True:
-            changed = self._apply_changes(interval)
-            if self._not_listed:
+            changed = self._watches.apply(interval, self._take)
+            if not self._watches.are_listed:
                 continue
-            if self.uid is None:
-                raise JobNotFoundError(
-                    f"there is no job {self.name} in namespace {self.client.namespace}",
-                    hint=f"{self.client.commands.flk('list')} lists those that exist",
-                )
-            seen = self._observed()
+            if self._cache.uid is None:
+                raise self.client.no_job(JobRef(self.name))
+            seen = self._cache.observed()
             yield seen
             if seen.gone is not None and changed and not seen.pods:
                 return
@@ -78,78 +64,90 @@ class Follower:
         try:
             return self.client.target_of(self.name)
         except JobNotFoundError:
-            if self.uid is None:
+            if self._cache.uid is None:
                 raise
             return DEFAULT  # it is gone
 
-    def _watch(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
-        try:
-            for change in list_and_watch(self.client.api, target, query):
-                if self._closed.is_set():
-                    return
-                self._changes.put((source, change))
-        except Exception as error:  # of any kind: the thread that reads the queue raises it
-            self._changes.put((source, error))
-
-    def _apply_changes(self, interval: float) -> bool:
-        """Wait up to ``interval`` seconds for a change, apply it and those that follow at once; say if there were any.
-
-        The time is bounded: in a job of many pods, changes may come without a pause.
-        """
-        wait, changed, until = interval, False, None
-        while until is None or time.monotonic() < until:
-            try:
-                source, change = self._changes.get(timeout=wait)
-            except queue.Empty:
-                return changed
-            if isinstance(change, Exception):
-                raise change
-            if source == "job":
-                self._apply_to_job(change)
-            else:
-                self._apply_to_pods(change)
-            self._not_listed.discard(source)
-            wait, changed = _SETTLE, True
-            until = until or time.monotonic() + _LONGEST
-        return changed
-
-    def _apply_to_job(self, change: Listed | Changed) -> None:
-        items = change.items if isinstance(change, Listed) else [] if change.deleted else [change.item]
-        if self.uid is None and items:
-            self.uid = items[0]["metadata"]["uid"]
-        own = [item for item in items if item["metadata"]["uid"] == self.uid]
-        self._name_reused = self._name_reused or (bool(items) and not own)
-        if isinstance(change, Changed) and change.deleted and change.item["metadata"]["uid"] != self.uid:
-            return
-        if own:
-            self._job, self._gone = {**own[0], "kind": self._target.kind}, None
-        elif self._gone is None:
-            self._gone = self.client.now()
-
-    def _apply_to_pods(self, change: Listed | Changed) -> None:
-        if isinstance(change, Changed):
-            self._set_pod(change.item["metadata"]["name"], None if change.deleted else change.item, change.item)
-            return
-        listed = {item["metadata"]["name"]: item for item in change.items}
-        for name in {**self._pods, **listed}:
-            self._set_pod(name, listed.get(name))
-
-    def _set_pod(self, name: str, new: Object | None, last: Object | None = None) -> None:
-        """Store a pod under its name, or remove it (``new`` is None), and remember the one that it replaces."""
-        old = last if new is None and last is not None else self._pods.get(name)
-        if old is not None and (new is None or new["metadata"]["uid"] != old["metadata"]["uid"]):
-            self._replaced_pods[name] = old
-        if new is None:
-            self._pods.pop(name, None)
+    def _take(self, source: str, change: Listed | Changed) -> None:
+        if source == "job":
+            self._cache.take_job(change)
         else:
-            self._pods[name] = new
+            self._cache.take_pods(change)
 
-    def _observed(self) -> Observation:
-        pods = [pod for pod in self._pods.values() if self._owns(pod)]
-        replaced = {name: pod for name, pod in self._replaced_pods.items() if self._owns(pod)}
-        time, gone, reused = self.client.now(), self._gone, self._name_reused
-        return Observation(self._job, pods, time, replaced_pods=replaced, gone=gone, name_reused=reused)
 
-    def _owns(self, pod: Object) -> bool:
-        created = self._job["metadata"].get("creationTimestamp") if self._job else None
-        return self.uid is None or self._target.owns(pod, self.uid, self.name, created)
+class Followers:
+    """Watches jobs of one namespace and their pods: two watches for each kind of job, however many jobs there are."""
+
+    def __init__(self, client: JobClient, jobs: Sequence[JobRef]) -> None:
+        """``missing`` are those of the jobs that do not exist when the context is entered."""
+        self.missing: list[JobRef] = []
+        self._client, self._jobs = client, jobs
+        self._caches: dict[JobRef, JobCache] = {}
+        self._named: dict[tuple[str, str], list[JobRef]] = defaultdict(list)  # by name of the target and of the job
+        self._watches = Watches(client.api)
+        self._changed: set[JobRef] = set()
+
+    def __enter__(self) -> Followers:
+        found: list[Object] = []
+        if not all(job.target and job.uid for job in self._jobs):
+            found = self._client.list_jobs(metadata_only=True)
+        by_name: dict[str, list[Object]] = defaultdict(list)
+        for each in found:
+            by_name[each["metadata"]["name"]].append(each)
+        for job in self._jobs:
+            named = next((each for each in by_name[job.name] if job.means(each)), None)
+            if named is None and not (job.target and job.uid):
+                self.missing.append(job)
+                continue
+            target = job.target or targets.target_of(named or {})
+            uid = job.uid or (named or {})["metadata"]["uid"]
+            self._caches[job] = JobCache(self._client, job.name, uid, target)
+            self._named[target.name, job.name].append(job)
+        for kind in dict.fromkeys(name for name, _ in self._named):
+            selector = {"labelSelector": TARGETS[kind].selector} if TARGETS[kind].selector else {}
+            self._watches.start(f"job {kind}", self._client.target(RESOURCES[kind]), selector)
+            pods = {"labelSelector": TARGETS[kind].pod_selector("")}
+            self._watches.start(f"pods {kind}", self._client.target(PODS), pods)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watches.close()
+
+    def __contains__(self, job: JobRef) -> bool:
+        return job in self._caches
+
+    def drop(self, job: JobRef) -> None:
+        """Follow a job no longer."""
+        self._caches.pop(job, None)
+
+    def updates(self, until: float | None = None) -> Iterator[dict[JobRef, Observation]]:
+        """Yield the jobs that have changed, in their order, and all of them now and then, until none is followed.
+
+        Yields at least every second, and soon after time.monotonic() has reached ``until``; passes on the errors of
+        the watches. Many jobs that do not change are yielded more rarely, for each of them takes time.
+        """
+        due = 0.0
+        while self._caches:
+            left = 1.0 if until is None else min(1.0, max(0.0, until - time.monotonic()))
+            self._watches.apply(left, self._take)
+            if not self._watches.are_listed:
+                continue
+            if time.monotonic() >= due:
+                self._changed.update(self._caches)
+                due = time.monotonic() + max(1.0, len(self._caches) / _OFTEN)
+            chosen, self._changed = [job for job in self._caches if job in self._changed], set()
+            yield {job: self._caches[job].observed() for job in chosen}
+
+    def _take(self, source: str, change: Listed | Changed) -> None:
+        what, _, kind = source.partition(" ")
+        name_of = (lambda item: str(item["metadata"]["name"])) if what == "job" else TARGETS[kind].job_name
+        by_name: dict[str, list[Object]] = defaultdict(list)
+        for item in change.items if isinstance(change, Listed) else [change.item]:
+            by_name[name_of(item)].append(item)
+        names = [name for target, name in self._named if target == kind] if isinstance(change, Listed) else by_name
+        for name in names:
+            of_one = Listed(by_name[name]) if isinstance(change, Listed) else change
+            for job in self._named.get((kind, name), ()):
+                if (cache := self._caches.get(job)) is not None:
+                    (cache.take_job if what == "job" else cache.take_pods)(of_one)
+                    self._changed.add(job)

@@ -15,6 +15,7 @@ from flk.observe.client import POD_GROUPS, PODS, JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, from_archive, with_archive
+from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk.targets.controllers import CONTROLLERS
@@ -51,11 +52,16 @@ def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda 
         ago = short_duration(client.now() - archived.time)
         note(f"job {name} is gone; this is what {archived.seen_by or 'flk'} kept of it {archived.place} {ago} ago")
         return JobView(from_archive(archived), client.commands)
-    seen = Reader(client).complete(Observation(job, client.pods_of(job), client.now()))
+    return view_of(client, Observation(job, client.pods_of(job), client.now()), Reader(client))
+
+
+def view_of(client: JobClient, seen: Observation, reader: Reader) -> JobView:
+    """Return the view of a job that was observed, with what is archived of pods that are gone."""
+    seen = reader.complete(seen)
     view = JobView(seen, client.commands)
     ended = "Failed" in view.conditions or "Succeeded" in view.conditions
     if ended and any(pod.phase == PodPhase.MISSING for pod in view.pods):
-        archived = archive.find(client, name, view.uid)
+        archived = archive.find(client, view.name, view.uid)
         if archived is not None:
             return JobView(with_archive(seen, archived), client.commands)
     return view
@@ -132,8 +138,9 @@ def _existing(client: JobClient, name: str, pod: PodState) -> PodState:
 class Reader:
     """Completes observations of one job, one after the other."""
 
-    def __init__(self, client: JobClient) -> None:
-        self._client = client
+    def __init__(self, client: JobClient, shared: SharedAnswers | None = None) -> None:
+        """``shared`` has what many jobs need, so that it is not read for each of them."""
+        self._client, self._shared = client, shared
         self._answers: dict[Need, Answer] = {}  # as they were read last
         self._backoffs = {True: _Backoff(*RECORD_EVERY), False: _Backoff(*EVENTS_EVERY)}  # by: of the launchers
 
@@ -157,8 +164,14 @@ class Reader:
 
     def _ask(self, need: Need, seen: Observation) -> Answer | None:
         """Make a request. Return None if it fails, as in an outage: the follower waits until that is over."""
+        shared, kind = self._shared, target_of(seen.job or {}).name
         try:
-            return self._answer(need, seen)
+            if shared is None or need.what not in ("events", "nodes", "controllers"):
+                return self._answer(need, seen)
+            if need.what == "events":
+                return Answer(items=shared.events(need.kind, need.name))
+            answer: Answer = shared.once((need, kind), lambda: self._answer(need, seen))
+            return answer
         except ApiError:
             return None
 

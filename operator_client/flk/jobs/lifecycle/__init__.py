@@ -10,6 +10,16 @@ from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.expiry import delete_expired
 from flk.jobs.lifecycle.restart import restart
 from flk.jobs.lifecycle.scaling import scale
-from flk.jobs.lifecycle.suspension import resume, suspend
+from flk.jobs.lifecycle.suspension import resume, suspend, wait_for_all_pods_to_end
 
-__all__ = ["create_job", "delete_expired", "delete_jobs", "dry_run", "restart", "resume", "scale", "suspend"]
+__all__ = [
+    "create_job",
+    "delete_expired",
+    "delete_jobs",
+    "dry_run",
+    "restart",
+    "resume",
+    "scale",
+    "suspend",
+    "wait_for_all_pods_to_end",
+]

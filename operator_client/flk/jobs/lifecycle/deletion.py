@@ -9,13 +9,16 @@ from typing import Final
 
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
-from flk.jobs.lifecycle.ending import watch_pods_end
+from flk.jobs.lifecycle.ending import watch_all_pods_end, watch_pods_end
 from flk.jobs.listing import list_states
+from flk.jobs.many import in_parallel
 from flk.jobs.owner import is_user
 from flk.jobs.state import Phase, State
 from flk.observe.client import JobClient, JobRef
-from flk.targets import TARGETS
+from flk.observe.observation import Observation
+from flk.targets import TARGETS, target_of
 
+_OVERDUE: Final = "job {name} is being deleted and not gone yet"
 _ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
 
@@ -55,46 +58,59 @@ def delete_jobs(
     timeout: float | None,
     report: Callable[[str], None],
     dry_run: bool = False,
-) -> Iterator[tuple[JobRef, bool]]:
-    """Delete all jobs at once, then yield each and whether it existed; with ``wait`` once its pods are gone.
+) -> Iterator[tuple[JobRef, bool | FlkError]]:
+    """Delete all jobs, then yield each and whether it existed, or its error; with ``wait`` once its pods are gone.
 
     Another job that has the name by then is left alone where the UID is given, and yielded as one that did not exist.
-    The first error of a job is raised after the others were yielded, and later ones are reported. Such an error is
-    WaitTimeoutError if pods are left after ``timeout`` seconds. ``report`` is called with a line while flk waits, too.
-    With ``dry_run`` nothing is deleted, and nothing waited for.
+    The error is WaitTimeoutError if pods are left after ``timeout`` seconds. ``report`` is called with a line while
+    flk waits. With ``dry_run`` nothing is deleted, and nothing waited for.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    deleted: list[tuple[JobRef, JobClient, str]] = []
-    failures: list[FlkError] = []
-    for job in jobs:
+    deleted: list[JobRef] = []
+
+    def delete(job: JobRef) -> JobRef:
         own = client.of(job)
-        try:
-            uid = own.get_job(job.name)["metadata"]["uid"]
-            if not dry_run:
-                own.delete_job(job.name, uid)
-            deleted.append((job, own, uid))
-        except JobNotFoundError:
+        found = own.get_job(job.name)
+        uid = found["metadata"]["uid"]
+        if not dry_run:
+            own.delete_job(job.name, uid)
+        return JobRef(job.name, target_of(found), uid)
+
+    for job, result in in_parallel(jobs, delete):
+        if isinstance(result, JobRef):
+            deleted.append(result)
+        elif isinstance(result, JobNotFoundError):
             yield job, False
-        except FlkError as error:
-            failures.append(error)
-    for job, own, uid in deleted:
+        else:
+            yield job, result
+    if not wait or dry_run:
+        yield from ((job, True) for job in deleted)
+    elif len(deleted) == 1:
         try:
-            if wait and not dry_run:
-                _wait_until_gone(own, job.name, uid, until, report)  # it knows the kind of a job that may be gone
+            _wait_until_gone(client.of(deleted[0]), deleted[0], until, report)
+            yield deleted[0], True
         except FlkError as error:
-            failures.append(error)
-            continue
-        yield job, True
-    for failure in failures[1:]:
-        report(str(failure))
-    if failures:
-        raise failures[0]
+            yield deleted[0], error
+    elif deleted:
+        watched = watch_all_pods_end(
+            client,
+            deleted,
+            until=until,
+            report=report,
+            awaited="end",
+            overdue=_OVERDUE,
+            is_done=lambda job, seen: _is_gone(seen),
+        )
+        yield from ((job, error or True) for job, error in watched)
 
 
-def _wait_until_gone(
-    client: JobClient, name: str, uid: str, until: float | None, report: Callable[[str], None]
-) -> None:
-    overdue = f"job {name} is being deleted and not gone yet"
-    for seen in watch_pods_end(client, (name, uid), until=until, report=report, awaited="end", overdue=overdue):
-        if seen.gone is not None and (seen.name_reused or not seen.pods):
+def _wait_until_gone(client: JobClient, job: JobRef, until: float | None, report: Callable[[str], None]) -> None:
+    overdue = _OVERDUE.format(name=job.name)
+    named = (job.name, job.uid)
+    for seen in watch_pods_end(client, named, until=until, report=report, awaited="end", overdue=overdue):
+        if _is_gone(seen):
             return
+
+
+def _is_gone(seen: Observation) -> bool:
+    return seen.gone is not None and (seen.name_reused or not seen.pods)

@@ -105,8 +105,9 @@ def _recreate(
             raise
     path = _write(client, name, manifests)
     try:
-        for _ in delete_jobs(client, [client.ref(name)], wait=True, timeout=timeout, report=report):
-            pass
+        for _, result in delete_jobs(client, [client.ref(name)], wait=True, timeout=timeout, report=report):
+            if isinstance(result, FlkError):
+                raise result
         created = create_job(client, manifests, objects_with_uid)
     except (FlkError, KeyboardInterrupt) as error:
         command = client.commands.kubectl(f"create -f {path}")

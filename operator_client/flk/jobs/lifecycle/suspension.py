@@ -8,16 +8,21 @@ volume or in S3, with no restarts used. Checkpoints in memory end with the pods.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from flk import labels
-from flk.errors import JobDeletedError, UsageError
-from flk.jobs.lifecycle.ending import watch_pods_end
+from flk.errors import FlkError, JobDeletedError, UsageError
+from flk.jobs.lifecycle.ending import watch_all_pods_end, watch_pods_end
 from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes
 from flk.kube import Object
-from flk.observe.client import JobClient, resource_of
+from flk.observe.client import JobClient, JobRef, resource_of
+from flk.observe.observation import Observation
 from flk.targets import target_of
 from flk_runtime.contract import user_env
+
+_AWAITED: Final = "save and end"
+_OVERDUE: Final = "job {name} is suspended, and its pods have not ended yet"
 
 
 def suspend(client: JobClient, name: str, *, wait: bool, timeout: float | None, report: Callable[[str], None]) -> bool:
@@ -156,15 +161,35 @@ def wait_for_pods_to_end(
         (name, job["metadata"]["uid"]),
         until=None if timeout is None else time.monotonic() + timeout,
         report=report,
-        awaited="save and end",
-        overdue=f"job {name} is suspended, and its pods have not ended yet",
+        awaited=_AWAITED,
+        overdue=_OVERDUE.format(name=name),
     )
     for seen in watched:
-        if seen.job is None or seen.gone is not None:
-            raise JobDeletedError(f"job {name} was deleted while its pods ended")
-        if not seen.pods:
+        if _has_no_pods(client, name, seen):
             return
+
+
+def wait_for_all_pods_to_end(
+    client: JobClient, jobs: Sequence[JobRef], *, until: float | None, report: Callable[[str], None]
+) -> Iterator[tuple[JobRef, FlkError | None]]:
+    """Yield suspended jobs in their order, each when it has no pods, or with the error of `wait_for_pods_to_end`."""
+    return watch_all_pods_end(
+        client,
+        jobs,
+        until=until,
+        report=report,
+        awaited=_AWAITED,
+        overdue=_OVERDUE,
+        is_done=lambda job, seen: _has_no_pods(client, job.name, seen),
+    )
+
+
+def _has_no_pods(client: JobClient, name: str, seen: Observation) -> bool:
+    if seen.job is None or seen.gone is not None:
+        raise JobDeletedError(f"job {name} was deleted while its pods ended")
+    if seen.pods:
         refuse_ended(client, seen.job)
+    return not seen.pods
 
 
 def stopping_hint(client: JobClient) -> str:

@@ -17,6 +17,7 @@ from flk.jobs.wait.quiet import Quiet
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.follower import Follower
+from flk.observe.observation import Observation
 from flk.observe.reader import Reader, view_job
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
@@ -32,6 +33,9 @@ class Outcome(str, enum.Enum):
     REACHED = "reached"  # it is where --for wants it
     STUCK = "stuck"  # it cannot go on, and that does not resolve by itself
     TIMEOUT = "timeout"
+
+
+Tell = Callable[[State], None]
 
 
 @dataclass(frozen=True)
@@ -81,27 +85,47 @@ def wait_for(
     ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on, ``note`` with
     messages of flk about itself. Raises JobNotFoundError if there is no such job at the beginning.
     """
-    failed_at: float | None = None
-    current: State | None = None
-    quiet = Quiet()
+    concluded = Conclusion(goal, fail_fast, report, watch)
     with closing(_states(client, name, uid, timeout, note)) as states:
-        for current, job in states:
-            if goal is not None and goal.is_met(current, job):
-                return Waited(current, Outcome.REACHED)
-            if current.finished and not (goal is not None and goal.is_deletion and job is not None):
-                # The first pod that ends may not know the cause. Wait a moment for the records of the others.
-                failed_at = failed_at or time.monotonic()
-                running = any(pod.exit_code is None and pod.phase == PodPhase.RUNNING for pod in current.pods)
-                if current.phase == Phase.FAILED and running and time.monotonic() - failed_at < FAILURE_DELAY:
-                    continue
-                return Waited(current, Outcome.FINISHED)
-            if fail_fast and current.phase == Phase.STUCK:
-                return Waited(current, Outcome.STUCK)
-            if quiet.is_news(current):
-                report(current)
-            watch(current)
-    assert current is not None  # noqa: S101 - without a state the follower raises
-    return Waited(current, Outcome.FINISHED if current.finished else Outcome.TIMEOUT)
+        for state, job in states:
+            if waited := concluded.take(state, job):
+                return waited
+    return concluded.now()
+
+
+class Conclusion:
+    """Says when the wait for one job is over, and tells of its states until then."""
+
+    def __init__(self, goal: Goal | None, fail_fast: bool, report: Tell, watch: Tell) -> None:
+        """Arguments are as those of `wait_for`."""
+        self._goal, self._fail_fast, self._report, self._watch = goal, fail_fast, report, watch
+        self._failed_at: float | None = None
+        self._last: State | None = None
+        self._quiet = Quiet()
+
+    def take(self, state: State, job: Object | None) -> Waited | None:
+        """Return how the wait ends with this state of the job, None if it goes on."""
+        self._last, goal = state, self._goal
+        if goal is not None and goal.is_met(state, job):
+            return Waited(state, Outcome.REACHED)
+        if state.finished and not (goal is not None and goal.is_deletion and job is not None):
+            # The first pod that ends may not know the cause. Wait a moment for the records of the others.
+            self._failed_at = self._failed_at or time.monotonic()
+            running = any(pod.exit_code is None and pod.phase == PodPhase.RUNNING for pod in state.pods)
+            if state.phase == Phase.FAILED and running and time.monotonic() - self._failed_at < FAILURE_DELAY:
+                return None
+            return Waited(state, Outcome.FINISHED)
+        if self._fail_fast and state.phase == Phase.STUCK:
+            return Waited(state, Outcome.STUCK)
+        if self._quiet.is_news(state):
+            self._report(state)
+        self._watch(state)
+        return None
+
+    def now(self) -> Waited:
+        """Return how the wait ends if its time is over now."""
+        assert self._last is not None  # noqa: S101 - without a state the follower raises
+        return Waited(self._last, Outcome.FINISHED if self._last.finished else Outcome.TIMEOUT)
 
 
 def follow_states(client: JobClient, name: str) -> Iterator[State]:
@@ -124,9 +148,7 @@ def _states(
         with Follower(client, name, uid) as follower:
             for seen in follower.updates():
                 if seen.gone is not None:
-                    if last is None:
-                        last = State(name, client.namespace, uid or "", Phase.PENDING, int(ExitCode.RUNNING))
-                    last = deleted(last, name_reused=seen.name_reused, now=seen.gone)
+                    last = deleted_from(last, seen, client, name, uid or "")
                     writer.observe(seen, last)
                     yield last, None
                     return
@@ -140,3 +162,9 @@ def _states(
     finally:
         tails.close(_TAILS)
         writer.close()
+
+
+def deleted_from(last: State | None, seen: Observation, client: JobClient, name: str, uid: str) -> State:
+    """Return the state of a job that was seen to be deleted, from its last one."""
+    last = last or State(name, client.namespace, uid, Phase.PENDING, int(ExitCode.RUNNING))
+    return deleted(last, name_reused=seen.name_reused, now=seen.gone)

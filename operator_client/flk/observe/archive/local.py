@@ -45,7 +45,7 @@ class LocalArchive:
         A damaged file counts as none.
         """
         try:
-            paths = sorted(self.folder.glob(f"{_safe(name)}@{_safe(uid) if uid else '*'}{_SUFFIX}"), key=_modified)
+            paths = [self._path(name, uid)] if uid else sorted(self.folder.glob(self._path(name).name), key=_modified)
         except OSError:
             return None
         for path in reversed(paths):
@@ -58,8 +58,11 @@ class LocalArchive:
 
     def write(self, seen: Observation) -> None:
         """Archive the observation of a job in place of an earlier one. Raises OSError."""
-        path = self.folder / f"{_safe(seen.name)}@{_safe(seen.uid)}{_SUFFIX}"
-        write_whole(path, gzip.compress(to_json(seen).encode(), 6, mtime=0))
+        write_whole(self._path(seen.name, seen.uid), gzip.compress(to_json(seen).encode(), 6, mtime=0))
+
+    def _path(self, name: str, uid: str = "") -> Path:
+        """Return the path of the file of a job, or without a UID the pattern of those of all jobs of the name."""
+        return self.folder / f"{_safe(name)}@{_safe(uid) if uid else '*'}{_SUFFIX}"
 
     def prune(self, *, files: int = MAX_FILES, size: int = MAX_BYTES, age: float = MAX_AGE) -> None:
         """Delete the oldest files of all clusters beyond these bounds. Raises OSError."""

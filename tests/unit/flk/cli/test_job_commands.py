@@ -300,15 +300,12 @@ def test_delete_prints_what_was_deleted_although_another_failed(fake: Any, run: 
 def test_delete_tells_of_each_job_that_it_could_not_delete(fake: Any, run: Run) -> None:
     for name in ("a", "b", "c"):
         JobBuilder(1, name=name).all("pod").add_to(fake)
-    refused = fake.status(403, 'User "eve" cannot delete resource "pytorchjobs"')
-    fake.faults.extend([None])  # get a
-    fake.fail(403, refused)
-    fake.faults.extend([None, None, None])  # get and delete b, get c
-    fake.fail(403, refused)
+    said = (403, 'User "eve" cannot delete resource "pytorchjobs"')
+    fake.refused = {f"{JOBS}/a": said, f"{JOBS}/c": said}
     code, stdout, stderr = run("delete", "a", "b", "c", "--timeout", "0")
     assert (code, stdout) == (1, "")
-    assert stderr.count("no permission to delete") == 2
-    assert "flk: job b is being deleted and not gone yet: 1 pod left" in stderr
+    assert stderr.count("no permission to get") == 2
+    assert "error: job b is being deleted and not gone yet: 1 pod left" in stderr
 
 
 def test_hints_name_the_context_that_was_given_and_the_plugin(

@@ -284,7 +284,7 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
         while target.resource == PODS and not ended.wait(0.001):
             yield Changed(pod("pod-1"))
 
-    monkeypatch.setattr("flk.observe.follower.list_and_watch", endless)
+    monkeypatch.setattr("flk.observe.watches.list_and_watch", endless)
     with Follower(client, "gpt") as follower:
         updates = follower.updates()
         assert [next(updates).job is not None for _ in range(2)] == [True, True]
@@ -298,6 +298,6 @@ def test_error_of_any_kind_in_a_watch_is_raised(fake: Any, client: JobClient, mo
         raise KeyError("metadata")
         yield
 
-    monkeypatch.setattr("flk.observe.follower.list_and_watch", broken)
+    monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
     with Follower(client, "gpt") as follower, pytest.raises(KeyError):
         next(follower.updates())

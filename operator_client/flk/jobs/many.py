@@ -1,0 +1,172 @@
+"""Look at many jobs, and wait for them: with few requests and threads, however many jobs there are."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from flk.errors import FlkError, JobNotFoundError
+from flk.jobs.archive_writer import ArchiveWriter, remember
+from flk.jobs.state import State, derive
+from flk.jobs.tails import TailReader
+from flk.jobs.wait.follow import Conclusion, Tell, Waited, deleted_from, look
+from flk.jobs.wait.goal import Goal
+from flk.kube import Object
+from flk.observe.client import JobClient, JobRef
+from flk.observe.follower import Followers
+from flk.observe.observation import Observation
+from flk.observe.reader import Reader, view_of
+from flk.observe.shared import SharedAnswers
+from flk.observe.view import JobView
+from flk.targets import target_of
+
+THREADS: Final = 8  # requests at a time
+FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace
+_LAST: Final = 2.0  # seconds at the end in which lines of pods may still be read
+_Result = TypeVar("_Result")
+
+
+def in_parallel(
+    jobs: Sequence[JobRef], act: Callable[[JobRef], _Result]
+) -> Iterator[tuple[JobRef, _Result | FlkError]]:
+    """Call ``act`` for the jobs in a few threads; yield each job, in their order, with the result or the error."""
+    pool = ThreadPoolExecutor(min(THREADS, max(1, len(jobs))), thread_name_prefix="flk-job")
+    try:
+        for job, future in [(job, pool.submit(act, job)) for job in jobs]:
+            try:
+                yield job, future.result()
+            except FlkError as error:
+                yield job, error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def look_at_all(
+    client: JobClient, jobs: Sequence[JobRef], note: Callable[[JobRef, str], None]
+) -> Iterator[tuple[JobRef, tuple[JobView, State] | FlkError]]:
+    """Yield the jobs in their order, each with its view and its state now, as `look` returns them, or the error.
+
+    Many jobs are read from the lists of the namespace. ``note`` is called in threads.
+    """
+    shared = SharedAnswers(client)
+    listed = _listed(client, jobs) if len(jobs) > FEW else {}
+
+    def look_at(job: JobRef) -> tuple[JobView, State]:
+        own = client.of(job)
+        if job not in listed:
+            return look(own, job.name, lambda text: note(job, text))
+        view = view_of(own, listed[job], Reader(own, shared))
+        state = derive(view)
+        remember(own, view.around, state, prune=job == jobs[-1])
+        return view, state
+
+    yield from in_parallel(jobs, look_at)
+
+
+def _listed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
+    """Return those of the jobs that exist, each with its pods."""
+    named: dict[str, list[Object]] = defaultdict(list)
+    for each in client.list_jobs():
+        named[each["metadata"]["name"]].append(each)
+    found = {job: [each for each in named[job.name] if job.means(each)] for job in jobs}
+    pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
+    for target in {target_of(each).name: target_of(each) for each, *_ in filter(None, found.values())}.values():
+        for pod in client.list_all_pods(target):
+            pods[target.name, target.job_name(pod)].append(pod)
+    seen = {}
+    for job, (each, *_) in ((job, each) for job, each in found.items() if each):
+        target = target_of(each)
+        seen[job] = Observation(each, target.own(pods[target.name, job.name], each), client.now())
+    return seen
+
+
+@dataclass
+class _Followed:
+    """One job that is waited for."""
+
+    client: JobClient
+    reader: Reader
+    writer: ArchiveWriter
+    tails: TailReader
+    conclusion: Conclusion
+    last: State | None = field(default=None)
+
+
+def wait_for_all(
+    client: JobClient,
+    jobs: Sequence[JobRef],
+    *,
+    timeout: float | None = None,
+    goal: Goal | None = None,
+    fail_fast: bool = True,
+    report: Tell,
+    watch: Tell,
+    note: Callable[[str], None],
+) -> Iterator[tuple[JobRef, Waited | JobNotFoundError]]:
+    """Wait for jobs as `wait_for` does for one, and yield each when the wait for it is over, with the last state.
+
+    Those that do not exist at the beginning come first, with an error.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    shared, followed = SharedAnswers(client), {}
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flk-job")
+    tails = ThreadPoolExecutor(THREADS, thread_name_prefix="flk-tail")
+    try:
+        with Followers(client, jobs) as followers:
+            yield from ((job, client.no_job(job)) for job in followers.missing)
+            for job in jobs:
+                own = client.of(job)
+                writer = ArchiveWriter(own, note)
+                reader, conclusion = Reader(own, shared), Conclusion(goal, fail_fast, report, watch)
+                followed[job] = _Followed(own, reader, writer, TailReader(own, writer, tails), conclusion)
+            for seen in followers.updates(until):
+                complete = _completed(pool, followed, seen, until)
+                for job, each in complete.items():
+                    waited = _take(job, followed[job], each)
+                    if waited is not None:
+                        followers.drop(job)
+                        yield job, waited
+                if until is not None and time.monotonic() >= until:
+                    yield from ((job, followed[job].conclusion.now()) for job in jobs if job in followers)
+                    return
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        _close(followed.values(), tails)
+
+
+def _completed(
+    pool: ThreadPoolExecutor, followed: dict[JobRef, _Followed], seen: dict[JobRef, Observation], until: float | None
+) -> dict[JobRef, Observation]:
+    """Return the observations with what their jobs need, or without what was not read when the time is over."""
+    futures: dict[JobRef, Future[Observation]] = {
+        job: pool.submit(followed[job].reader.complete, each) for job, each in seen.items() if each.gone is None
+    }
+    wait(futures.values(), timeout=None if until is None else max(_LAST, until - time.monotonic()))
+    return {**seen, **{job: future.result() for job, future in futures.items() if future.done()}}
+
+
+def _take(job: JobRef, followed: _Followed, seen: Observation) -> Waited | None:
+    if seen.gone is not None:
+        followed.last = deleted_from(followed.last, seen, followed.client, job.name, job.uid)
+        followed.writer.observe(seen, followed.last)
+        return followed.conclusion.take(followed.last, None) or followed.conclusion.now()
+    followed.last = derive(JobView(seen, followed.client.commands))
+    followed.writer.observe(seen, followed.last)
+    followed.tails.consider(seen.pods)
+    return followed.conclusion.take(followed.last, seen.job)
+
+
+def _close(followed: Iterable[_Followed], tails: ThreadPoolExecutor) -> None:
+    until = time.monotonic() + _LAST
+    last: ArchiveWriter | None = None
+    for each in followed:
+        each.tails.close(max(0.0, until - time.monotonic()))
+        each.writer.flush()
+        last = each.writer
+    tails.shutdown(wait=False, cancel_futures=True)
+    if last is not None:
+        last.close()

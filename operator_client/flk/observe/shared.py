@@ -1,0 +1,53 @@
+"""SharedAnswers: what many jobs of a namespace need to know, read once for all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+from flk.errors import ForbiddenError
+from flk.kube import Object
+from flk.observe.client import EVENTS, JobClient
+from flk.observe.observation import event_time
+
+KEPT: Final = 5.0  # seconds for which an answer counts
+
+
+class SharedAnswers:
+    """Answers that are kept for some seconds. Several threads may use them; each answer is asked for by one."""
+
+    def __init__(self, client: JobClient) -> None:
+        self._client = client
+        self._answers: dict[Hashable, tuple[float, Any]] = {}  # when it was read, and what
+        self._locks: dict[Hashable, threading.Lock] = defaultdict(threading.Lock)
+        self._lock = threading.Lock()
+
+    def events(self, kind: str, name: str) -> list[Object]:
+        """Return the events about one object, oldest first; none where the user may not read them."""
+        found: dict[tuple[str, str], list[Object]] = self.once("events", self._events)
+        return found.get((kind, name), [])
+
+    def once(self, key: Hashable, read: Callable[[], Any]) -> Any:
+        """Return what ``read`` has returned for the key within the last seconds, or returns now."""
+        with self._lock:
+            lock = self._locks[key]
+        with lock:
+            at, answer = self._answers.get(key, (0.0, None))
+            if not at or time.monotonic() - at > KEPT:
+                answer = read()
+                self._answers[key] = time.monotonic(), answer
+            return answer
+
+    def _events(self) -> dict[tuple[str, str], list[Object]]:
+        about: dict[tuple[str, str], list[Object]] = defaultdict(list)
+        try:
+            found = self._client.api.list_all(self._client.target(EVENTS))[0]
+        except ForbiddenError:
+            return about
+        for event in sorted(found, key=event_time):
+            what = event.get("involvedObject") or {}
+            about[str(what.get("kind")), str(what.get("name"))].append(event)
+        return about

@@ -1,0 +1,73 @@
+"""Watches: watches collections in threads, and hands their changes to the thread that asks for them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from flk.kube import ApiClient, Changed, Listed, RequestTarget, list_and_watch
+
+_SETTLE: Final = 0.05  # seconds without a change after which those that arrived together are shown
+_LONGEST: Final = 0.5  # seconds for which changes are collected at most
+Take = Callable[[str, "Listed | Changed"], None]
+
+
+class Watches:
+    """Collections that are watched under names, each in a thread of its own."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self._changes: queue.SimpleQueue[tuple[str, Listed | Changed | Exception]] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._not_listed: set[str] = set()
+
+    @property
+    def are_listed(self) -> bool:
+        """Whether all collections were listed once."""
+        return not self._not_listed
+
+    def start(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
+        """Watch a collection under the name ``source``."""
+        self._not_listed.add(source)
+        arguments = (source, target, query)
+        threading.Thread(target=self._watch, args=arguments, daemon=True, name=f"flk-{source}").start()
+
+    def fail(self, error: Exception) -> None:
+        """Have `apply` raise this error."""
+        self._changes.put(("", error))
+
+    def close(self) -> None:
+        """End the threads at their next change."""
+        self._closed.set()
+
+    def apply(self, interval: float, take: Take) -> bool:
+        """Wait up to ``interval`` seconds for a change, hand it and those that follow at once to ``take``.
+
+        Returns whether there were any. The time is bounded: of many pods, changes may come without a pause. Passes on
+        the errors of the watches.
+        """
+        wait, changed, until = interval, False, None
+        while until is None or time.monotonic() < until:
+            try:
+                source, change = self._changes.get(timeout=wait)
+            except queue.Empty:
+                return changed
+            if isinstance(change, Exception):
+                raise change
+            take(source, change)
+            self._not_listed.discard(source)
+            wait, changed = _SETTLE, True
+            until = until or time.monotonic() + _LONGEST
+        return changed
+
+    def _watch(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
+        try:
+            for change in list_and_watch(self._api, target, query):
+                if self._closed.is_set():
+                    return
+                self._changes.put((source, change))
+        except Exception as error:  # of any kind: the thread that reads the queue raises it
+            self._changes.put((source, error))
