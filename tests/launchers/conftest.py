@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.horovod import HOROVOD, Build
+from tests.support.horovod import HOROVOD, Build, launcher_with_stand_in
 from tests.support.install import cache, needed, pip_install, program, said
 from tests.support.ports import held_ports
 from tests.support.requirements import locked, unavailable
@@ -46,7 +46,7 @@ OURS = {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm_rsh_agent": "sh"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of Horovod come last, and one worker runs this folder, which has one Slurm and one build of Horovod.
+    """Tests of a built Horovod come last, and one worker runs this folder, which has one Slurm and one such build.
 
     The time that it takes to install a launcher does not count as a test's time.
     """
@@ -55,17 +55,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("launchers"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(300, func_only=True))
-    items.sort(key=_needs_horovod)
+    items.sort(key=_needs_build)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def build(request: pytest.FixtureRequest) -> Build | None:
     """The build of Horovod, which takes minutes and begins with the first test of this folder, if one needs it."""
-    return Build() if any(map(_needs_horovod, request.session.items)) else None
+    return Build() if any(map(_needs_build, request.session.items)) else None
 
 
-def _needs_horovod(item: pytest.Item) -> bool:
-    return "horovod" in getattr(item, "fixturenames", ())
+def _needs_build(item: pytest.Item) -> bool:
+    params: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+    return params.get("horovod") == BUILT
 
 
 @pytest.fixture
@@ -216,6 +217,9 @@ def slurm() -> Iterator[Slurm]:
 # Horovod
 
 
+BUILT = "built"
+
+
 @dataclass(frozen=True)
 class Horovod:
     """Horovod with gloo: its launcher, and the variable that makes it importable."""
@@ -224,9 +228,15 @@ class Horovod:
     env: dict[str, str]
 
 
-@pytest.fixture(scope="session")
-def horovod(build: Build) -> Horovod:
-    folder = build.wait()
+@pytest.fixture(scope="session", params=["stand-in", pytest.param(BUILT, marks=pytest.mark.soak)])
+def horovod(request: pytest.FixtureRequest, build: Build | None) -> Horovod:
+    """horovodrun, whose ranks have a stand-in for its communicator in Python, or the one that is built from C++."""
+    if request.param == BUILT:
+        assert build
+        folder, reason = build.wait(), build.reason or "it is still being built"
+    else:
+        folder, reason = launcher_with_stand_in()
     if folder is None:
-        unavailable(f"Horovod {HOROVOD} (from PyPI) is not there: {build.reason or 'it is still being built'}")
-    return Horovod([sys.executable, f"{folder}/bin/horovodrun", "--gloo"], {"PYTHONPATH": str(folder)})
+        unavailable(f"Horovod {HOROVOD} (from PyPI) is not there: {reason}")
+    run = "import sys; from horovod.runner.launch import run_commandline; sys.exit(run_commandline())"
+    return Horovod([sys.executable, "-c", run, "--gloo"], {"PYTHONPATH": str(folder)})

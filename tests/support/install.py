@@ -59,16 +59,21 @@ def cache() -> Path:
 
 def pip_install(target: Path, *what: str, env: Mapping[str, str] = {}) -> str:
     """Install packages into a folder of their own. Returns the reason why that was not possible, or an empty text."""
+    return pip("install", "--target", str(target), *what, env=env)
+
+
+def pip(command: str, *arguments: str, env: Mapping[str, str] = {}) -> str:
+    """Call pip. Returns the reason why that was not possible, or an empty text."""
     if not may_install():
         return NOT_ALLOWED
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--target", str(target), *what],
+        [sys.executable, "-m", "pip", command, "--quiet", "--no-cache-dir", *arguments],
         env=os.environ | dict(env),
         capture_output=True,
         text=True,
         timeout=INSTALL,
     )
-    return f"pip install ended with {done.returncode}:\n{done.stderr[-2000:]}" if done.returncode else ""
+    return f"pip {command} ended with {done.returncode}:\n{done.stderr[-2000:]}" if done.returncode else ""
 
 
 def needed(find: Callable[[], Any], *packages: str) -> Any:
