@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from flk.cli.json_text import json_text
 from flk.cli.jsonpath import Part, Step, parse_path, parse_template, split_commas, text_of
 from flk.errors import UsageError
 
@@ -55,8 +56,8 @@ class DataOutput:
     def text(self, data: Any) -> str:
         """Return plain data in this format. Rows of columns are the ``items`` of the data, or the data itself."""
         if self.kind == "json":
-            return json.dumps(data, indent=2) + "\n"
-        plain = json.loads(json.dumps(data))
+            return json_text(data) + "\n"
+        plain = json.loads(json_text(data))
         if self.template is not None:
             return self.template(plain)
         if self.columns:

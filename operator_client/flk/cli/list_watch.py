@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from flk.cli.json_text import json_text
 from flk.cli.options import note
 from flk.errors import UnreachableError
 
@@ -80,7 +80,7 @@ def _print_changes(before: dict[_Key, State], now: dict[_Key, State], form: Data
 
     def text_of(state: State) -> str:
         if form.kind == "json":
-            return json.dumps(state.to_dict())
+            return json_text(state.to_dict(), indent=None)
         return printable(f"{state.namespace}/" * all_namespaces + describe(state))
 
     lines = [
@@ -89,7 +89,7 @@ def _print_changes(before: dict[_Key, State], now: dict[_Key, State], form: Data
     for state in (before[key] for key in before if key not in now):
         if form.kind == "json":
             known = {"name": state.name, "namespace": state.namespace, "uid": state.uid}
-            lines.append(json.dumps({"schema": SCHEMA, **known, "listed": False}))
+            lines.append(json_text({"schema": SCHEMA, **known, "listed": False}, indent=None))
         else:
             lines.append(
                 printable(f"{state.namespace}/" * all_namespaces + f"{state.name} is not in the list any more")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flk.cli.json_text import json_text
 from flk.cli.options import Context, Namespace, note
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError, UsageError
@@ -142,7 +142,7 @@ def _watch(client: JobClient, job: str, form: DataOutput) -> int | None:
     shown = ""
     for state in states():
         if form.kind == "json":
-            text = json.dumps(state.to_dict()) + "\n"
+            text = json_text(state.to_dict(), indent=None) + "\n"
         elif screen.is_terminal:
             text = status_text(state, client, wide=form.kind == "wide") + progress_line(state) + "\n"
         else:

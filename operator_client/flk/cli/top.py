@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from flk.cli.json_text import json_text
 from flk.cli.options import Context, Namespace, check_text_or_json, complete_jobs, job_ref, note, open_job
 from flk.errors import FlkError, UnreachableError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
@@ -86,7 +86,7 @@ def _job(job: str, context: str | None, namespace: str | None, output: str) -> i
         if output == "json":
             measured = live.telemetry and asdict(live.telemetry)
             data = {"schema": SCHEMA, "job": state.to_dict(), "telemetry": measured, "missing": live.missing}
-            print(json.dumps(data, indent=2))
+            print(json_text(data))
         else:
             _print(job_lines(Picture(state, client.now(), live.telemetry, live.missing), _width(), SORTS[0]))
         return None
@@ -114,7 +114,7 @@ def _jobs(context: str | None, namespace: str | None, selector: str | None, outp
     states = read()
     nothing = f"there are no jobs{' that match' if selector else ''} in namespace {client.namespace}"
     if output == "json":
-        print(json.dumps({"schema": SCHEMA, "items": [state.to_dict() for state in states]}, indent=2))
+        print(json_text({"schema": SCHEMA, "items": [state.to_dict() for state in states]}))
         return None
     if not _on_a_terminal():
         if states:

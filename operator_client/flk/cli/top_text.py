@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -79,7 +80,8 @@ def pace_of(state: State, telemetry: Telemetry | None) -> Pace:
     if telemetry is not None and telemetry.history:
         last = _latest(telemetry.history)
         unit, rate = ("tokens/s", last.tokens_per_s) if last.tokens_per_s else ("samples/s", last.samples_per_s)
-        return Pace(last.step, telemetry.total_steps, last.step_seconds, last.loss, rate, unit)
+        loss = last.loss if telemetry.diverged is None else math.nan
+        return Pace(last.step, telemetry.total_steps, last.step_seconds, loss, rate, unit)
     first = max(state.progress, key=lambda progress: progress.step, default=None)
     if first is None:
         return Pace()
@@ -103,6 +105,8 @@ def job_lines(picture: Picture, width: int, sort: str = SORTS[0]) -> list[Line]:
     lines = _head(picture)
     if telemetry is not None and telemetry.history:
         lines += [Line(""), *_sparklines(telemetry.history, width)]
+    if telemetry is not None and telemetry.diverged is not None:
+        lines.append(Line(f"the loss is infinite or no number since step {telemetry.diverged:,}", "bad"))
     lines += [Line(each.summary, "warn") for each in state.slow]
     lines.append(Line(""))
     if telemetry is not None and telemetry.ranks:

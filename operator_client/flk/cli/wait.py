@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flk.cli.json_text import json_text
 from flk.cli.options import Context, Namespace, Timeout, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError, UsageError
@@ -177,9 +177,9 @@ class _Waiting:
             return
         states = [self.states[job] for job in chosen.jobs if job in self.states]
         if chosen.as_list:
-            print(json.dumps({"schema": SCHEMA, "items": states}, indent=2))
+            print(json_text({"schema": SCHEMA, "items": states}))
         elif states:
-            print(json.dumps(states[0], indent=2))
+            print(json_text(states[0]))
 
     def _told(self, text: str) -> None:
         self.progress.clear()

@@ -10,7 +10,7 @@ from flk.kube import Object
 from flk.observe.archive.records import find_record
 from flk.observe.client import JobClient
 from flk.observe.pods import launcher_command
-from flk.observe.progress import read_samples
+from flk.observe.progress import read_telemetry_of
 from flk.targets import CONTAINERS
 from flk_runtime.contract import telemetry_archive, typed
 from flk_runtime.contract.telemetry import Telemetry
@@ -46,8 +46,7 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
         return _with_image(kept, first)
     if missing and not (seen and seen.entry):
         raise missing
-    samples, total = read_samples(_log(client, first)) if first else ([], None)
-    return _with_image(Telemetry(client.now(), total_steps=total, history=samples), first)
+    return _with_image(read_telemetry_of(_log(client, first) if first else [], client.now()), first)
 
 
 def _of_launcher(client: JobClient, pod: Object) -> Telemetry:

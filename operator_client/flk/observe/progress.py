@@ -10,7 +10,7 @@ from typing import Final
 from flk.units import timestamp
 from flk_runtime.contract import metrics_line
 from flk_runtime.contract.metrics_line import MetricsLine
-from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample
+from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry
 from flk_runtime.contract.telemetry_archive import thinned
 
 _METRICS: Final = re.compile(r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d+)\] )?(?P<json>\{.*\})\s*")
@@ -60,33 +60,24 @@ def read_progress(lines: Sequence[str]) -> list[Progress]:
     return [last[rank] for rank in sorted(last)]
 
 
-def read_samples(lines: Sequence[str]) -> tuple[list[Sample], int | None]:
-    """Return what the lines of metrics of rank 0 say, oldest first, and the number of steps of the whole job, if known.
+def read_telemetry_of(lines: Sequence[str], now: float) -> Telemetry:
+    """Return what the lines of metrics of rank 0 say. The lines are as in `read_progress`.
 
-    Steps that were done again stand once. The lines are as in `read_progress`.
+    Steps that were done again stand once.
     """
     by_step: dict[int, Sample] = {}
-    total: int | None = None
+    total = diverged = None
     for line in lines:
         read = _read(line)
         if read is None or read[1] != 0:
             continue
         time, _, found = read
         total = found.total if found.total is not None else total
+        diverged = found.diverged(diverged)
         if by_step and found.step <= next(reversed(by_step)):
             by_step = {step: sample for step, sample in by_step.items() if step < found.step}
-        by_step[found.step] = Sample(
-            time,
-            0,
-            found.step,
-            found.loss,
-            found.samples_per_s,
-            found.tokens_per_s,
-            found.mfu,
-            found.communication,
-            found.data_wait,
-        )
-    return thinned(list(by_step.values()), HISTORY_LIMIT), total
+        by_step[found.step] = Sample(time, 0, found.step, **found.measured)
+    return Telemetry(now, 0, total, thinned(list(by_step.values()), HISTORY_LIMIT), diverged=diverged)
 
 
 def _read(line: str) -> tuple[float, int, MetricsLine] | None:

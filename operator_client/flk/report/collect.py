@@ -14,7 +14,7 @@ from flk.jobs.telemetry import read_telemetry
 from flk.jobs.wait import look
 from flk.observe import archive
 from flk.observe.client import JobClient
-from flk.observe.progress import read_samples
+from flk.observe.progress import read_telemetry_of
 from flk.report.build import build
 from flk.report.masking import masked, secrets_of
 from flk.report.model import Excerpt, Report
@@ -65,6 +65,7 @@ def _telemetry(client: JobClient, name: str, lines: Sequence[LogLine]) -> Teleme
         found = Telemetry(client.now())  # it is gone, and its launchers have archived nothing
     if not found.history:
         told = [f"{line.time or _UNKNOWN_TIME} {line.text}" for line in lines if not line.note]
-        samples, total = read_samples(told)
-        found = replace(found, history=samples, total_steps=found.total_steps or total)
+        of_lines = read_telemetry_of(told, found.time)
+        total = found.total_steps or of_lines.total_steps
+        found = replace(found, history=of_lines.history, total_steps=total, diverged=of_lines.diverged)
     return found if found.history or found.ranks or found.pods else None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from flk.report.model import Report
 from flk.units import short_duration
 from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.telemetry import Telemetry
 
 
 def facts_of(report: Report) -> dict[str, str]:
@@ -19,7 +20,6 @@ def facts_of(report: Report) -> dict[str, str]:
     total = telemetry.total_steps if telemetry else None
     rates = [(each.tokens_per_s, "tokens/s") for each in history if each.tokens_per_s]
     rates = rates or [(each.samples_per_s, "samples/s") for each in history if each.samples_per_s]
-    losses = [each.loss for each in history if each.loss is not None]
     seconds = sorted(each.step_seconds for each in history if each.step_seconds is not None)
     size = state.size or state.replicas - state.spares
     restarts = "" if state.max_restarts is None else f"{state.restarts} of {state.max_restarts}"
@@ -29,7 +29,7 @@ def facts_of(report: Report) -> dict[str, str]:
         "Size": f"{plural(size, 'pod')} × {plural(state.processes, 'rank')}",
         "Run time": "" if report.duration is None else short_duration(report.duration),
         "Steps": "" if steps is None else f"{steps:,}" + (f" of {total:,}" if total else ""),
-        "Last loss": f"{losses[-1]:.4g}" if losses else "",
+        "Last loss": _last_loss(telemetry),
         "Throughput": f"{_rounded(_median([rate or 0.0 for rate, _ in rates]))} {rates[0][1]}" if rates else "",
         "Step": f"{_median(seconds):.3g} s" if seconds else "",
         "Goodput": "" if goodput is None else f"{goodput:.0%}",
@@ -57,6 +57,13 @@ def differing_options(reports: Sequence[Report]) -> list[tuple[str, list[str]]]:
     rows = [(name, [table.get(name, "") for table in tables]) for name in names]
     own = {report.name for report in reports}
     return [(name, values) for name, values in rows if len(set(values)) > 1 and not set(values) <= own]
+
+
+def _last_loss(telemetry: Telemetry | None) -> str:
+    if telemetry and telemetry.diverged is not None:
+        return f"infinite or no number since step {telemetry.diverged:,}"
+    losses = [each.loss for each in telemetry.history if each.loss is not None] if telemetry else []
+    return f"{losses[-1]:.4g}" if losses else ""
 
 
 def _median(values: Sequence[float]) -> float:

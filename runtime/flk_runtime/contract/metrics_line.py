@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 TOTALS: Final = ("total", "total_steps", "steps", "max_steps")  # keys with the number of steps of the whole job
+_MEASURED: Final = ("loss", "samples_per_s", "tokens_per_s", "mfu", "communication", "data_wait")
 _LARGEST: Final = 1 << 53  # a larger number is no count of steps
 
 
@@ -22,6 +24,18 @@ class MetricsLine:
     mfu: float | None = None  # model FLOPs utilisation, from 0 to 1, as the shares
     communication: float | None = None  # share of the time in which a collective was under way
     data_wait: float | None = None  # share of the time in which the rank waited for data
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The finite values, by the names of their fields, which `telemetry.Sample` has too."""
+        found = {name: getattr(self, name) for name in _MEASURED}
+        return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+    def diverged(self, before: int | None) -> int | None:
+        """The step since which the loss is infinite or no number. ``before`` is that after the line before."""
+        if self.loss is None:
+            return before
+        return None if math.isfinite(self.loss) else self.step if before is None else before
 
 
 def parse(line: str | bytes) -> MetricsLine | None:

@@ -87,3 +87,4 @@ class Telemetry:
     ranks: list[RankMeasurements] = field(default_factory=list)
     pods: list[PodUsage] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)  # what the script and the job were set to: never secrets
+    diverged: int | None = None  # the step since which the loss is infinite or no number; no sample has such a value

@@ -60,6 +60,7 @@ def _packed(telemetry: Telemetry, samples: int, listed: int) -> str:
         "time": round(telemetry.time),
         "attempt": telemetry.attempt,
         "total_steps": telemetry.total_steps,
+        "diverged": telemetry.diverged,
         "history": {name: values for name, values in columns.items() if any(each is not None for each in values)},
         "ranks": [_rounded(asdict(each)) for each in telemetry.ranks[:listed]],
         "pods": [_rounded({**asdict(each), "time": round(each.time)}) for each in telemetry.pods[:listed]],

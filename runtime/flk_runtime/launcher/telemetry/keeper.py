@@ -5,7 +5,6 @@ Its loop adds the lines of metrics that rank 0 prints, and the thread that leads
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 import time
@@ -28,7 +27,6 @@ from flk_runtime.launcher.telemetry.history import History
 
 _LOOK: Final = 10.0  # seconds between two looks at the steps of all ranks
 MIB: Final = 1 << 20
-_MEASURED: Final = ("loss", "samples_per_s", "tokens_per_s", "mfu", "communication", "data_wait")
 
 
 class Keeper:
@@ -40,6 +38,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._attempt = 0
         self._total: int | None = None
+        self._diverged: int | None = None
         self._history = History()
         self._places: Mapping[int, tuple[str, str]] = {}  # names of pod and node, by pod
         self._ranks: dict[int, list[RankStatus]] = {}  # by pod
@@ -53,6 +52,7 @@ class Keeper:
         """Go on after the measurements that former launchers have kept."""
         with self._lock:
             self._total = self._total or former.total_steps
+            self._diverged = former.diverged if self._diverged is None else self._diverged
             self._history = History(samples=[*former.history, *self._history.samples()])
 
     def start_attempt(self, number: int, places: Mapping[int, tuple[str, str]]) -> None:
@@ -67,13 +67,11 @@ class Keeper:
         found = metrics_line.parse(line)
         if found is None:
             return
-        measured: dict[str, Any] = {
-            name: value for name in _MEASURED if (value := _finite(getattr(found, name))) is not None
-        }
         with self._lock:
             self._total = found.total or self._total
+            self._diverged = found.diverged(self._diverged)
             self._look(time.monotonic())
-            self._history.add(Sample(round(time.time(), 3), self._attempt, found.step, **measured, **self._steps))
+            self._history.add(Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._steps))
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Add the status of a pod. That of pod 0 becomes a sample where its ranks print no metrics."""
@@ -110,6 +108,7 @@ class Keeper:
                 ranks[:RANKS_LIMIT],
                 [self._named(self._usage[pod]) for pod in list(pods)[:PODS_LIMIT]],
                 self._settings,
+                self._diverged,
             )
 
     def _is_ahead(self, step: int) -> bool:
@@ -152,7 +151,3 @@ class Keeper:
 def _worst(rank: RankMeasurements) -> tuple[float, float, int, float, int]:
     """A key that sorts ranks: those that the others wait for first, then those that work longest or are behind."""
     return -(rank.slow or 0.0), -(rank.work or 0.0), rank.step, -(rank.step_seconds or 0.0), rank.rank
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

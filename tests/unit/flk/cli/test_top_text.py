@@ -78,6 +78,12 @@ def text(lines: list[Line]) -> str:
 EVENTS = [(NOW - 20.0, "attempt 2 began after: rank 1 was killed"), (NOW - 5.0, "Created: \x1b[31mpod")]
 
 
+def test_a_loss_that_is_no_number_is_said() -> None:
+    found = replace(telemetry(), diverged=1200)
+    assert "! the loss is infinite or no number since step 1,200" in text(job_lines(Picture(state(), NOW, found), 100))
+    assert str(pace_of(state(), found).loss) == "nan"
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_job(snapshot: SnapshotAssertion, width: int) -> None:
     lines = job_lines(Picture(state(), NOW, telemetry(), events=EVENTS), width)

@@ -12,12 +12,13 @@ from flk.jobs.telemetry import read_telemetry
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
-from flk.observe.progress import read_samples
+from flk.observe.progress import read_telemetry_of
 from flk_runtime.contract.telemetry import Sample, Telemetry
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
+NOW = 1795608000.0
 KEPT = Telemetry(5.0, 1, 90, [Sample(4.0, 1, 7, loss=0.5)], settings={"strategy": "ddp"})
 
 
@@ -73,6 +74,18 @@ def test_lines_of_metrics_become_samples() -> None:
         '2026-11-25T12:00:03Z [rank 0] {"step": 3, "loss": 1.0}',
         '2026-11-25T12:00:04Z [rank 0] {"step": 2, "loss": 2.5, "tokens_per_s": 10}',
     ]
-    samples, total = read_samples(lines)
-    assert total == 40
-    assert [(each.step, each.loss, each.tokens_per_s) for each in samples] == [(1, 3.0, None), (2, 2.5, 10.0)]
+    found = read_telemetry_of(lines, NOW)
+    assert (found.time, found.total_steps, found.diverged) == (NOW, 40, None)
+    assert [(each.step, each.loss, each.tokens_per_s) for each in found.history] == [(1, 3.0, None), (2, 2.5, 10.0)]
+
+
+def test_a_loss_that_is_no_number_is_told_and_is_in_no_sample() -> None:
+    def found(*losses: str) -> tuple[int | None, list[float | None]]:
+        lines = [
+            f'2026-11-25T12:00:0{step}Z [rank 0] {{"step": {step}, "loss": {loss}}}' for step, loss in enumerate(losses)
+        ]
+        telemetry = read_telemetry_of(lines, NOW)
+        return telemetry.diverged, [each.loss for each in telemetry.history]
+
+    assert found("1.0", "NaN", "Infinity") == (1, [1.0, None, None])
+    assert found("1.0", "NaN", "2.0") == (None, [1.0, None, 2.0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flk.report.facts import differing_options, facts_of
 from tests.support.jobs import JobBuilder
-from tests.support.reports import report
+from tests.support.reports import report, telemetry
 
 
 def test_the_numbers_of_a_job() -> None:
@@ -25,3 +27,8 @@ def test_what_is_not_known_is_empty() -> None:
 def test_options_that_differ() -> None:
     assert differing_options([report(), report(name="other")]) == []
     assert differing_options([report(4), report(2, name="other")]) == [("replicas", ["4", "2"])]
+
+
+def test_a_loss_that_is_no_number_is_said() -> None:
+    found = report(telemetry=replace(telemetry(), diverged=1200))
+    assert facts_of(found)["Last loss"] == "infinite or no number since step 1,200"

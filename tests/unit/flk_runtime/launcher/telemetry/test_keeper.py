@@ -69,6 +69,19 @@ def test_it_goes_on_over_attempts_and_restarts_of_the_launcher() -> None:
     ]
 
 
+def test_it_tells_since_when_the_loss_is_no_number() -> None:
+    made = keeper()
+    for step, loss in enumerate((1.0, "NaN", "-Infinity")):
+        made.add_line(f'{{"step": {step}, "loss": {loss}}}'.encode())
+    found = made.read()
+    assert (found.diverged, [each.loss for each in found.history]) == (1, [1.0, None, None])
+    after = keeper()
+    after.resume(found)
+    assert after.read().diverged == 1
+    after.add_line(b'{"step": 1, "loss": 0.5}')
+    assert after.read().diverged is None
+
+
 def test_a_status_of_a_former_attempt_counts_for_nothing() -> None:
     made = keeper()
     made.start_attempt(1, {0: ("job-0", "")})
