@@ -9,6 +9,7 @@ from typing import Any, Final
 
 TOTALS: Final = ("total", "total_steps", "steps", "max_steps")  # keys with the number of steps of the whole job
 _MEASURED: Final = ("loss", "samples_per_s", "tokens_per_s", "mfu", "communication", "data_wait")
+_NOT_FINITE: Final = ("nan", "inf", "-inf", "NaN", "Infinity", "-Infinity")  # as strings: JSON has no such numbers
 _LARGEST: Final = 1 << 53  # a larger number is no count of steps
 
 
@@ -60,4 +61,6 @@ def _count(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return float(value)
     return float(value) if type(value) is float or (type(value) is int and abs(value) < _LARGEST) else None

@@ -24,7 +24,7 @@ def test_step_time_is_that_between_two_lines() -> None:
 
 
 def test_ranks_are_told_apart() -> None:
-    lines = [line(1, '[rank 3] {"step": 4}'), line(2, '[rank 1] {"step": 5, "loss": "nan"}')]
+    lines = [line(1, '[rank 3] {"step": 4}'), line(2, '[rank 1] {"step": 5, "loss": "low"}')]
     assert [(p.rank, p.step, p.loss) for p in read_progress(lines)] == [(1, 5, None), (3, 4, None)]
 
 

@@ -37,4 +37,12 @@ def test_other_lines_are_no_metrics(line: str) -> None:
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
-    assert parse('{"step": 0, "loss": "nan", "mfu": true, "total": false}') == MetricsLine(0)
+    assert parse('{"step": 0, "loss": "low", "mfu": true, "total": false}') == MetricsLine(0)
+
+
+@pytest.mark.parametrize("written", ['"nan"', '"-inf"', "NaN", '"Infinity"'])
+def test_a_loss_that_is_no_number_is_told_with_the_first_such_step(written: str) -> None:
+    found = parse(f'{{"step": 7, "loss": {written}, "mfu": 0.5}}')
+    assert found
+    assert (found.measured, found.diverged(None), found.diverged(3)) == ({"mfu": 0.5}, 7, 3)
+    assert (MetricsLine(8).diverged(7), MetricsLine(8, loss=1.0).diverged(7)) == (7, None)

@@ -8,6 +8,7 @@ from flk_runtime.contract.record import SlowRank
 from flk_runtime.contract.telemetry import PODS_LIMIT, RANKS_LIMIT, PodUsage, Sample, Telemetry
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.telemetry.keeper import MIB, Keeper
+from flk_runtime.metrics.logging import line
 
 
 def status(rank: int, step: int = 4, seconds: float = 0.5) -> RankStatus:
@@ -71,8 +72,9 @@ def test_it_goes_on_over_attempts_and_restarts_of_the_launcher() -> None:
 
 def test_it_tells_since_when_the_loss_is_no_number() -> None:
     made = keeper()
-    for step, loss in enumerate((1.0, "NaN", "-Infinity")):
-        made.add_line(f'{{"step": {step}, "loss": {loss}}}'.encode())
+    made.add_line(b'{"step": 0, "loss": 1.0}')
+    made.add_line(line({"step": 1, "loss": float("nan")}).encode())
+    made.add_line(b'{"step": 2, "loss": -Infinity}')
     found = made.read()
     assert (found.diverged, [each.loss for each in found.history]) == (1, [1.0, None, None])
     after = keeper()
