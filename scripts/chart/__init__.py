@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from flk.manifest import runtime_archive
+from flk.manifest import runtime, runtime_archive
 from flk.targets import TARGETS
 from scripts.chart import manifests, values
 
@@ -21,9 +21,7 @@ CHART: Final = Path(__file__).parents[2] / "charts" / "flk"
 # flk bench makes jobs of its own, and workers of strategy diloco need a secret that flk submit makes. The planner,
 # the installation of packages, adapters and loops of scripts are in the archive of all jobs: they are 22 kB, and
 # another archive would add 180 kB to the Secret of each release.
-OPTIONAL: Final = frozenset(
-    {"plan", "training", "records", "preparation", "check", "disk", "loops", "hosts", "trainers", "sinks"}
-)
+OPTIONAL: Final = runtime.OPTIONAL - {"bench", "diloco", "profiling"}
 FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "values.yaml": values.values_text,
     CHART / "values.schema.json": values.schema_text,

@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from flk.cli.table import table
 from flk.terminal import printable
 from flk.units import bytes_text, short_duration
 from flk_runtime.contract.ranges import plural
-from flk_runtime.contract.telemetry import PodUsage, RankMeasurements, Sample, Telemetry
+from flk_runtime.contract.telemetry import PodUsage, RankMeasurements, Sample, Telemetry, latest_sample
 
 if TYPE_CHECKING:
     from flk.jobs.state import State
@@ -77,8 +77,7 @@ class Pace:
 
 def pace_of(state: State, telemetry: Telemetry | None) -> Pace:
     """Return the pace of a job from its telemetry, else from the metrics that it prints."""
-    if telemetry is not None and telemetry.history:
-        last = _latest(telemetry.history)
+    if telemetry is not None and (last := latest_sample(telemetry.history)):
         unit, rate = ("tokens/s", last.tokens_per_s) if last.tokens_per_s else ("samples/s", last.samples_per_s)
         loss = last.loss if telemetry.diverged is None else math.nan
         return Pace(last.step, telemetry.total_steps, last.step_seconds, loss, rate, unit)
@@ -86,17 +85,6 @@ def pace_of(state: State, telemetry: Telemetry | None) -> Pace:
     if first is None:
         return Pace()
     return Pace(first.step, first.total, first.step_time, first.loss, first.rate)
-
-
-def _latest(history: Sequence[Sample]) -> Sample:
-    """Return the last sample, with what only earlier ones of its attempt have measured."""
-    last = history[-1]
-    same = [sample for sample in history if sample.attempt == last.attempt]
-    known = {
-        each.name: next((value for sample in reversed(same) if (value := getattr(sample, each.name)) is not None), None)
-        for each in fields(Sample)
-    }
-    return Sample(**known)  # type: ignore[arg-type]
 
 
 def job_lines(picture: Picture, width: int, sort: str = SORTS[0]) -> list[Line]:
@@ -173,7 +161,7 @@ def _head(picture: Picture) -> list[Line]:
         parts.append(f"{short_duration(pace.remaining)} left")
     if state.goodput and state.goodput.share is not None:
         parts.append(f"goodput {state.goodput.share:.0%}")
-    last = _latest(telemetry.history) if telemetry and telemetry.history else None
+    last = latest_sample(telemetry.history) if telemetry else None
     for share, what in (
         (last and last.mfu, "MFU"),
         (last and last.communication, "communication"),

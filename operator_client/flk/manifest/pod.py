@@ -184,11 +184,11 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
     fields = {
         pod_env.POD_INDEX: target.index_field,
         user_env.POD_NAME: "metadata.name",
+        user_env.NAMESPACE: "metadata.namespace",
         pod_env.POD_IP: "status.podIP",
         user_env.NODE_NAME: "spec.nodeName",
     }
     if job.metrics:  # they are told which run this is
-        fields[user_env.NAMESPACE] = "metadata.namespace"
         of_pods[user_env.POD_IMAGE] = job.image_or_default
     if job.deadline is not None and not target.ends_in_time:
         fields[pod_env.STARTED] = f"metadata.annotations['{labels.STARTED}']"

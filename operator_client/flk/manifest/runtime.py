@@ -22,6 +22,7 @@ from typing import Final
 from flk.spec.job import Job
 from flk.user_files import cache_folder, write_whole
 from flk_runtime import contract
+from flk_runtime.contract import user_env
 from flk_runtime.contract.sinks import implied_sinks
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
@@ -30,11 +31,11 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # records in the cluster, "preparation" installs packages or runs a setup command, "check" checks a start, "disk" keeps
 # checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow Trainer, "trainjobs"
 # for the status of TrainJobs.
-# "sinks" writes metrics to TensorBoard, MLflow and W&B.
+# "sinks" writes metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
-        "trainjobs", "sinks",
+        "trainjobs", "sinks", "page",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
@@ -66,6 +67,7 @@ _ELSEWHERE: Final = {
     "launcher/health.py": "training",
     "launcher/hub.py": "diloco",
     "launcher/ledger.py": "training",
+    "launcher/metrics_page.py": "page",
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
     "launcher/trainer_forward.py": "trainjobs",
@@ -122,6 +124,8 @@ def used_by(job: Job) -> frozenset[str]:
         used.add("disk")
     if job.metrics or implied_sinks(job.env | job.secrets):
         used.add("sinks")
+    if user_env.METRICS_PORT in job.env.keys() | job.secrets.keys() or user_env.METRICS_PORT in str(job.patch):
+        used.add("page")
     module = job.command[1].split(".") if job.command[0] == "-m" else []
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))

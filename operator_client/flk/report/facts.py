@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from flk.report.model import Report
 from flk.units import short_duration
 from flk_runtime.contract.ranges import plural
-from flk_runtime.contract.telemetry import Telemetry
+from flk_runtime.contract.telemetry import Telemetry, latest_sample
 
 
 def facts_of(report: Report) -> dict[str, str]:
     """Return the numbers by their names. What is not known is empty."""
     state, telemetry = report.state, report.telemetry
     history = telemetry.history if telemetry else []
-    last = history[-1] if history else None
+    last = latest_sample(history)
     steps = state.goodput.step if state.goodput else None
     steps = last.step if last and steps is None else steps
     total = telemetry.total_steps if telemetry else None

@@ -6,8 +6,9 @@ the archived record of the job holds the last ones. All lists are bounded, whate
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 HISTORY_LIMIT: Final = 500  # samples of a job's history; with more, neighbours are merged
 RANKS_LIMIT: Final = 256  # ranks that are listed, the slowest first
@@ -88,3 +89,15 @@ class Telemetry:
     pods: list[PodUsage] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)  # what the script and the job were set to: never secrets
     diverged: int | None = None  # the step since which the loss is infinite or no number; no sample has such a value
+
+
+def latest_sample(history: Sequence[Sample]) -> Sample | None:
+    """The last sample, with what only earlier ones of its attempt have measured; None: there is none."""
+    if not history:
+        return None
+    same = [sample for sample in history if sample.attempt == history[-1].attempt]
+
+    def value(name: str) -> Any:
+        return next((found for sample in reversed(same) if (found := getattr(sample, name)) is not None), None)
+
+    return Sample(**{each.name: value(each.name) for each in fields(Sample)})

@@ -26,7 +26,7 @@ METRICS: Final = Variable(
     "nowhere; unset: what MLFLOW_TRACKING_URI and WANDB_PROJECT say",
     "",
 )
-NAMESPACE: Final = Variable("FLK_NAMESPACE", "namespace of the job; set for jobs with FLK_METRICS", "")
+NAMESPACE: Final = Variable("FLK_NAMESPACE", "namespace of the job", "")
 POD_IMAGE: Final = Variable("FLK_POD_IMAGE", "image of the pods; set for jobs with FLK_METRICS", "")
 TELEMETRY: Final = Setting(
     "FLK_TELEMETRY", "whether the launchers measure the job, for `flk top` and `flk report`: on or off", "on",

@@ -451,7 +451,7 @@ class Agent:
         if time.monotonic() >= self.watch.due:
             self.watch.update(attempt.started.number, self.ranks)
             usage = self.meter.latest if self.meter else None
-            self.records.keep_progress((rank.progress for rank in self.ranks), usage)
+            self.records.keep_progress({rank.rank: rank.progress for rank in self.ranks}, usage)
         if not attempt.failures and time.monotonic() >= self.deadline:
             message = f"{self.settings.deadline:g} s since the job started"
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))

@@ -2,52 +2,102 @@
 
 Every launcher serves it at /metrics of the port FLK_METRICS_PORT, if that is set. The page is made when it is asked
 for, in a thread of its own, from values that the launcher's loop has left; the job does not depend on it.
+
+How many lines all pods of a job serve is bounded: in a job of more than RANKS_LIMIT ranks only pod 0 has lines for each
+rank and each GPU. What it says of all ranks, such as the slowest and the median, has as many lines as in a small job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
+from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import Goodput, JobRecord
-from flk_runtime.contract.telemetry import PodUsage, Telemetry
+from flk_runtime.contract.telemetry import RANKS_LIMIT, PodUsage, Telemetry, latest_sample
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Of the whole job, by the fields of Sample that have them.
-_OF_SAMPLES: Final = {
-    "loss": ("flk_loss", "Loss, as rank 0 has printed it."),
-    "samples_per_s": ("flk_samples_per_second", "Samples that all ranks train on in a second."),
-    "tokens_per_s": ("flk_tokens_per_second", "Tokens that all ranks train on in a second."),
-    "mfu": ("flk_mfu_ratio", "Model FLOPs utilisation."),
-    "data_wait": ("flk_data_wait_ratio", "Share of the time in which rank 0 waited for data."),
-    "communication": ("flk_communication_ratio", "Share of the time in which a collective was under way."),
-    "step_seconds": ("flk_median_step_seconds", "Duration of a step of the median rank."),
+_PROGRESS: Final = 60.0  # seconds without news of an attempt after which none runs
+
+# A row for each metric, with its help. Those whose names end with _total are counters, the others gauges.
+METRICS: Final = {
+    # Of the job. Pod 0 has them.
+    "flk_making_progress": "1 while ranks make progress; 0 while none does, or no attempt runs.",
+    "flk_attempts_total": "Attempts of all ranks that have begun.",
+    "flk_restarts_total": "Attempts that followed failures of the training code.",
+    "flk_disruptions_total": "Attempts that followed disruptions.",
+    "flk_failures_total": "Attempts that a failure has ended, by its kind.",
+    "flk_slow_ranks": "Ranks that the others wait for.",
+    "flk_goodput_ratio": "Time of steps whose result was kept, as a share of all time.",
+    "flk_time_seconds": "Time of the job by what it went into.",
+    "flk_total_steps": "Optimizer steps of the whole job.",
+    "flk_loss": "Loss, as rank 0 has printed it.",
+    "flk_samples_per_second": "Samples that all ranks train on in a second.",
+    "flk_tokens_per_second": "Tokens that all ranks train on in a second.",
+    "flk_mfu_ratio": "Model FLOPs utilisation.",
+    "flk_data_wait_ratio": "Share of the time in which rank 0 waited for data.",
+    "flk_communication_ratio": "Share of the time in which a collective was under way.",
+    "flk_median_step_seconds": "Duration of a step of the median rank.",
+    "flk_slowest_work_seconds": "Work in a step of the rank that works longest.",
+    # Of ranks.
+    "flk_step": "Optimizer steps done.",
+    "flk_step_seconds": "Duration of a step, as a weighted mean of the latest.",
+    "flk_saved_step": "Step of the latest checkpoint.",
+    "flk_stored_step": "Step of the latest checkpoint in storage.",
+    # Of pods.
+    "flk_pod_cpu_cores": "Processors that the pod uses.",
+    "flk_pod_cpu_limit_cores": "Processors that the pod may use.",
+    "flk_pod_memory_bytes": "Memory that counts against the limit of the pod.",
+    "flk_pod_memory_limit_bytes": "Memory that the pod may use.",
+    "flk_pod_received_bytes_per_second": "Bytes that the pod receives in a second.",
+    "flk_pod_sent_bytes_per_second": "Bytes that the pod sends in a second.",
+    "flk_pod_disk_read_bytes_per_second": "Bytes that the pod reads from disks in a second.",
+    "flk_pod_disk_written_bytes_per_second": "Bytes that the pod writes to disks in a second.",
+    "flk_pod_gpu_busy_ratio": "Share of the time in which a kernel ran, as a mean of the GPUs of the pod.",
+    "flk_gpu_busy_ratio": "Share of the time in which a kernel ran on the GPU.",
+    "flk_gpu_memory_bytes": "Memory of the GPU that is used.",
+    "flk_gpu_memory_limit_bytes": "Memory of the GPU.",
+    "flk_gpu_power_watts": "Power of the GPU.",
+    "flk_gpu_temperature_celsius": "Temperature of the GPU.",
 }
-_LATEST: Final = 20  # samples in which a value is looked for: not every line has all
-# Of this pod, by the fields of PodUsage.
+# The metrics of the fields of Sample, PodUsage and GpuUsage that have one.
+_OF_SAMPLES: Final = {
+    "loss": "flk_loss",
+    "samples_per_s": "flk_samples_per_second",
+    "tokens_per_s": "flk_tokens_per_second",
+    "mfu": "flk_mfu_ratio",
+    "data_wait": "flk_data_wait_ratio",
+    "communication": "flk_communication_ratio",
+    "step_seconds": "flk_median_step_seconds",
+}
 _OF_POD: Final = {
-    "cpu": ("flk_pod_cpu_cores", "Processors that the pod uses."),
-    "cpu_limit": ("flk_pod_cpu_limit_cores", "Processors that the pod may use."),
-    "memory": ("flk_pod_memory_bytes", "Memory that counts against the limit of the pod."),
-    "memory_limit": ("flk_pod_memory_limit_bytes", "Memory that the pod may use."),
-    "received": ("flk_pod_received_bytes_per_second", "Bytes that the pod receives in a second."),
-    "sent": ("flk_pod_sent_bytes_per_second", "Bytes that the pod sends in a second."),
-    "disk_read": ("flk_pod_disk_read_bytes_per_second", "Bytes that the pod reads from disks in a second."),
-    "disk_written": ("flk_pod_disk_written_bytes_per_second", "Bytes that the pod writes to disks in a second."),
+    "cpu": "flk_pod_cpu_cores",
+    "cpu_limit": "flk_pod_cpu_limit_cores",
+    "memory": "flk_pod_memory_bytes",
+    "memory_limit": "flk_pod_memory_limit_bytes",
+    "received": "flk_pod_received_bytes_per_second",
+    "sent": "flk_pod_sent_bytes_per_second",
+    "disk_read": "flk_pod_disk_read_bytes_per_second",
+    "disk_written": "flk_pod_disk_written_bytes_per_second",
 }
 _OF_GPU: Final = {
-    "busy": ("flk_gpu_busy_ratio", "Share of the time in which a kernel ran on the GPU."),
-    "memory": ("flk_gpu_memory_bytes", "Memory of the GPU that is used."),
-    "memory_total": ("flk_gpu_memory_limit_bytes", "Memory of the GPU."),
-    "watts": ("flk_gpu_power_watts", "Power of the GPU."),
-    "celsius": ("flk_gpu_temperature_celsius", "Temperature of the GPU."),
+    "busy": "flk_gpu_busy_ratio",
+    "memory": "flk_gpu_memory_bytes",
+    "memory_total": "flk_gpu_memory_limit_bytes",
+    "watts": "flk_gpu_power_watts",
+    "celsius": "flk_gpu_temperature_celsius",
 }
+
+Add = Callable[[str, Iterable[tuple[Mapping[str, object], "float | None"]]], None]
 
 
 class MetricsPage:
@@ -61,13 +111,16 @@ class MetricsPage:
         ``telemetry`` returns the measurements of the job; None: another pod has them.
         """
         self._telemetry = telemetry
-        self._node = f',node="{settings.node}"' if settings.node else ""
+        self._leads = settings.pod == 0
+        self._details = self._leads or settings.world_size <= RANKS_LIMIT
+        self._job = {"namespace": settings.namespace, "job": settings.job, "pod": settings.pod_name}
+        self._node = {"node": settings.node}
         self._usage: PodUsage | None = None
         self._causes: dict[int, str] = {}  # kinds of the failures that ended attempts, by number: records keep the last
-        self._labels = f'job="{settings.job}",pod="{settings.pod}"'
         self._record: JobRecord | None = None
         self._goodput: Goodput | None = None
-        self._ranks: list[tuple[int, float, int, int]] = []  # of each local rank: step, its seconds, saved, stored step
+        self._told_at = 0.0  # when the launcher last told of an attempt that runs, by time.monotonic
+        self._ranks: dict[int, Sequence[float | None]] = {}  # by rank: step, its seconds, saved and stored step
         page = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -97,76 +150,88 @@ class MetricsPage:
         self._causes = {**self._causes, **ended}
 
     def put_progress(
-        self, pages: Iterable[ProgressPage], goodput: Goodput | None = None, usage: PodUsage | None = None
+        self, pages: Mapping[int, ProgressPage], goodput: Goodput | None = None, usage: PodUsage | None = None
     ) -> None:
-        """Show how far the ranks of this pod are, in the order of their local ranks, and what the pod uses.
+        """Show how far the ranks of this pod are, by their numbers, and what the pod uses.
 
-        ``goodput`` is that of the job.
+        ``goodput`` is that of the job. The launcher calls this every few seconds while an attempt runs.
         """
+        self._told_at = time.monotonic()
         self._usage = usage
         self._goodput = goodput
-        self._ranks = [(page.step, page.step_seconds, page.saved, page.stored) for page in pages]
+        self._ranks = {
+            rank: (page.step, page.step_seconds or None, page.saved, page.stored) if page.step >= 0 else (None,) * 4
+            for rank, page in pages.items()
+        }
 
     def text(self) -> str:
         """Return the page. A metric without a value yet is left out."""
         lines: list[str] = []
 
-        def add(name: str, kind: str, help_text: str, values: Iterable[tuple[str, float]]) -> None:
-            samples = [f"{name}{{{self._labels}{more}}} {value:g}" for more, value in values]
+        def add(name: str, values: Iterable[tuple[Mapping[str, object], float | None]]) -> None:
+            samples = [
+                f"{name}{_labels({**self._job, **more})} {value:.12g}" for more, value in values if value is not None
+            ]
             if samples:
-                lines.extend((f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", *samples))
+                kind = "counter" if name.endswith("_total") else "gauge"
+                lines.extend((f"# HELP {name} {METRICS[name]}", f"# TYPE {name} {kind}", *samples))
 
-        if self._record:
-            record = self._record
-            attempts = [("", float(len(record.attempts)))]
-            add("flk_attempts_total", "counter", "Attempts of all ranks that have begun.", attempts)
-            restarts = [("", float(record.restarts))]
-            add("flk_restarts_total", "counter", "Attempts that followed failures of the training code.", restarts)
-            disruptions = [("", float(record.disruptions))]
-            add("flk_disruptions_total", "counter", "Attempts that followed disruptions.", disruptions)
-            add("flk_slow_ranks", "gauge", "Ranks that the others wait for.", [("", float(len(record.slow)))])
-        if goodput := self._goodput:
-            share = [] if goodput.share is None else [("", goodput.share)]
-            add("flk_goodput_ratio", "gauge", "Time of steps whose result was kept, as a share of all time.", share)
-            times = [(f',cause="{cause}"', seconds) for cause, seconds in goodput.seconds.items()]
-            add("flk_time_seconds", "gauge", "Time of the job by what it went into.", times)
-        ranks = [(f',local_rank="{number}"', *values) for number, values in enumerate(self._ranks)]
-        steps = [(label, float(step)) for label, step, *_ in ranks if step >= 0]
-        add("flk_step", "gauge", "Optimizer steps done.", steps)
-        seconds = [(label, value) for label, _, value, *_ in ranks if value > 0]
-        add("flk_step_seconds", "gauge", "Duration of a step, as a weighted mean of the latest.", seconds)
-        saved = [(label, float(step)) for label, _, _, step, _ in ranks if step >= 0]
-        add("flk_saved_step", "gauge", "Step of the latest checkpoint.", saved)
-        stored = [(label, float(step)) for label, _, _, _, step in ranks if step >= 0]
-        add("flk_stored_step", "gauge", "Step of the latest checkpoint in storage.", stored)
-        kinds = list(self._causes.values())
-        causes = [(f',kind="{kind}"', float(kinds.count(kind))) for kind in sorted(set(kinds))]
-        add("flk_failures_total", "counter", "Attempts that a failure has ended, by its kind.", causes)
+        if self._leads:
+            self._add_record(add)
         if self._telemetry:
-            self._add_job(add, self._telemetry())
-        if usage := self._usage:
-            for field, (name, help_text) in _OF_POD.items():
-                value = getattr(usage, field)
-                add(name, "gauge", help_text, [] if value is None else [(self._node, value)])
-            for field, (name, help_text) in _OF_GPU.items():
-                found = ((number, getattr(gpu, field)) for number, gpu in enumerate(usage.gpus))
-                gauges = [(f'{self._node},gpu="{number}"', value) for number, value in found if value is not None]
-                add(name, "gauge", help_text, gauges)
+            self._add_telemetry(add, self._telemetry())
+        if self._details:
+            for column, name in enumerate(("flk_step", "flk_step_seconds", "flk_saved_step", "flk_stored_step")):
+                add(name, (({"rank": rank, **self._node}, columns[column]) for rank, columns in self._ranks.items()))
+        if self._usage:
+            self._add_usage(add, self._usage)
         return "\n".join(lines) + "\n"
 
-    def _add_job(self, add: Callable[..., None], telemetry: Telemetry) -> None:
+    def _add_record(self, add: Add) -> None:
+        """Add what the records of the job say."""
+        runs = bool(self._told_at) and time.monotonic() - self._told_at < _PROGRESS
+        record = self._record
+        add("flk_making_progress", [({}, runs and not (record and record.standstill))])
+        if record:
+            # A record has only the latest attempts.
+            add("flk_attempts_total", [({}, record.attempts[-1].number + 1 if record.attempts else 0)])
+            add("flk_restarts_total", [({}, record.restarts)])
+            add("flk_disruptions_total", [({}, record.disruptions)])
+            kinds = list(self._causes.values())
+            # All kinds are there from the beginning: a counter that begins with 1 has not increased.
+            add("flk_failures_total", (({"kind": kind}, kinds.count(kind)) for kind in map(str, Kind)))
+            add("flk_slow_ranks", [({}, len(record.slow))])
+        if goodput := self._goodput:
+            add("flk_goodput_ratio", [({}, goodput.share)])
+            add("flk_time_seconds", (({"cause": cause}, seconds) for cause, seconds in goodput.seconds.items()))
+
+    def _add_telemetry(self, add: Add, telemetry: Telemetry) -> None:
         """Add what the launcher of pod 0 knows of all ranks. The number of lines does not grow with the job."""
-        attempt = f',attempt="{telemetry.attempt + 1}"'
-        latest = telemetry.history[: -_LATEST - 1 : -1]
-        for field, (name, help_text) in _OF_SAMPLES.items():
-            found = (getattr(sample, field) for sample in latest if sample.attempt == telemetry.attempt)
-            value = next((each for each in found if each is not None), None)
-            add(name, "gauge", help_text, [] if value is None else [(attempt, value)])
-        slowest = next((sample for sample in latest if sample.slowest_seconds is not None), None)
-        if slowest:
-            label = f'{attempt},rank="{slowest.slowest_rank}"'
-            help_text = "Work in a step of the rank that works longest."
-            add("flk_slowest_work_seconds", "gauge", help_text, [(label, slowest.slowest_seconds)])
+        add("flk_total_steps", [({}, telemetry.total_steps)])
+        sample = latest_sample(telemetry.history)
+        if sample is None or sample.attempt != telemetry.attempt:
+            return
+        attempt = {"attempt": telemetry.attempt + 1}
+        if telemetry.diverged is not None:
+            sample = replace(sample, loss=math.nan)
+        for field, name in _OF_SAMPLES.items():
+            add(name, [(attempt, getattr(sample, field))])
+        slowest = {**attempt, "rank": sample.slowest_rank}
+        add("flk_slowest_work_seconds", [(slowest, sample.slowest_seconds)])
+
+    def _add_usage(self, add: Add, usage: PodUsage) -> None:
+        for field, name in _OF_POD.items():
+            add(name, [(self._node, getattr(usage, field))])
+        gpus = usage.gpus
+        if gpus:
+            add("flk_pod_gpu_busy_ratio", [(self._node, sum(gpu.busy for gpu in gpus) / len(gpus))])
+        for field, name in _OF_GPU.items() if self._details else ():
+            add(name, (({**self._node, "gpu": index}, getattr(gpu, field)) for index, gpu in enumerate(gpus)))
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    """The labels of a line; one without a value is left out. No value needs escapes: they are names in Kubernetes."""
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items() if value not in ("", None)) + "}"
 
 
 class _Server(ThreadingHTTPServer):

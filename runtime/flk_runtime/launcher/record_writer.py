@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,13 @@ from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.telemetry import PodUsage
 from flk_runtime.launcher.history import after_kill, job_record, new_record
-from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
 from flk_runtime.shared.progress import ProgressPage
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.ledger import Ledger
+    from flk_runtime.launcher.metrics_page import MetricsPage
     from flk_runtime.launcher.record_archive import RecordArchive
     from flk_runtime.launcher.telemetry.keeper import Keeper
 
@@ -45,8 +45,7 @@ class RecordWriter:
         """What the time of the job goes into; None: another pod knows, or nobody asks."""
         self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
         """The measurements of the job; None: another pod has them, or nobody asks."""
-        read = self.telemetry.read if self.telemetry else None
-        self._metrics = MetricsPage(settings, self.log, read) if settings.metrics_port else None
+        self._metrics = self._open_page() if settings.metrics_port else None
         self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
         self._started = time.time()
         self._latest: JobRecord | None = None
@@ -86,21 +85,21 @@ class RecordWriter:
             self.telemetry.resume(former)
         return after_kill(entry, self._settings.pod_name) if entry else []
 
-    def keep_progress(self, pages: Iterable[ProgressPage], usage: PodUsage | None = None) -> None:
-        """Show the progress of these ranks in the metrics, and keep the first rank's progress in the cluster.
+    def keep_progress(self, pages: Mapping[int, ProgressPage], usage: PodUsage | None = None) -> None:
+        """Show the progress of ranks, by their numbers, in the metrics, and keep the first one's in the cluster.
 
         The goodput goes with it, and to the log when it is much older there. ``usage`` is what this pod uses.
         """
-        found = list(pages)
-        for page in found[:1]:
-            self.keep_steps(page)
+        first = next(iter(pages.values()), None)
+        if first:
+            self.keep_steps(first)
         goodput = self.ledger.read(time.monotonic()) if self.ledger else None
         if self._latest and goodput and goodput.total >= self._renew_at:
             self._log_record(self._latest)
         if self._metrics:
-            self._metrics.put_progress(found, goodput, usage)
-        if self._kept and found and self._latest:
-            self._kept.put_progress(found[0], self._dated(self._latest))
+            self._metrics.put_progress(pages, goodput, usage)
+        if self._kept and first and self._latest:
+            self._kept.put_progress(first, self._dated(self._latest))
 
     def keep_steps(self, page: ProgressPage) -> None:
         """Remember which checkpoints a rank has saved, or else has restored, for the records from now on."""
@@ -171,6 +170,14 @@ class RecordWriter:
         from flk_runtime.launcher.record_archive import RecordArchive  # only jobs that keep records have this module
 
         return RecordArchive(self._settings, last_lines, self.log, telemetry=self._packed_telemetry)
+
+    def _open_page(self) -> MetricsPage | None:
+        try:
+            from flk_runtime.launcher.metrics_page import MetricsPage  # only jobs that serve metrics have this module
+        except ModuleNotFoundError:
+            self.log(f"metrics are not served: {user_env.METRICS_PORT} is not in the job's env, but in the image's")
+            return None
+        return MetricsPage(self._settings, self.log, self.telemetry.read if self.telemetry else None)
 
     def _packed_telemetry(self) -> str:
         return telemetry_archive.pack(self.telemetry.read()) if self.telemetry else ""

@@ -55,6 +55,7 @@ class Settings:
     last_call: float = user_env.LAST_CALL.default
     processes: int = 1  # number of ranks in each pod
     gpus: int = 0  # number of GPUs that the pod has requested
+    namespace: str = ""
     pod_name: str = ""
     pod_ip: str = ""
     node: str = ""
@@ -196,6 +197,7 @@ class Settings:
             measures=value(user_env.TELEMETRY) == "on",
             processes=value(pod_env.PROCESSES),
             gpus=0 if "gpu" in value(user_env.PREFLIGHT) else value(pod_env.GPUS),
+            namespace=value(user_env.NAMESPACE),
             pod_name=value(user_env.POD_NAME) or socket.gethostname(),
             pod_ip=value(pod_env.POD_IP),
             node=value(user_env.NODE_NAME),

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from flk_runtime.system.pytree import plain_value
+
 
 def line(values: Mapping[str, Any]) -> str:
     """``values`` as one line of JSON (RFC 8259).
@@ -19,10 +21,7 @@ def line(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # tensors, and NumPy's arrays and numbers
-        value = value.tolist()
-        while isinstance(value, list) and len(value) == 1:
-            value = value[0]
+    value = plain_value(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flk_runtime.system.pytree import plain_value
+
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among ``values``, also those in mappings, whose names are joined by a slash.
@@ -21,8 +23,4 @@ def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
         if isinstance(value, Mapping):
             yield from flat(value, f"{path}/")
             continue
-        if hasattr(value, "tolist"):  # tensors, and NumPy's arrays and numbers
-            value = value.tolist()
-            while isinstance(value, list) and len(value) == 1:
-                value = value[0]
-        yield path, value
+        yield path, plain_value(value)

@@ -104,3 +104,15 @@ def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
     for name, child in children.items():
         object.__setattr__(twin, name, child)  # frozen dataclasses too
     return twin
+
+
+def plain_value(value: Any) -> Any:
+    """A tensor or an array as a number, if it has one element, else as lists; any other value as it is.
+
+    This waits for the device of a tensor.
+    """
+    if hasattr(value, "tolist"):  # NumPy's numbers have it too
+        value = value.tolist()
+        while isinstance(value, list) and len(value) == 1:
+            value = value[0]
+    return value

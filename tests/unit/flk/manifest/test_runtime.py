@@ -219,6 +219,7 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "sinks": ({"metrics": "wandb"}, {"training", "sinks"}),
     "implied sinks": ({"env": {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}}, {"training", "sinks"}),
     "a sink's key alone": ({"secrets": {"WANDB_API_KEY": "wandb:key"}}, {"training"}),
+    "metrics page": ({"env": {"FLK_METRICS_PORT": "9400"}}, {"training", "page"}),
     "disk": ({"memory_path": "/nvme"}, {"training", "disk"}),
     "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan"}),
 }

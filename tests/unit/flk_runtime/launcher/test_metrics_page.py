@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.contract.record import Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Telemetry
 from flk_runtime.launcher import metrics_page
-from flk_runtime.launcher.metrics_page import MetricsPage
+from flk_runtime.launcher.metrics_page import METRICS, MetricsPage
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.progress import ProgressPage
 
-SETTINGS = Settings(("train.py",), job="gpt", node="n1")
+SETTINGS = Settings(("train.py",), namespace="team", job="gpt", pod_name="gpt-worker-0", node="n1")
+BASE = 'namespace="team",job="gpt",pod="gpt-worker-0"'
 JOB = Telemetry(
     9.0,
     2,
@@ -22,60 +27,157 @@ JOB = Telemetry(
     [
         Sample(1.0, 1, 3, loss=9.0, mfu=0.9),
         Sample(2.0, 2, 4, loss=1.5, tokens_per_s=70.0, slowest_seconds=0.25, slowest_rank=6),
-        Sample(3.0, 2, 5, step_seconds=0.5),
+        Sample(3.0, 2, 1_234_567, step_seconds=0.5),
     ],
     [RankMeasurements(rank, rank // 8, 5, "step") for rank in range(256)],
 )
+USAGE = PodUsage(0, "gpt-worker-0", "n1", 1.0, 1.5, 2.0, 70, gpus=[GpuUsage(0.0, 1, 2), GpuUsage(0.5, 1, 2, 300.0)])
+RECORD = JobRecord("running", 0, attempts=[Attempt(0, 1.0)])
+Make = Callable[..., MetricsPage]
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes a page that is not served, with other settings where these are given."""
+
     def refuse(*arguments: object) -> None:
         raise OSError(1, "not served")
 
     monkeypatch.setattr(metrics_page, "_Server", refuse)
-    return MetricsPage(SETTINGS, lambda line: None, lambda: JOB)
+
+    def page(telemetry: Telemetry | None = JOB, **settings: Any) -> MetricsPage:
+        read = (lambda: telemetry) if telemetry else None
+        return MetricsPage(replace(SETTINGS, **settings), lambda line: None, read)
+
+    return page
+
+
+def progress(step: int = -1) -> ProgressPage:
+    page = ProgressPage.private()
+    if step >= 0:
+        page.step, page.step_seconds, page.saved, page.stored = step, 0.25, step - 1, step - 2
+    return page
 
 
 def values(page: MetricsPage) -> dict[str, float]:
-    return {m[1]: float(m[2]) for m in re.finditer(r"^(flk_\S+) (\S+)$", page.text(), re.MULTILINE)}
+    """The samples of a page, without the labels that all have."""
+    text = page.text().replace(f"{BASE},", "").replace(f"{{{BASE}}}", "")
+    return {m[1]: float(m[2]) for m in re.finditer(r"^(flk_\S+) (\S+)$", text, re.MULTILINE)}
 
 
-def test_the_latest_value_of_the_running_attempt_is_shown(page: MetricsPage) -> None:
-    found = values(page)
-    assert found == {
-        'flk_loss{job="gpt",pod="0",attempt="3"}': 1.5,
-        'flk_tokens_per_second{job="gpt",pod="0",attempt="3"}': 70,
-        'flk_median_step_seconds{job="gpt",pod="0",attempt="3"}': 0.5,
-        'flk_slowest_work_seconds{job="gpt",pod="0",attempt="3",rank="6"}': 0.25,
+def test_the_latest_value_of_the_running_attempt_is_shown(make: Make) -> None:
+    assert values(make()) == {
+        "flk_making_progress": 0,
+        "flk_total_steps": 100,
+        'flk_loss{attempt="3"}': 1.5,
+        'flk_tokens_per_second{attempt="3"}': 70,
+        'flk_median_step_seconds{attempt="3"}': 0.5,
+        'flk_slowest_work_seconds{attempt="3",rank="6"}': 0.25,
     }
+    found = values(make(replace(JOB, attempt=3)))  # of which nothing is known yet
+    assert found == {"flk_making_progress": 0, "flk_total_steps": 100}
 
 
-def test_the_usage_of_the_pod_and_of_its_gpus(page: MetricsPage) -> None:
-    usage = PodUsage(0, "gpt-0", "n1", 1.0, 1.5, 2.0, 70, gpus=[GpuUsage(0.0, 1, 2), GpuUsage(0.5, 1, 2, watts=300.0)])
-    page.put_progress([], None, usage)
+def test_every_line_has_namespace_job_and_the_name_of_the_pod(make: Make) -> None:
+    page = make()
+    page.put_record(RECORD)
+    page.put_progress({0: progress(3)}, None, USAGE)
+    lines = [line for line in page.text().splitlines() if not line.startswith("#")]
+    assert all(line.partition("{")[2].startswith(BASE) for line in lines)
+    unknown = make(namespace="", node="")
+    unknown.put_progress({0: progress(3)})
+    assert 'flk_step{job="gpt",pod="gpt-worker-0",rank="0"} 3' in unknown.text()
+
+
+def test_the_usage_of_the_pod_and_of_its_gpus(make: Make) -> None:
+    page = make()
+    page.put_progress({}, None, USAGE)
     found = values(page)
-    assert found['flk_pod_cpu_cores{job="gpt",pod="0",node="n1"}'] == 1.5
-    assert found['flk_gpu_busy_ratio{job="gpt",pod="0",node="n1",gpu="0"}'] == 0
-    assert found['flk_gpu_busy_ratio{job="gpt",pod="0",node="n1",gpu="1"}'] == 0.5
-    assert [name for name in found if "watts" in name] == ['flk_gpu_power_watts{job="gpt",pod="0",node="n1",gpu="1"}']
+    assert found['flk_pod_cpu_cores{node="n1"}'] == 1.5
+    assert found['flk_pod_gpu_busy_ratio{node="n1"}'] == 0.25
+    assert found['flk_gpu_busy_ratio{node="n1",gpu="0"}'] == 0
+    assert found['flk_gpu_busy_ratio{node="n1",gpu="1"}'] == 0.5
+    assert [name for name in found if "watts" in name] == ['flk_gpu_power_watts{node="n1",gpu="1"}']
     assert not any(name.startswith("flk_pod_memory_limit") for name in found)
 
 
-def test_failures_are_counted_by_kind_also_when_the_record_has_dropped_them(page: MetricsPage) -> None:
+def test_ranks_have_their_numbers_and_exact_steps(make: Make) -> None:
+    page = make(pod=1, processes=2, pods=2)
+    page.put_progress({2: progress(1_234_567), 3: progress()})
+    found = values(page)
+    assert found['flk_step{rank="2",node="n1"}'] == 1_234_567
+    assert found['flk_saved_step{rank="2",node="n1"}'] == 1_234_566
+    assert found['flk_stored_step{rank="2",node="n1"}'] == 1_234_565
+    assert not any('rank="3"' in name for name in found)
+
+
+def test_failures_are_counted_by_kind_also_when_the_record_has_dropped_them(make: Make) -> None:
+    page = make()
     attempts = [Attempt(n, 1.0, 2.0, Failure(kind, 0)) for n, kind in enumerate([Kind.OOM, Kind.LOST, Kind.OOM])]
     page.put_record(JobRecord("running", 0, attempts=attempts[:2]))
     page.put_record(replace(JobRecord("running", 0), attempts=attempts[1:]))
-    found = {name: value for name, value in values(page).items() if name.startswith("flk_failures")}
-    assert found == {
-        'flk_failures_total{job="gpt",pod="0",kind="lost"}': 1,
-        'flk_failures_total{job="gpt",pod="0",kind="oom"}': 2,
+    found = values(page)
+    assert found["flk_attempts_total"] == 3
+    counted = {name: value for name, value in found.items() if name.startswith("flk_failures")}
+    assert {name for name, value in counted.items() if value} == {
+        'flk_failures_total{kind="lost"}',
+        'flk_failures_total{kind="oom"}',
     }
+    assert counted['flk_failures_total{kind="oom"}'] == 2
+    assert counted['flk_failures_total{kind="hang"}'] == 0  # else the first one would be no increase
 
 
-def test_every_metric_has_its_help_and_type_once(page: MetricsPage) -> None:
-    page.put_progress([], None, PodUsage(0, "", "", 1.0, gpus=[GpuUsage(0.1, 1, 2)] * 8))
-    text = page.text()
-    names = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
-    for name in names:
+def test_progress_is_made_while_an_attempt_runs_and_does_not_stand_still(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(metrics_page.time, "monotonic", lambda: now[0])
+    page = make()
+    page.put_record(RECORD)
+
+    def makes_progress() -> float:
+        return values(page)["flk_making_progress"]
+
+    assert makes_progress() == 0  # waits for its pods
+    page.put_progress({0: progress()})
+    assert makes_progress() == 1
+    page.put_record(replace(RECORD, standstill=Standstill(1.0, "all wait for rank 3", "gpt-worker-1")))
+    assert makes_progress() == 0
+    page.put_record(RECORD)
+    assert makes_progress() == 1
+    now[0] += 61
+    assert makes_progress() == 0
+    assert "flk_making_progress" not in make(pod=1, pods=2).text()
+
+
+def test_a_loss_that_is_no_number_is_not_the_last_one_that_was(make: Make) -> None:
+    assert math.isnan(values(make(replace(JOB, diverged=3)))['flk_loss{attempt="3"}'])
+
+
+def full(make: Make, **settings: Any) -> MetricsPage:
+    """A page with all that a pod can have, of eight ranks and GPUs."""
+    sample = Sample(3.0, 2, 4, 1.0, 2.0, 3.0, 0.4, 0.1, 0.2, 0.5, 0.25, 6)
+    page = make(replace(JOB, history=[sample]) if settings.get("pod", 0) == 0 else None, **settings)
+    gpu = GpuUsage(0.1, 1, 2, 300.0, 40.0)
+    if settings.get("pod", 0) == 0:
+        page.put_record(RECORD)
+    goodput = Goodput(9.0, {"computing": 3.0}, 0, 3)
+    page.put_progress({rank: progress(3) for rank in range(8)}, goodput, replace(USAGE, memory_limit=1, received=1.0,
+        sent=1.0, disk_read=1.0, disk_written=1.0, gpus=[gpu] * 8))  # fmt: skip
+    return page
+
+
+def test_every_metric_is_shown_with_its_help_and_type_once(make: Make) -> None:
+    text = full(make).text()
+    assert {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")} == METRICS.keys()
+    for name in METRICS:
         assert text.count(f"# HELP {name} ") == text.count(f"# TYPE {name} ") == 1
+
+
+def test_a_job_of_a_thousand_pods_has_few_lines(make: Make) -> None:
+    def lines(**settings: Any) -> int:
+        return sum(line.startswith("flk_") for line in full(make, processes=8, **settings).text().splitlines())
+
+    assert lines(pod=1, pods=2) == 9 + 8 * 4 + 8 * 5
+    assert lines(pod=1, pods=1000) == 9
+    assert lines(pod=0, pods=1000) < 150

@@ -71,14 +71,14 @@ def test_goodput_goes_to_the_log_the_cluster_and_the_termination_message(
     clock.now += 100
     records.write_running(RUNNING)
     page = ProgressPage.private()
-    records.keep_progress([page])
+    records.keep_progress({0: page})
     assert logged(lines) == [Goodput(1100, {"waiting": 100})]
     clock.now += 9  # less than a tenth more: the log is new enough
-    records.keep_progress([page])
+    records.keep_progress({0: page})
     assert len(logged(lines)) == 1
     assert archive.kept == Goodput(1109, {"waiting": 109})
     clock.now += 9
-    records.keep_progress([page])
+    records.keep_progress({0: page})
     assert logged(lines)[1:] == [Goodput(1118, {"waiting": 118})]
     clock.now += 1
     records.finish_stopped(15, None, RUNNING)
@@ -107,7 +107,7 @@ def test_the_record_says_which_checkpoints_there_are(
     for name, value in page.items():
         setattr(ours, name, value)
     clock.now += 400
-    records.keep_progress([ours])
+    records.keep_progress({0: ours})
     told = [record for line in lines if (record := parse_record(line.rstrip()))][-1]
     assert (told.saved, told.stored) == (saved, stored)
     assert ("saved" in lines[-1]) == (saved is not None)
@@ -136,5 +136,5 @@ def test_other_launchers_keep_no_goodput(archive: Archive, tmp_path: Path, setti
     lines: list[str] = []
     records = writer(lines, tmp_path, **settings)
     records.write_running(RUNNING)
-    records.keep_progress([ProgressPage.private()])
+    records.keep_progress({0: ProgressPage.private()})
     assert logged(lines) == [None]
