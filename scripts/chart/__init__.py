@@ -15,7 +15,7 @@ from typing import Final
 
 from flk.manifest import runtime, runtime_archive
 from flk.targets import TARGETS
-from scripts.chart import manifests, values
+from scripts.chart import dashboard, manifests, values
 
 CHART: Final = Path(__file__).parents[2] / "charts" / "flk"
 # flk bench makes jobs of its own, and workers of strategy diloco need a secret that flk submit makes. The planner,
@@ -26,6 +26,7 @@ FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "values.yaml": values.values_text,
     CHART / "values.schema.json": values.schema_text,
     CHART / "files" / "options.json": manifests.options,
+    CHART / "files" / "dashboard.json": dashboard.dashboard,
     **{
         CHART / "files" / "manifests" / f"{target}.json": functools.partial(manifests.manifests, target)
         for target in TARGETS
