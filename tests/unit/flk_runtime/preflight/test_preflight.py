@@ -140,7 +140,7 @@ def test_missing_ranks_are_named(ranks: list[RankReport], words: str) -> None:
 
 def test_sentences_stay_short_however_many_ranks_there_are() -> None:
     ranks = world(
-        4000, 8, torch=lambda rank: f"2.{rank % 3}", loopback="GLOO_SOCKET_IFNAME=lo", gpu="one", backend=NCCL
+        1000, 8, torch=lambda rank: f"2.{rank % 3}", loopback="GLOO_SOCKET_IFNAME=lo", gpu="one", backend=NCCL
     )
     faults = preflight.compare([one for one in ranks if one.rank % 7] * 2)
     assert len(faults) < 15
@@ -149,7 +149,7 @@ def test_sentences_stay_short_however_many_ranks_there_are() -> None:
     assert versions.startswith("3 versions of torch: 2.1 on ranks 1, 4 on node n0, ranks 10, 13 on node n1,")
     assert "more nodes" in versions
     absent = preflight.missing([one for one in ranks if one.rank % 7], 30)
-    assert absent.startswith("ranks 0, 7, 14, 21, 28, 35, 42, 49 and 4564 more of 32000")
+    assert absent.startswith("ranks 0, 7, 14, 21, 28, 35, 42, 49 and 1135 more of 8000")
     assert len(absent) < 400
 
 
