@@ -20,11 +20,11 @@ def test_evicted_pods_lose_no_step(
     access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
     kubectl("create", "-f", "-", stdin=claim | {"spec": {"storageClassName": shared_class, **access}})
-    common = ["--replicas", "3", "--cpu", "100m", "--image", image, "--checkpoint", "checkpoints:/checkpoints"]
+    common = ["--cpu", "100m", "--image", image, "--checkpoint", "checkpoints:/checkpoints"]
     common += ["--grace", "2m", "--save-every", "50"]
 
-    def submit(name: str, pause: float, save_seconds: float) -> None:
-        script = ["train.py", "--name", name, *common, "--", str(STEPS), str(pause), str(save_seconds)]
+    def submit(name: str, size: list[str], pause: float, save_seconds: float) -> None:
+        script = ["train.py", "--name", name, *size, *common, "--", str(STEPS), str(pause), str(save_seconds)]
         submitted = flk("submit", *script, cwd=tmp_path)
         assert submitted.code == 0, submitted.stderr
 
@@ -46,14 +46,14 @@ def test_evicted_pods_lose_no_step(
         text = str(kubectl("logs", "rough-worker-0")).rpartition("flk-attempt ")[2]
         return text if re.search(r"begins at step [1-9]", text) else ""
 
-    submit("rough", 0.3, 3.0)
+    submit("rough", ["--replicas", "3"], 0.3, 3.0)
     eventually("the job trains", lambda: attempt(1) and '"step": 5,' in kubectl("logs", "rough-worker-0"))
     evict("rough-worker-1")
     eventually("the first attempt ends", lambda: attempt(1)["outcome"] == "preempted")
     kubectl("delete", "pod", "rough-worker-2", "--wait=false")  # it waits for pod 1 to come back
     eventually("the job resumes, and saves at step 50 or 100", lambda: "saving a checkpoint" in resumed())
     evict("rough-worker-0")
-    submit("calm", 0.0, 0.0)
+    submit("calm", ["--processes", "3"], 0.0, 0.0)  # one pod: its ranks share the imports
     ended = flk("wait", "rough")
     assert ended.code == 0, ended.stderr
     assert flk("wait", "calm").code == 0
