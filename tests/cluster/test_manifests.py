@@ -213,7 +213,7 @@ def test_what_flk_accepts_the_api_server_accepts(accepted: Callable[..., None]) 
     refused: Counter[str] = Counter()
 
     @given(jobs=st.lists(st.tuples(NAMES, st.fixed_dictionaries({}, optional=FIELDS)), min_size=BATCH, max_size=BATCH))
-    @settings(max_examples=15)
+    @settings(max_examples=10)
     def try_jobs(jobs: list[tuple[str, dict[str, Any]]]) -> None:
         made = [job for name, fields in jobs if (job := job_of(name, fields, taken, refused)) is not None]
         if made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -19,13 +20,13 @@ def on_a_terminal(
     folder: Path,
     *,
     environment: Mapping[str, str] | None = None,
-    typed: Mapping[str, str] = {},
+    typed: Mapping[str | re.Pattern[str], str] = {},
     size: tuple[int, int] = (40, 120),
     timeout: float = 120,
 ) -> tuple[int, str]:
     """Run a command with a terminal of ``size`` (rows, columns); give its exit code and all that it wrote.
 
-    ``typed`` maps what the terminal must show to what is typed then, in this order.
+    ``typed`` maps what the terminal must have shown, a text or a pattern, to what is typed then, in this order.
     """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
@@ -43,7 +44,7 @@ def on_a_terminal(
     written, waiting, until = b"", list(typed.items()), time.monotonic() + timeout
     try:
         while time.monotonic() < until:
-            if waiting and waiting[0][0].encode() in written:
+            if waiting and _shows(written.decode(errors="replace"), waiting[0][0]):
                 os.write(master, waiting.pop(0)[1].encode())
             if select.select([master], [], [], 0.2)[0]:
                 try:
@@ -55,3 +56,7 @@ def on_a_terminal(
         process.kill()
         process.wait()
         os.close(master)
+
+
+def _shows(written: str, what: str | re.Pattern[str]) -> bool:
+    return what in written if isinstance(what, str) else bool(what.search(written))
