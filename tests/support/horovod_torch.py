@@ -1,7 +1,8 @@
 """A stand-in for `horovod.torch` under a real horovodrun: what flk calls of it, over horovodrun's rendezvous server.
 
 Horovod's own is C++, whose build takes minutes of processor time. Like it, this takes ranks from horovodrun's
-variables, and matches the tensors of all ranks by name. It becomes a module of horovodrun's package.
+variables, and matches the tensors of all ranks by name. It becomes a module of horovodrun's package. horovodrun imports
+it to ask what was built, so it imports torch when a rank needs it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import itertools
 import os
 import time
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from horovod.runner.http.http_client import put_data_into_kvstore, read_data_from_kvstore
+
+if TYPE_CHECKING:
+    import torch
 
 PATIENCE = 120.0  # seconds that a rank waits for another
 Average = object()
@@ -51,6 +54,8 @@ def allreduce_async_(tensor: torch.Tensor, *, op: object, name: str) -> tuple[to
 
 
 def synchronize(handle: tuple[torch.Tensor, str]) -> None:
+    import torch
+
     tensor, key = handle
     tensor.copy_(torch.tensor(_all(key), dtype=torch.float64).mean(0))
 
