@@ -18,6 +18,7 @@ import pytest
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support.causes import IDLE
+from tests.support.commands import WITHOUT_TORCH
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_a_drained_node_that_has_the_volume(
     flk: Any, kubectl: Any, cluster: Cluster, image: str, folder: Path, claim: str, eventually: Any
 ) -> None:
     """The pods wait for the node of their volume, however they were ended, and run there again."""
-    common = ["--image", image, "--cpu", "10m", "--replicas", "2", "--volume", f"{claim}:/data"]
+    common = ["--image", image, "--cpu", "10m", "--replicas", "2", "--volume", f"{claim}:/data", *WITHOUT_TORCH]
     assert flk("submit", "train.py", "--name", "bound", *common, cwd=folder).code == 0
     eventually("it runs", lambda: " Running " in flk("status", "bound").stdout)
     node = kubectl("get", "pod", "bound-worker-0", "-o", "jsonpath={.spec.nodeName}")

@@ -19,7 +19,7 @@ SIZE = 64 << 20  # bytes of a part: most of the time, one is being copied
 VARIABLES = {user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1"}
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.soak)])
 def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(
     flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path, kills: int
 ) -> None:
