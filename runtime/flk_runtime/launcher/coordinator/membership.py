@@ -58,9 +58,10 @@ class Membership:
         """The time at which an attempt can start with the pods that have ``joined``; None: more must join.
 
         The leader waits for pods that are ``connected`` and still end their ranks. Once there are enough pods, it waits
-        the time of the last call for the other pods of the latest attempt: a pod that was lost may be back soon.
+        the time of the last call for the other pods of the latest attempt: a pod that was lost may be back soon. It
+        always waits for its own pod, which may connect to it later than others do.
         """
-        if len(joined) < self._settings.least_pods:
+        if len(joined) < self._settings.least_pods or 0 not in joined:
             self._enough_since = None
             return None
         if self._enough_since is None:

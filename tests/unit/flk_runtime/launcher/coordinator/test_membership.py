@@ -45,6 +45,13 @@ def test_not_all_pods_are_looked_at_whenever_one_joins() -> None:
     assert connected.asked <= 5 * pods
 
 
+def test_no_attempt_starts_without_the_pod_that_leads() -> None:
+    """It may connect to itself later than the others do."""
+    membership = Membership(Settings(("train.py",), pods=3, spares=1))
+    assert membership.ready_at({1, 2}, {1, 2}, 1.0) is None
+    assert membership.ready_at({0, 2}, {0, 2}, 1.0) == 1.0
+
+
 def group_ranks(job: Job) -> dict[int, int]:
     """The group rank of each pod that takes part in the attempt that runs."""
     started = {pod: job.latest_or_none(pod) for pod in job.sent}
