@@ -409,9 +409,12 @@ def test_workers_say_which_steps_they_do_not_share(workers: Workers, options: st
     assert said == expected * 2
 
 
-@pytest.mark.parametrize("step", [15, 20])
+@pytest.mark.parametrize("step", [15, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk, step: int) -> None:
-    """Worker 1 is killed within a round or at its end. It has no checkpoint, so it gets everything from a peer."""
+    """Worker 1 is killed within a round or, in the soak, at its end.
+
+    It has no checkpoint, so it gets everything from a peer.
+    """
     loop = """
     target = 100_000
     while run.steps < target:
@@ -427,16 +430,15 @@ def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk, step: int) -> No
     script = TRAIN.replace('    while run.steps < settings["steps"]:\n', loop)
     assert script != TRAIN
     (flk.folder / "train.py").write_text(script)
-    settings = json.dumps({"optimizer": "AdamW", "ranks": 3})
+    settings = json.dumps({"optimizer": "AdamW", "ranks": 2})
     options = [part for text in ("every=10", "lr=1", "momentum=0", "dtype=fp32") for part in ("--diloco", text)]
-    job = ["--replicas", "3", "--strategy", "diloco", *options, "--env", f"SETTINGS={settings}"]
+    job = ["--replicas", "2", "--strategy", "diloco", *options, "--env", f"SETTINGS={settings}"]
     done = flk("run", "train.py", *job)
     output = done.stdout + done.stderr
     assert done.code == 0, output
     found = [json.loads(text) for text in re.findall(r"RESULT (\{.*\})", output)]
-    assert len(found) == 3
+    assert len(found) == 2
     assert len({each["digest"] for each in found}) == 1, output
     assert "worker 1 has caught up: it goes on after step" in output
     assert "[pod 1] attempt 2" in output
     assert "[pod 0] attempt 2" not in output
-    assert "[pod 2] attempt 2" not in output

@@ -381,7 +381,7 @@ def start(command: list[str], folder: Path, **variables: str) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_torchrun_restarts(tmp_path: Path, shared: bool) -> None:
     ended = start(
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "train.py"],
@@ -402,8 +402,12 @@ def test_check_as_the_ranks_of_a_launcher(tmp_path: Path) -> None:
     ended = start(["-m", "flk_runtime", "check"], tmp_path, FLK_PROCESSES="2")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("[rank 0] ranks     2 on 1 node, launcher: flk\n")
-    ended = start(["-m", "flk_runtime", "--", "check"], tmp_path)
+    ended = start(["-m", "flk_runtime", "--", "check"], tmp_path, FLK_START="spawn")  # which imports no torch
     assert ended.stdout == "[rank 0] a script of this name\n"
+
+
+@pytest.mark.soak
+def test_check_as_the_ranks_of_torchrun(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "flk_runtime", "check"]
     ended = start(torchrun, tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
-from tests.support.commands import Flk
+from tests.support.commands import WITHOUT_TORCH, Flk
 from tests.support.processes import alive, parent_of, until
 
 END = 120  # seconds for a job of a few steps
@@ -71,7 +71,7 @@ def test_a_plain_torchrun_script_runs_unchanged_in_replicas_and_processes(flk: C
 def test_a_package_of_several_files_runs(flk: Command) -> None:
     flk.write("VALUE = 41", "package/deep/model.py")
     flk.write("from package.deep.model import VALUE\nimport sys\nprint(VALUE + 1, sys.argv[1:])", "package/train.py")
-    code, stdout, stderr = flk("run", "-m", "package.train", "--", "--replicas", "x")
+    code, stdout, stderr = flk("run", *WITHOUT_TORCH, "-m", "package.train", "--", "--replicas", "x")
     assert code == 0, stderr
     assert stdout == "[rank 0] 42 ['--replicas', 'x']\n"
 
@@ -84,15 +84,15 @@ def test_a_failing_rank_is_named_and_gives_the_code_of_the_contract(flk: Command
             raise KeyError("no such feature")
         dist.barrier()
     """)
-    code, _, stderr = flk("run", "train.py", "--replicas", "4", "--restarts", "0", "--name", "gpt")
+    code, _, stderr = flk("run", "train.py", "--replicas", "2", "--processes", "2", "--restarts", "0", "--name", "gpt")
     assert code == ExitCode.TRAINING
     last = stderr.splitlines()[-1]
-    assert last == "flk: failed: rank 2 in gpt-worker-2 raised KeyError: 'no such feature'"
+    assert last == "flk: failed: rank 2 in gpt-worker-1 raised KeyError: 'no such feature'"
 
 
 def test_a_killed_launcher_is_restarted_as_a_pod_would_be(flk: Command) -> None:
     flk.write(HOLD)
-    process = flk.start("run", "train.py", "--replicas", "2", "--restarts", "1")
+    process = flk.start("run", *WITHOUT_TORCH, "train.py", "--replicas", "2", "--restarts", "1")
     pids = flk.pids(0, 2)
     launcher = parent_of(pids[4])  # rank 1's parent is its launcher's fork server
     os.kill(launcher, signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_a_launcher_that_is_killed_again_and_again_is_given_up(flk: Command) -> 
             return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(parent(os.getppid()), signal.SIGKILL)
     """)
-    code, _, stderr = flk("run", "train.py", "--disruptions", "1")
+    code, _, stderr = flk("run", *WITHOUT_TORCH, "train.py", "--disruptions", "1")
     assert code == ExitCode.INFRASTRUCTURE
     assert stderr.count("restarting it") == 1
 
@@ -118,7 +118,7 @@ def test_a_launcher_that_is_killed_again_and_again_is_given_up(flk: Command) -> 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
     flk.write(HOLD)
-    process = flk.start("run", "train.py", "--replicas", "2")
+    process = flk.start("run", *WITHOUT_TORCH, "train.py", "--replicas", "2")
     pids = flk.pids(0, 2)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=END)
@@ -128,7 +128,7 @@ def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
 
 def test_ranks_that_ignore_signals_do_not_hold_it_up(flk: Command) -> None:
     flk.write("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + textwrap.dedent(HOLD))
-    process = flk.start("run", "train.py")
+    process = flk.start("run", *WITHOUT_TORCH, "train.py")
     pids = flk.pids(0, 1)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)  # the bound that local.py promises, with room for a busy machine
@@ -138,7 +138,7 @@ def test_ranks_that_ignore_signals_do_not_hold_it_up(flk: Command) -> None:
 
 def test_when_flk_itself_is_killed_nothing_is_left(flk: Command) -> None:
     flk.write(HOLD)
-    process = flk.start("run", "train.py", "--replicas", "2")
+    process = flk.start("run", *WITHOUT_TORCH, "train.py", "--replicas", "2")
     pids = flk.pids(0, 2)
     process.kill()
     until(lambda: not any(alive(pid) for pid in pids), "no process is left")
@@ -158,7 +158,7 @@ def test_check_starts_the_ranks_and_nothing_else(flk: Command) -> None:
 def test_check_says_what_is_wrong_and_ends_with_2(flk: Command) -> None:
     flk.write("print('never')")
     variables = ["--env", "GLOO_SOCKET_IFNAME=eth77", "--restarts", "3"]
-    code, stdout, stderr = flk("run", "train.py", "--replicas", "2", "--check", *variables)
+    code, stdout, stderr = flk("run", "train.py", "--processes", "2", "--check", *variables)
     assert code == ExitCode.USAGE
     (line,) = stdout.splitlines()
     assert line.startswith("[rank 0] fault     GLOO_SOCKET_IFNAME=eth77 names a network interface that does not exist")
@@ -170,12 +170,13 @@ def test_a_missing_secret_is_refused(flk: Command) -> None:
     code, stdout, stderr = flk("run", "train.py", "--secret", "WANDB_KEY=wandb:key")
     assert (code, stdout) == (2, "")
     assert "WANDB_KEY is not set in this environment" in stderr
-    code, stdout, _ = flk("run", "train.py", "--secret", "WANDB_KEY=wandb:key", env={"WANDB_KEY": "x"})
+    secret = ["--secret", "WANDB_KEY=wandb:key"]
+    code, stdout, _ = flk("run", *WITHOUT_TORCH, "train.py", *secret, env={"WANDB_KEY": "x"})
     assert (code, stdout) == (0, "[rank 0] never\n")
 
 
 def test_what_another_launcher_left_in_the_environment_does_not_matter(flk: Command) -> None:
     flk.write("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ.get('PET_NNODES'))")
     left = {"RANK": "7", "WORLD_SIZE": "9", "PET_NNODES": "3", "FLK_PODS": "5"}
-    code, stdout, stderr = flk("run", "train.py", env=left)
+    code, stdout, stderr = flk("run", *WITHOUT_TORCH, "train.py", env=left)
     assert (code, stdout) == (0, "[rank 0] 0 1 None\n"), stderr
