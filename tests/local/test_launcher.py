@@ -164,8 +164,8 @@ def test_a_pod_that_receives_sigterm_ends_preempted_and_the_others_wait_for_it(
     assert "[pod 0] all ranks get SIGTERM, since not every rank has made a step after which flk could save" in lines
 
 
-def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
+def test_a_killed_fork_server_is_a_lost_pod(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(2, 1, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
     os.kill(parent_of(job.pid(0, 1)), signal.SIGKILL)
     assert job.running[1].wait(END) == 128 + signal.SIGKILL
@@ -206,7 +206,7 @@ def test_the_cause_is_the_rank_that_raised_and_not_its_peers(forked_pods: Callab
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_destroyed_group_lives_until_the_rank_ends(pods: Callable[..., Pods], start: str) -> None:
+def test_a_destroyed_group_lives_until_the_rank_ends(forked_pods: Callable[..., Pods], start: str) -> None:
     """Dropping its last reference can deadlock in torch; see worker.keep_destroyed_groups."""
     script = """
         import gc, weakref
@@ -218,20 +218,20 @@ def test_a_destroyed_group_lives_until_the_rank_ends(pods: Callable[..., Pods], 
         gc.collect()
         print(dist.is_initialized(), group() is None)
     """
-    job = pods(script=script, FLK_START=start)
+    job = forked_pods(script=script, FLK_START=start)
     job.start("train.py")
     assert job.wait() == [0], job.log()
     assert "[rank 0] False False\n" in job.log()
 
 
-def test_output_is_prefixed_line_by_line(pods: Callable[..., Pods]) -> None:
+def test_output_is_prefixed_line_by_line(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import sys
         sys.stdout.write("10%\\r20%\\rdone\\n")
         print("to stderr", file=sys.stderr)
         sys.stdout.write("no newline at the end")
     """
-    job = pods(script=script)
+    job = forked_pods(script=script)
     job.start("train.py")
     assert job.wait() == [0]
     lines = job.log().splitlines()
@@ -263,7 +263,7 @@ def test_a_stalled_reader_of_the_output_holds_up_the_rank_and_nothing_else(pods:
         while not pathlib.Path("printed").exists():
             time.sleep(0.01)
     """
-    job = pods(2, 1, script=script, FLK_LEASE="2")
+    job = pods(2, 1, script=script, FLK_LEASE="2", FLK_START="spawn")  # which imports no torch
     read, write = os.pipe()
     job.start("train.py", only=0)
     job.start("train.py", only=1, stdout=write)
@@ -285,7 +285,7 @@ def test_a_launcher_whose_output_nobody_reads_ends_on_a_signal(pods: Callable[..
         while True:
             print("x" * 200)
     """
-    job = pods(script=script)
+    job = pods(script=script, FLK_START="spawn")
     read, write = os.pipe()
     job.start("train.py", stdout=write)
     os.close(write)
