@@ -74,8 +74,8 @@ def accumulate(run, model, optimizer, steps=8, tokens=True, clip=None, size=None
     return seen
 
 def strategies(run_size):
-    names = ["ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2"]
-    return ["none"] if run_size == 1 else names if run_size == 4 else names[:3]
+    some = {2: ["ddp", "full_shard"], 3: ["ddp", "shard_grad_op"], 4: ["hybrid_shard", "hybrid_shard_zero2"]}
+    return some.get(run_size, ["none"])
 """
 )
 
@@ -93,7 +93,7 @@ with group():
         for tokens, clip in ((True, 0.1), (False, None)):
             with init(name) as run:
                 pair = run.parallelize(*build(), **hybrid(name))
-                tell(f"{{name}} {{tokens}} {{clip}}", accumulate(run, *pair, steps=5, tokens=tokens, clip=clip))
+                tell(f"{{name}} {{tokens}} {{clip}}", accumulate(run, *pair, steps=4, tokens=tokens, clip=clip))
     name = "full_shard" if size % 2 else "ddp"
     with init(name, checkpoint={str(tmp_path)!r}) as run:
         first = run.steps
@@ -108,11 +108,11 @@ with group():
         expected |= {key.removeprefix("one "): found.pop(key) for key in list(found) if key.startswith("one ")}
         for key, losses in found.items():
             wanted = expected[key.partition(" ")[2]]
-            assert len(losses) == (5 if not key.startswith("resumed") else 2 * (1, 4, 2, 3).index(size) + 2)
+            assert len(losses) == (4 if not key.startswith("resumed") else 2 * (1, 4, 2, 3).index(size) + 2)
             for mine, one in zip(losses, wanted, strict=False):
                 assert mine is None or mine == pytest.approx(one, abs=1e-5), (size, key, losses, wanted)
         runs += len(found)
-    assert runs == 3 + 11 + 7 + 7
+    assert runs == 3 + 5 + 5 + 5
 
 
 def test_an_elastic_job_that_lacks_ranks_weights_as_with_all_of_them(ranks: Ranks) -> None:

@@ -66,7 +66,9 @@ def shown(folder: Path, *command: str) -> list[Any]:
     return [json.loads(line.partition("SHOWN ")[2]) for line in done.stdout.splitlines() if "SHOWN " in line]
 
 
-@pytest.mark.parametrize("configuration", [FSDP, CPU], ids=["fsdp", "cpu"])
+@pytest.mark.parametrize(
+    "configuration", [pytest.param(FSDP, id="fsdp"), pytest.param(CPU, id="cpu", marks=pytest.mark.soak)]
+)
 def test_the_script_gets_the_variables_of_accelerate_launch(tmp_path: Path, configuration: str) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "accelerate.yaml").write_text(configuration)

@@ -167,7 +167,9 @@ def test_hugging_face_data_resumes_at_any_number_of_ranks(
 ) -> None:
     pytest.importorskip("datasets", reason="needs datasets from PyPI")
     variables = {"KIND": shards, "SHUFFLE": shuffle, "WORKERS": workers, "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}
-    seen = resumed(ranks, tmp_path, WORLDS if workers == "0" else WORLDS[::3], **variables)
+    # Each rank imports datasets. More changes of the number of ranks are in the test above.
+    last = (3, 3, 1000) if workers == "0" else WORLDS[-1]
+    seen = resumed(ranks, tmp_path, [WORLDS[0], last], **variables)
     assert sorted(seen) == [[epoch, n] for epoch in range(2) for n in range(50)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -38,35 +39,57 @@ def go(folder, name, steps, precision=None, shard_size=2):
 )
 
 
-@pytest.fixture
-def undisturbed(ranks: Ranks, tmp_path: Path) -> list[float]:
-    """The losses of six steps of strategy ddp on four ranks."""
-    script = GO + 'with group():\n    tell("losses", go("undisturbed", "ddp", 6))\n'
-    losses: list[float] = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])["losses"]
-    return losses
+# Each strategy trains 4 steps in one run and in two, and resumes after 2 steps under another strategy.
+TRAINED = (
+    GO
+    + f"""
+with group():
+    for name, other in zip({CASES}, {CASES[3:] + CASES[:3]}):
+        whole, begun = go(f"{{name}}-whole", name, 4), go(name, name, 2)
+        if dist.get_rank() == 0:
+            for copy in ("begun", "other"):
+                shutil.copytree(f"{{base}}/{{name}}", f"{{base}}/{{name}}-{{copy}}")
+        dist.barrier()
+        tell(name, [whole, begun + go(name, name, 4), begun + go(f"{{name}}-other", other, 4)])
+    go("low", "full_shard", 2, flk.Precision())
+    tell("shapes", {{name: list(value.shape) for name, value in build()[0].state_dict().items()}})
+"""
+)
+of_one_run = pytest.mark.xdist_group("sharded checkpoints")
 
 
-def objects(folder: Path, step: int = 6) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Trained:
+    """Checkpoints that 4 ranks have made, and the losses of each strategy: whole, resumed, resumed under another."""
+
+    folder: Path
+    losses: dict[str, list[list[float]]]
+    shapes: dict[str, list[int]]
+
+    @property
+    def undisturbed(self) -> list[float]:
+        return self.losses["ddp"][0]
+
+
+@pytest.fixture(scope="module")
+def trained(fork_server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    found = told(Ranks(fork_server, folder)(TRAINED, 4, {"BASE": str(folder)})[0])
+    shapes = found.pop("shapes")
+    assert found.keys() == set(CASES)
+    return Trained(folder, found, shapes)
+
+
+def objects(folder: Path, step: int = 4) -> dict[str, Any]:
     return load_with_torch(folder / f"step-{step:09d}")
 
 
-def test_a_resumed_run_ends_bit_equal_under_every_strategy(
-    ranks: Ranks, tmp_path: Path, undisturbed: list[float]
-) -> None:
-    script = (
-        GO
-        + f"""
-with group():
-    for name in {CASES}:
-        tell(name, [go(name + "-whole", name, 6), go(name, name, 3) + go(name, name, 6)])
-"""
-    )
-    found = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == set(CASES)
-    for case, (whole, resumed) in found.items():
+@of_one_run
+def test_a_resumed_run_ends_bit_equal_under_every_strategy(trained: Trained) -> None:
+    for case, (whole, resumed, _) in trained.losses.items():
         assert whole == resumed, case
-        assert whole == pytest.approx(undisturbed, abs=1e-6), case
-        one, other = objects(tmp_path / case), objects(tmp_path / f"{case}-whole")
+        assert whole == pytest.approx(trained.undisturbed, abs=1e-6), case
+        one, other = objects(trained.folder / case), objects(trained.folder / f"{case}-whole")
         assert one["model"].keys() == other["model"].keys()
         assert all(torch.equal(value, other["model"][key]) for key, value in one["model"].items()), case
         assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
@@ -74,6 +97,33 @@ with group():
             for key, value in state.items():
                 expected = other["optimizer"]["state"][name][key]
                 assert torch.equal(value, expected), (case, name, key, value, expected)
+
+
+@of_one_run
+def test_resume_under_another_strategy(trained: Trained) -> None:
+    for case, (_, _, resumed) in trained.losses.items():
+        assert resumed == pytest.approx(trained.undisturbed, abs=1e-6), case
+
+
+@of_one_run
+def test_torch_reads_full_tensors_by_the_models_own_names(trained: Trained) -> None:
+    for folder in [*CASES, "low"]:
+        content = objects(trained.folder / folder, 2 if folder == "low" else 4)
+        assert {name: list(value.shape) for name, value in content["model"].items()} == trained.shapes, folder
+        assert {value.dtype for value in content["model"].values()} == {torch.float32}, folder  # the master weights
+        averages = [list(state["exp_avg"].shape) for state in content["optimizer"]["state"].values()]
+        made = [shape for name, shape in trained.shapes.items() if name != "scale"]
+        assert sorted(averages) == sorted(made), folder
+
+
+@of_one_run
+def test_resume_at_another_world_size(ranks: Ranks, trained: Trained, tmp_path: Path) -> None:
+    cases = ("full_shard", "hybrid_shard_zero2", "shard_grad_op")
+    for name in cases:
+        shutil.copytree(trained.folder / f"{name}-begun", tmp_path / name)
+    script = GO + f"with group():\n    for name in {cases}:\n        tell(name, go(name, 'full_shard', 4))\n"
+    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
+    assert found == dict.fromkeys(cases, pytest.approx(trained.undisturbed[2:], abs=1e-6))
 
 
 LATE = (
@@ -317,59 +367,6 @@ with group():
         assert whole == resumed, case
         state = objects(tmp_path / f"{case}-other", 2)["optimizer"]["state"]["0.weight"]
         assert state["exp_avg"].dtype == torch.bfloat16, case
-
-
-def test_torch_reads_full_tensors_by_the_models_own_names(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        GO
-        + f"""
-with group():
-    for name in {CASES}:
-        go(name, name, 6)
-    go("low", "full_shard", 6, flk.Precision())
-    tell("shapes", {{name: list(value.shape) for name, value in build()[0].state_dict().items()}})
-"""
-    )
-    shapes = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])["shapes"]
-    for folder in [*CASES, "low"]:
-        content = objects(tmp_path / folder)
-        assert {name: list(value.shape) for name, value in content["model"].items()} == shapes, folder
-        assert {value.dtype for value in content["model"].values()} == {torch.float32}, folder  # the master weights
-        averages = [list(state["exp_avg"].shape) for state in content["optimizer"]["state"].values()]
-        trained = [shape for name, shape in shapes.items() if name != "scale"]
-        assert sorted(averages) == sorted(trained), folder
-
-
-def test_resume_under_another_strategy(ranks: Ranks, tmp_path: Path, undisturbed: list[float]) -> None:
-    script = (
-        GO
-        + f"""
-with group():
-    for name, other in zip({CASES}, {CASES[3:] + CASES[:3]}):
-        go(name, name, 3)
-        tell(f"{{name}} to {{other}}", go(name, other, 6))
-"""
-    )
-    found = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])
-    assert len(found) == len(CASES)
-    assert all(losses == pytest.approx(undisturbed[3:], abs=1e-6) for losses in found.values()), found
-
-
-def test_resume_at_another_world_size(ranks: Ranks, tmp_path: Path, undisturbed: list[float]) -> None:
-    cases = ("full_shard", "hybrid_shard_zero2", "shard_grad_op")
-    four = GO + f"with group():\n    for name in {cases}:\n        go(name, name, 3)\n"
-    two = (
-        GO
-        + f"""
-with group():
-    for name in {cases}:
-        tell(name, go(name, "full_shard", 6))
-"""
-    )
-    ranks(four, 4, {"BASE": str(tmp_path)})
-    found = told(ranks(two, 2, {"BASE": str(tmp_path)})[0])
-    assert len(found) == 3
-    assert all(losses == pytest.approx(undisturbed[3:], abs=1e-6) for losses in found.values()), found
 
 
 # Numbers of ranks, each with the numbers of ranks in a shard group that hybrid strategies get there.
