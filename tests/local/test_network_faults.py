@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,12 @@ DEFAULT_LEASE = 15  # seconds, of FLK_LEASE
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
+def hosts(tmp_path: Path, fork_server: ForkServerContext) -> Iterator[Callable[..., Hosts]]:
     made: list[Hosts] = []
     with network(3) as net:
 
         def make(**variables: str) -> Hosts:
-            made.append(Hosts(tmp_path, net, **variables))
+            made.append(Hosts(tmp_path, net, fork_server=fork_server, **variables))
             return made[-1]
 
         yield make
@@ -174,14 +175,17 @@ def test_a_new_leader_refuses_the_launcher_on_a_node_that_comes_back(hosts: Call
     job.finish(attempts=2)
 
 
-def test_an_address_that_another_job_has_taken_harms_neither_job(hosts: Callable[..., Hosts], tmp_path: Path) -> None:
+def test_an_address_that_another_job_has_taken_harms_neither_job(
+    hosts: Callable[..., Hosts], tmp_path: Path, fork_server: ForkServerContext
+) -> None:
     """Pod 0 of a job is gone, its name still leads to its former address, and that is another job's pod 0 by now."""
     job = hosts()
     job.run()
     job.running[0].kill()
     job.running[0].wait()
     (tmp_path / "other").mkdir()
-    other = Hosts(tmp_path / "other", job.net, FLK_JOB_UID="uid-2", FLK_RDZV_SECRET="secret-2")
+    own = {"FLK_JOB_UID": "uid-2", "FLK_RDZV_SECRET": "secret-2"}
+    other = Hosts(tmp_path / "other", job.net, fork_server=fork_server, **own)
     try:
         ranks = other.run()
         refused = "it belongs to another job"
@@ -225,7 +229,9 @@ def test_a_bad_network_is_no_fault(hosts: Callable[..., Hosts]) -> None:
     job.finish(attempts=1)
 
 
-def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(tmp_path: Path) -> None:
+def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(
+    tmp_path: Path, fork_server: ForkServerContext
+) -> None:
     script = """
         import os
         import torch, torch.distributed as dist
@@ -236,7 +242,7 @@ def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(tmp_path: Path
         print(os.environ["MASTER_ADDR"], os.environ.get("GLOO_SOCKET_IFNAME"), int(total))
     """
     with network(2, ipv6=True) as net:
-        job = Hosts(tmp_path, net, pods=2, FLK_START="fork")
+        job = Hosts(tmp_path, net, pods=2, fork_server=fork_server)
         job.write(script)
         job.start("train.py")
         try:
@@ -247,8 +253,8 @@ def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(tmp_path: Path
             assert f"[rank {rank}] {net.hosts[0].address} eth0 2\n" in job.log(rank)
 
 
-def test_a_delay_of_200_ms_is_no_fault(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, SCRIPT, FLK_LEASE=str(LEASE), FLK_START="spawn", FLK_RESTARTS="1")
+def test_a_delay_of_200_ms_is_no_fault(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(2, 1, SCRIPT, FLK_LEASE=str(LEASE), FLK_RESTARTS="1")
     proxy = DelayingProxy(int(job.variables[pod_env.RDZV_ENDPOINT].rpartition(":")[2]), 0.2)
     try:
         job.variables_of[1] = {pod_env.RDZV_ENDPOINT: f"127.0.0.1:{proxy.port}"}

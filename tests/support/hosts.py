@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from flk_runtime.contract import pod_env, user_env
@@ -23,14 +24,21 @@ SCRIPT = """
 class Hosts(Pods):
     """The launchers of a job of three pods, each on a host of its own. The leader is found by name."""
 
-    def __init__(self, folder: Path, net: Network, pods: int = 3, **variables: str) -> None:
-        super().__init__(folder, PORT, pods, 1, **variables)
+    def __init__(
+        self,
+        folder: Path,
+        net: Network,
+        pods: int = 3,
+        fork_server: ForkServerContext | None = None,
+        **variables: str,
+    ) -> None:
+        super().__init__(folder, PORT, pods, 1, fork_server, **variables)
         self.net = net
         self.variables |= {
             pod_env.RDZV_ENDPOINT: f"{LEADER_NAME}:{PORT}",
             user_env.LEASE: str(LEASE),
             pod_env.RESTARTS: "20",
-            user_env.START: "spawn",  # does not import torch
+            user_env.START: "fork" if fork_server else "spawn",  # a new interpreter need not import torch
             pod_env.JOB_UID: "uid-1",
             pod_env.RDZV_SECRET: "secret-1",
             **variables,
@@ -42,7 +50,7 @@ class Hosts(Pods):
 
     def place(self, pod: int, host: int) -> None:
         """Let the launchers of a pod that start from now on run on this host."""
-        self.prefixes[pod] = self.net.hosts[host].prefix
+        self.hosts_of[pod] = self.net.hosts[host]
         self.variables_of[pod] = {pod_env.POD_IP: self.net.hosts[host].address}
 
     def run(self) -> list[int]:

@@ -5,6 +5,7 @@ It needs root, ip, iptables and tc. Nothing of this machine's own network is cha
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 TOOLS = ("ip", "iptables", "ip6tables", "tc")
+_NEWNET, _NEWNS = 0x40000000, 0x00020000  # of clone(2)
+_BIND, _RECURSIVE, _SLAVE, _DETACH = 0x1000, 0x4000, 0x80000, 2  # of mount(2) and umount(2)
 LEADER_NAME = "leader.test"  # resolves to the host that `Network.name_leader` has named
 
 
@@ -110,6 +113,25 @@ class Network:
 
     def _in_switch(self, *command: str) -> None:
         _do("ip", "netns", "exec", self._switch, *command)
+
+
+def enter(host: str) -> None:
+    """Move this process, which has one thread, to a host, as ``ip netns exec`` starts a program there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *arguments: object) -> None:
+        if getattr(libc, name)(*arguments):
+            raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+    file = os.open(f"/run/netns/{host}", os.O_RDONLY)
+    call("setns", file, _NEWNET)
+    os.close(file)
+    call("unshare", _NEWNS)
+    call("mount", b"", b"/", b"none", ctypes.c_ulong(_SLAVE | _RECURSIVE), None)
+    with suppress(OSError):  # not where /sys may not be mounted
+        call("umount2", b"/sys", _DETACH)
+        call("mount", host.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None)
+    call("mount", f"/etc/netns/{host}/hosts".encode(), b"/etc/hosts", b"none", ctypes.c_ulong(_BIND), None)
 
 
 @contextmanager

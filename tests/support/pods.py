@@ -13,6 +13,7 @@ from typing import Protocol
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.record import JobRecord
+from tests.support.network import Host, enter
 from tests.support.processes import until
 
 END = 120  # seconds for a job of a few steps, on a machine that does other things too
@@ -46,6 +47,8 @@ for number in (signal.SIGINT, signal.SIGCHLD):
     signal.signal(number, signal.SIG_DFL)
 os.environ.clear()
 os.environ.update(environment)
+if host:
+    enter(host)
 os.chdir(folder)
 sys.path.insert(0, folder)
 file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -71,13 +74,22 @@ class ForkedLauncher:
     """A launcher that was forked from a process with torch, so that its start takes no import."""
 
     def __init__(
-        self, server: ForkServerContext, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
+        self,
+        server: ForkServerContext,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        log: Path,
+        host: str = "",
     ) -> None:
+        """``host`` is the network namespace that it runs in; empty: that of this process."""
         names = {
             "command": list(command),
             "environment": dict(environment),
             "folder": str(folder),
             "output": str(log),
+            "host": host,
+            "enter": enter,
         }
         self._process = server.Process(target=exec, args=(FORKED, names))
         self._process.start()
@@ -129,7 +141,7 @@ class Pods:
             "OMP_NUM_THREADS": "1",
             **variables,
         }
-        self.prefixes: dict[int, list[str]] = {}  # the first words of the command of a pod
+        self.hosts_of: dict[int, Host] = {}  # of pods that run in network namespaces
         self.variables_of: dict[int, dict[str, str]] = {}  # variables of one pod
         self.running: dict[int, Running] = {}
         self.logs: dict[int, list[Path]] = {index: [] for index in range(pods)}
@@ -151,11 +163,19 @@ class Pods:
             environment = os.environ | self.variables | own
             if self.fork_server:
                 log.write_text("")
-                self.running[index] = ForkedLauncher(self.fork_server, command, environment, self.folder, log)
+                host = self.hosts_of[index].name if index in self.hosts_of else ""
+                self.running[index] = ForkedLauncher(self.fork_server, command, environment, self.folder, log, host)
                 continue
             with log.open("w") as file:
                 self.running[index] = subprocess.Popen(
-                    [*self.prefixes.get(index, []), sys.executable, "-m", "flk_runtime", "--", *command],
+                    [
+                        *(self.hosts_of[index].prefix if index in self.hosts_of else []),
+                        sys.executable,
+                        "-m",
+                        "flk_runtime",
+                        "--",
+                        *command,
+                    ],
                     env=environment,
                     cwd=self.folder,
                     stdout=file if stdout is None else stdout,
