@@ -161,7 +161,9 @@ def test_it_resumes_at_any_number_of_ranks(ranks: Callable[..., list[Any]], tmp_
     assert sorted(seen) == [[epoch, n] for epoch in range(2) for n in range(50)]
 
 
-@pytest.mark.parametrize(("shards", "shuffle", "workers"), [("4", "yes", "0"), ("3", "", "2")])
+@pytest.mark.parametrize(
+    ("shards", "shuffle", "workers"), [("4", "yes", "0"), pytest.param("3", "", "2", marks=pytest.mark.soak)]
+)
 def test_hugging_face_data_resumes_at_any_number_of_ranks(
     ranks: Callable[..., list[Any]], tmp_path: Path, shards: str, shuffle: str, workers: str
 ) -> None:

@@ -192,33 +192,32 @@ HUGGING_FACE = """
     x = torch.randint(0, 32, (2, 2, 8), generator=torch.Generator().manual_seed(5))
     sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
                  intermediate_size=32, vocab_size=32, bos_token_id=1, eos_token_id=2)
-    for kind, config in ((LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)):
-        for tied in (False, True):
-            torch.manual_seed(3)
-            plain = kind(config(tie_word_embeddings=tied, **sizes))
-            for each in plain.parameters():
-                each.data.add_(torch.randn_like(each) * 0.05)
-            with flk.init(strategy="full_shard", log_every=0) as run:
-                model = kind(config(tie_word_embeddings=tied, **sizes))
-                model.load_state_dict(plain.state_dict())
-                optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, model)]
-                flk.replicated(optimizers[0])
-                model, _ = run.parallelize(model, optimizers[1], tp=2)
-                for step in range(2):
-                    losses = []
-                    for each, optimizer in zip((plain, model), optimizers):
-                        losses.append(each(input_ids=x[step], labels=x[step]).loss)
-                        optimizer.zero_grad(), losses[-1].backward(), optimizer.step()
-                    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=2e-6)
-                    run.step()
-            print("same", kind.__name__, tied)
+    for kind, config, tied in ((LlamaForCausalLM, LlamaConfig, True), (Qwen3ForCausalLM, Qwen3Config, False)):
+        torch.manual_seed(3)
+        plain = kind(config(tie_word_embeddings=tied, **sizes))
+        for each in plain.parameters():
+            each.data.add_(torch.randn_like(each) * 0.05)
+        with flk.init(strategy="full_shard", log_every=0) as run:
+            model = kind(config(tie_word_embeddings=tied, **sizes))
+            model.load_state_dict(plain.state_dict())
+            optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, model)]
+            flk.replicated(optimizers[0])
+            model, _ = run.parallelize(model, optimizers[1], tp=2)
+            for step in range(2):
+                losses = []
+                for each, optimizer in zip((plain, model), optimizers):
+                    losses.append(each(input_ids=x[step], labels=x[step]).loss)
+                    optimizer.zero_grad(), losses[-1].backward(), optimizer.step()
+                torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=2e-6)
+                run.step()
+        print("same", kind.__name__, tied)
     dist.barrier()
 """
 
 
 def test_a_model_of_hugging_face_is_split_by_its_own_plan(ranks: Ranks) -> None:
     result, _ = ranks(HUGGING_FACE, 2, {})
-    assert result.output.count("same") == 4
+    assert result.output.count("same") == 2
 
 
 REFUSED = (

@@ -106,10 +106,10 @@ def test_the_last_whole_checkpoint_stays_while_later_ones_lack_a_part(
     Their launchers tell the partner, which needs that when pod 0 is lost.
     """
     job = start(forked_pods, root, own_loop(SAVES_WITHOUT_A_PART))
+    lost = "the checkpoint after step 2 is not in memory: there is no room; training goes on"
+    job.until(lambda: lost in job.log(1), "rank 1 says what is lost")  # before its launcher is, and with it the line
     lose_pod(job, root, pod)
     assert [ends[-1] for ends in begun(job)] == ["1 with 1.0 1.0"] * 2
-    lost = "the checkpoint after step 2 is not in memory: there is no room; training goes on"
-    assert lost in job.log(1)
 
 
 def test_checkpoints_in_another_place_are_not_in_memory(forked_pods: Callable[..., Pods], root: Path) -> None:
