@@ -80,14 +80,16 @@ def test_losses_and_names_stay(ranks: Ranks, tmp_path: Path) -> None:
         assert sorted(content["model"]) == sorted(names), case
 
 
-def test_inductor_trains_as_eager_does(fork_server: ForkServerContext, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param(True, marks=pytest.mark.soak, id="inductor")])
+def test_a_compiler_trains_as_eager_does(fork_server: ForkServerContext, tmp_path: Path, compiler: str | bool) -> None:
+    """The soak has inductor, whose C++ takes a minute to compile. The other one ends where inductor would begin."""
     script = (
         SMALL_MODEL
-        + """
+        + f"""
 warnings.simplefilter("ignore")  # inductor uses names that torch itself deprecates
 with init("none") as run:
-    for compile in (False, True):
-        tell(str(compile), train(run, *run.parallelize(*build(), compile=compile), steps=2))
+    for compile in (False, {compiler!r}):
+        tell(str(bool(compile)), train(run, *run.parallelize(*build(), compile=compile), steps=2))
     tell("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """
     )
