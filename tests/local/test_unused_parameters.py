@@ -102,3 +102,82 @@ with group():
 """
     )
     assert told(ranks(script, 2)[0])["same"]
+
+
+# By step, micro-batch and half of the batch: the blocks that LayerDrop leaves out.
+LAYER_DROP = (
+    SMALL_MODEL
+    + """
+PLAN = [[[(0,), ()], [(1,), (2,)]], [[(0, 1, 2), (0, 1)]] * 2, [[(0,), (0,)]] * 2, [[(2,), ()], [(), (2,)]]]
+
+class LayerDrop(Net):
+    out = ()
+    def forward(self, x):
+        x = self.embedding(x) * self.scale
+        for number, block in enumerate(self.blocks):
+            x = x if number in self.out else block(x)
+        return self.head(self.norm(x))
+
+def drop(run, plan, **options):
+    torch.manual_seed(3)
+    inner = LayerDrop(blocks=3)
+    model, optimizer = run.parallelize(inner, torch.optim.AdamW(inner.parameters(), weight_decay=0.9), **options)
+    seen, halves = [], 2 // run.world_size
+    for step, parts in zip(plan, data(len(plan), 2)):
+        optimizer.zero_grad()
+        for number, (out, part) in enumerate(zip(step, parts)):
+            with run.no_sync() if number == 0 else contextlib.nullcontext():
+                for half in range(run.rank * halves, (run.rank + 1) * halves):
+                    inner.out = out[half]
+                    loss = loss_of(model, part[2 * half : 2 * half + 2].flatten(0, 1)) / 2 / halves
+                    loss.backward()
+        optimizer.step()
+        run.step()
+        inner.out = ()
+        with torch.no_grad():
+            seen.append(run.mean(loss_of(model, share(run, parts[0])).item()))
+    return seen
+"""
+)
+
+
+def test_blocks_that_ranks_leave_out(ranks: Ranks) -> None:
+    script = (
+        LAYER_DROP
+        + """
+with group():
+    if "RANK" not in os.environ:
+        with init("none") as run:
+            tell("none", drop(run, PLAN))
+    else:
+        for name in ("ddp", "full_shard"):
+            with init(name) as run:
+                tell(name, drop(run, PLAN, find_unused_parameters=True))
+        with init("full_shard") as run:
+            refused("block 'blocks.0' comes next on rank 1, and block 'blocks.1' on rank 0", lambda: drop(run, PLAN))
+"""
+    )
+    expected = told(ranks(script, 1)[0])["none"]
+    assert told(ranks(script, 2)[0]) == {name: pytest.approx(expected, abs=1e-6) for name in ("ddp", "full_shard")}
+
+
+def test_without_the_option_each_pass_runs_the_blocks_of_the_first(ranks: Ranks) -> None:
+    script = (
+        LAYER_DROP
+        + """
+with group():
+    for name, words in (
+        ("ddp", "'blocks.2.norm.weight' has had no gradient in the latest backward pass on rank"),
+        ("full_shard", "block 'blocks.2' is left out on rank"),
+    ):
+        with init(name) as run:
+            refused(words, lambda: drop(run, [[[(), ()]] * 2, [[(2,), (2,)]] * 2]))
+    with init("ddp") as run:
+        model, optimizer = build()
+        model, optimizer = run.parallelize(model, optimizer)
+        train(run, model, optimizer, steps=1)
+        model.module.embedding.requires_grad_(False)
+        refused("'embedding.weight' was frozen", lambda: train(run, model, optimizer, steps=1))
+"""
+    )
+    ranks(script, 2)

@@ -35,13 +35,14 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
-        "trainjobs", "sinks", "page",
+        "trainjobs", "sinks", "page", "mesh",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
 _MENTIONED: Final = {
     "hosts": (b"flk_runtime.hosts",),
     "loops": (b"flk_runtime.hosts", b"adopt"),
+    "mesh": (b"mesh", b"tp=", b"tp_plan", b"'tp'", b'"tp"'),
     "sinks": (b"metrics=",),
     "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
 }
@@ -71,6 +72,8 @@ _ELSEWHERE: Final = {
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
     "launcher/trainer_forward.py": "trainjobs",
+    "parallel/mesh_model.py": "mesh",
+    "parallel/tensor_parallel.py": "mesh",
     "launcher/trainer_status.py": "trainers",
     **dict.fromkeys((f"launcher/telemetry/{each}.py" for each in _OF_TELEMETRY), "training"),
     "launcher/replication/disk.py": "disk",

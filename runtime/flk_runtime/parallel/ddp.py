@@ -64,7 +64,8 @@ class _Passes:
     """Refuses gradients that DDP does not average: it averages one backward pass after each of its calls."""
 
     def __init__(self, module: DistributedDataParallel, trained: Mapping[str, nn.Parameter]) -> None:
-        self._module, self._own = module, {id(each) for each in trained.values()}
+        self._module, self._trained = module, trained
+        self._own = {id(each) for each in trained.values()}
         # Parameters that have got a gradient since the latest call; None: DDP was not ready.
         self._passed: set[str] | None = None
         self._has_passed = False  # a backward pass has reached a parameter
@@ -97,6 +98,8 @@ class _Passes:
     def _check(self, optimizer: Optimizer) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         if self._has_passed and not in_backward:  # as in almost all steps
+            if self._passed and len(self._passed) < len(self._own) and not self._module.find_unused_parameters:
+                self._refuse_lack(optimizer, self._passed)
             return
         own = [each.grad for each in parameters_in(optimizer) if id(each) in self._own]
         if own and in_backward:
@@ -106,6 +109,17 @@ class _Passes:
                 "strategy ddp averages the gradients of backward(), and the script has set them itself, as with "
                 "torch.autograd.grad: call backward(), or use strategy none and average them with flk.all_reduce"
             )
+
+    def _refuse_lack(self, optimizer: Optimizer, passed: set[str]) -> None:
+        """Raise SetupError if ``optimizer`` trains the model, since DDP has not averaged its latest gradients."""
+        if self._own.isdisjoint(map(id, parameters_in(optimizer))):
+            return
+        name, lacking = next((name, each) for name, each in self._trained.items() if name not in passed)
+        cause = "has had no gradient" if lacking.requires_grad else "was frozen, so it has no gradient,"
+        raise SetupError(
+            f"strategy ddp averages no gradients of this step, because {name!r} {cause} in the latest backward pass on "
+            f"rank {dist.get_rank()}: pass find_unused_parameters=True to parallelize if that is meant"
+        )
 
 
 class GradientOrder:

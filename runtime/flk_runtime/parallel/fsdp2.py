@@ -16,13 +16,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import reshard
+from flk_runtime.checkpoint import reshard, user_name
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.silent_errors import refuse_silent_errors
+from flk_runtime.parallel.skipped import SkippedUnits
 from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
 from flk_runtime.system import pytree
@@ -118,6 +119,10 @@ class FSDP2Model(ParallelModel):
             for module in self._fsdp_modules:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
             self._unused = UnusedParameters(self._fsdp_modules, communicates=self._communicates)
+        if self._communicates and mesh.size() == dist.get_world_size():
+            named = {user_name(model, name): each for name, each in model.named_modules() if each in self._fsdp_modules}
+            named.pop("", None)
+            SkippedUnits(model, named, may_skip=find_unused_parameters)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

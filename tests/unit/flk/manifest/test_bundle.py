@@ -103,10 +103,11 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
         ("train.py", "from flk_runtime.hosts.accelerate import adopt", {"hosts", "loops"}),
         ("train.py", "loop = flk.adopt(model=model)", {"loops"}),
         ("train.py", "from trl import SFTTrainer", {"trainers"}),
+        ("train.py", "run.parallelize(model, optimizer, tp=2)", {"mesh"}),
         (
             ["-m", "package.train"],
             "import torch",
-            {"hosts", "loops", "sinks", "trainers"},
+            {"hosts", "loops", "mesh", "sinks", "trainers"},
         ),  # a module may be one of the image
     ],
 )
