@@ -197,10 +197,11 @@ def test_lbfgs_trains_where_parameters_stay_whole(ranks: Ranks) -> None:
         SMALL_MODEL
         + """
 with init(os.environ.get("FLK_STRATEGY")) as run:
-    model = build()[0]
-    model, optimizer = run.parallelize(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
+    model = build()[0].double()  # since a line search makes much of the last digits
+    options = {"max_iter": 5, "line_search_fn": "strong_wolfe"}  # which calls the closure as often as the loss demands
+    model, optimizer = run.parallelize(model, torch.optim.LBFGS(model.parameters(), **options))
     seen = []
-    for (part,) in data(4, 1):
+    for (part,) in data(2, 1):
         def closure():
             optimizer.zero_grad()
             loss = loss_of(model, share(run, part))

@@ -9,7 +9,7 @@ from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
 from flk_runtime.distributed.consistency import check_consistent, find_difference
 from flk_runtime.distributed.main_process import main_process_first
 from flk_runtime.distributed.optimizer import DistributedOptimizer, averages
-from flk_runtime.distributed.process_group import Timeouts, comm_device
+from flk_runtime.distributed.process_group import Timeouts, comm_device, mean_loss
 from flk_runtime.distributed.settled import is_settled, settle
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "find_difference",
     "is_settled",
     "main_process_first",
+    "mean_loss",
     "reduce",
     "settle",
     "synchronize",

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from flk_runtime.distributed import buckets
 from flk_runtime.distributed.collectives import describe, unsendable
 from flk_runtime.distributed.grad_scaler import watch_grad_scalers
+from flk_runtime.distributed.process_group import mean_loss
 from flk_runtime.distributed.reducer import gradient_reducer
 from flk_runtime.distributed.settled import settle
 from flk_runtime.errors import SetupError
@@ -182,7 +183,7 @@ class DistributedOptimizer(Optimizer):
 
     def _evaluated(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
-            loss = closure()
+            loss = mean_loss(closure) if self._reducer.world_size > 1 else closure()
         self.synchronize()
         self._averaged = False
         return loss

@@ -129,6 +129,19 @@ def mean(value: Numbers, weight: Numbers) -> float:
     return float(total[0] / total[1])
 
 
+def mean_loss(closure: Callable[[], Any]) -> Any:
+    """What ``closure`` returns, with the mean over the ranks in the place of a loss's value. Collective."""
+    loss = closure()
+    if not isinstance(loss, (float, torch.Tensor)):
+        return loss
+    value = mean(loss, 1.0)
+    if isinstance(loss, float):
+        return value
+    loss = loss.clone()  # with the gradients of this rank's loss
+    loss.data.fill_(value)
+    return loss
+
+
 def _flat(numbers: Numbers) -> torch.Tensor:
     """Float64 of shape (count,), on the device of collectives. All are copied at once."""
     if isinstance(numbers, Sequence):

@@ -54,7 +54,7 @@ class Models:
         self._optimizers: list[Optimizer] = []  # that are saved
         self._has_others = False  # objects are saved that may have the state of any optimizer
         averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
-        self._watch = OptimizerWatch(averages=averages)
+        self._watch = OptimizerWatch(averages=averages, trained=self.parameters)
         communicates = context.options.strategy != "none"
         self._agreement = Agreement() if context.world_size > 1 and communicates else None
         if context.world_size > 1 and not communicates:
@@ -146,7 +146,7 @@ class Models:
     def check_step(self) -> None:
         """Raise SetupError if an optimizer of the models has a state and is not saved, or ranks train apart."""
         if self._saves.manager.can_save and not self._has_others:
-            self._watch.check_saved(self.parameters, self._optimizers)
+            self._watch.check_saved(self._optimizers)
         if self._agreement:
             self._agreement.step(self._models.values(), self._watch.stepped)
 

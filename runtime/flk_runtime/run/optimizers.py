@@ -6,6 +6,7 @@ begins anew after a restart. Neither would say a word.
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.distributed import is_settled, settle
+from flk_runtime.distributed import is_settled, mean_loss, settle
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import is_wrapper, parameters_in, replaced
 
@@ -25,9 +26,12 @@ from flk_runtime.parallel import is_wrapper, parameters_in, replaced
 class OptimizerWatch:
     """Refuses steps with gradients that are not averaged, and optimizers of the models that are not saved."""
 
-    def __init__(self, *, averages: bool) -> None:
-        """``averages``: the run has other ranks or workers, with which its strategy averages gradients."""
-        self._averages = averages
+    def __init__(self, *, averages: bool, trained: Callable[[], Iterable[nn.Parameter]]) -> None:
+        """``averages``: the run has other ranks or workers, with which its strategy averages gradients.
+
+        ``trained``: the parameters of the models.
+        """
+        self._averages, self._trained = averages, trained
         # Those that have stepped, in the order of their first steps, and whether they are known to be saved.
         self._stepped: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakKeyDictionary[Optimizer, _Seen] = weakref.WeakKeyDictionary()
@@ -41,10 +45,10 @@ class OptimizerWatch:
         for hook in self._hooks:
             hook.remove()
 
-    def check_saved(self, trained: Callable[[], Iterable[nn.Parameter]], saved: Iterable[Optimizer]) -> None:
-        """Raise SetupError if an optimizer of ``trained`` parameters has a state, and is none of those ``saved``."""
+    def check_saved(self, saved: Iterable[Optimizer]) -> None:
+        """Raise SetupError if an optimizer of the models has a state, and is none of those ``saved``."""
         for optimizer in [each for each, is_saved in self._stepped.items() if not is_saved and each.state]:
-            own = {id(each) for each in trained()} & {id(each) for each in optimizer.state}
+            own = {id(each) for each in self._trained()} & {id(each) for each in optimizer.state}
             if own.difference(id(each) for other in saved for each in parameters_in(other)):
                 raise SetupError(
                     f"{type(optimizer).__name__} trains the model and is in no checkpoint, so it would begin anew "
@@ -60,12 +64,16 @@ class OptimizerWatch:
         """The optimizers that have stepped, in the order of their first steps."""
         return list(self._stepped)
 
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._averages:
-            self._refuse_others(optimizer)
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if not self._averages:
+            return None
+        self._refuse_others(optimizer)
+        if not (args[1:] or kwargs) or {*map(id, parameters_in(optimizer))}.isdisjoint(map(id, self._trained())):
+            return None
+        return (args[0], *map(_agreed, args[1:])), {name: _agreed(value) for name, value in kwargs.items()}
 
-    def _after(self, optimizer: Optimizer, *arguments: Any) -> None:
-        if self._averages and any(arguments):  # a closure has computed the gradients
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._averages and (args[1:] or kwargs):  # a closure has computed the gradients
             self._refuse_others(optimizer)
         self._stepped.setdefault(optimizer, False)
 
@@ -88,6 +96,11 @@ class OptimizerWatch:
                     "to parallelize, and freeze parameters after it; or call flk.per_rank(optimizer) if each rank "
                     "shall train its own, flk.replicated(optimizer) if the script averages the gradients"
                 )
+
+
+def _agreed(argument: Any) -> Any:
+    """An argument of a step; of a closure, one that returns the mean loss, by which LBFGS decides on further calls."""
+    return functools.partial(mean_loss, argument) if callable(argument) else argument
 
 
 @dataclass(frozen=True)
