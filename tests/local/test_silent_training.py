@@ -77,6 +77,9 @@ def clamped(run):
     model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return train(run, model, optimizer, steps=2)
 
+def lazy(run):
+    run.parallelize(nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)))
+
 def bounded(run):
     model = build()[0]
     model.embedding.max_norm = 0.5
@@ -182,6 +185,7 @@ with group():
             with init(strategy) as run:
                 tell(f"{each.__name__} {strategy}", each(run))
         wrong = {"has a max_norm": bounded, "of shape (1,) of SGD was frozen or absent": added}
+        wrong["'0.weight' of a lazy module has no shape yet"] = lazy
         if strategy == "full_shard":
             wrong |= {
                 "Clamped changes its parameter 'up.weight'": clamped,

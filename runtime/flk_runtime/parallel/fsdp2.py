@@ -218,8 +218,8 @@ def _refuse_second_order(result: Any) -> None:
     def check(_: torch.Tensor) -> None:
         if torch.is_grad_enabled():
             raise SetupError(
-                "create_graph=True, as for a gradient penalty, needs parameters in a second backward pass, which "
-                "sharding has freed: use strategy ddp without precision="
+                "create_graph=True, as for a gradient penalty or in torch.func, needs parameters in a second backward "
+                "pass, which sharding has freed: use strategy ddp without precision="
             )
 
     for each in pytree.leaves(result):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
@@ -106,6 +107,11 @@ def parallelize(
     _check_precision(options.precision)
     if STRATEGIES[strategy].shards or (options.precision and not _parallelized_by_script(model)):
         _check_fsdp2(options, strategy, device)
+    for name, each in model.named_parameters():
+        if is_lazy(each):
+            raise SetupError(
+                f"{name!r} of a lazy module has no shape yet: call the model on a batch before parallelize"
+            )
     _check_shared(model)
     _check_model(model, strategy, options)
     if STRATEGIES[strategy].shards or (world_size > 1 and strategy != "none"):

@@ -17,6 +17,7 @@ from typing import Any
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Kind, is_secondary, kind_of_loss
 from flk_runtime.contract.ranges import plural
+from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system import faults
 from flk_runtime.system.text import last_exception, text_of
 
@@ -24,6 +25,11 @@ _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher",
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
 _MESSAGE_LIMIT = 4000  # characters of a message
 _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, ExceptionWrapper
+_OF_SHARDS = re.compile("mixed torch.Tensor and DTensor|sharded tensor:")  # in messages of torch's DTensor
+_ADVICE = (
+    " (parallelize has sharded the parameters: use parameter.full_tensor() on all ranks, run.average() for a moving "
+    "average, run.load_weights() for weights, or strategy ddp)"
+)
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -36,6 +42,8 @@ def describe(error: BaseException) -> dict[str, Any]:
     first = min(leaves, key=lambda leaf: (faults.kind_of(leaf) != kind, _has_secondary_cause(leaf)))
     name = type(first).__name__
     message = _of_worker(name, text_of(first))[:_MESSAGE_LIMIT]
+    if _OF_SHARDS.search(message) and not isinstance(first, RuntimeFailure):
+        message = message.splitlines()[-1].strip() + _ADVICE
     others = f" (and {plural(len(leaves) - 1, 'other exception')})" if len(leaves) > 1 else ""
     return {
         "kind": kind_of_loss(message) if kind.meaning.may_follow_loss and _has_secondary_cause(error) else kind,

@@ -173,6 +173,14 @@ def test_build_paths_of_torch_are_not_in_the_summary() -> None:
     assert failure.message == message
 
 
+def test_an_error_of_sharded_parameters_says_what_to_do() -> None:
+    text = "aten.mul.Tensor got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor"
+    message = describe(RuntimeError(f"Error(s) in loading state_dict for Net:\n\t{text}"))["message"]
+    assert message.startswith(f"{text} (parallelize has sharded the parameters: use parameter.full_tensor()")
+    assert "\n" not in message
+    assert describe(SetupError(text))["message"] == text  # an error of flk says it itself
+
+
 def test_an_exception_raised_from_a_broken_connection_is_secondary() -> None:
     error = ValueError("step 7 failed")
     assert describe(error)["kind"] is Kind.EXCEPTION
