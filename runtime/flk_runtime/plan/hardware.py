@@ -79,7 +79,15 @@ def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
 
 
 # By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node,
-# over NVLink or Infinity Fabric, else over 16 lanes of PCIe 3 (16 GB/s), 4 (32) or 5 (64).
+# over NVLink or Infinity Fabric, else over 16 lanes of PCIe 3 (16 GB/s), 4 (32) or 5 (64). Data sheets name the sum of
+# both directions; here is one. Sources, for these figures and for mfu.PEAKS:
+# - T4, V100 (SXM2, PCIe), L4, A10, L40S, RTX A6000: NVIDIA's data sheet of each.
+# - A100: NVIDIA's data sheets of the A100 with 40 and with 80 GB, columns SXM and PCIe.
+# - H100: NVIDIA's data sheet of the H100, columns SXM and NVL, and its product brief PB-11133 of the PCIe card. NVL:
+#   600 GB/s over the bridge of two cards. With 96 GB: torchtitan's report (arXiv 2410.06511), on the GPUs of its runs.
+# - H200: NVIDIA's data sheet, column SXM. B200, B300: an eighth of the HGX boards; GB200: of the NVL72, by its GPUs.
+# - MI300X, MI325X: AMD's data sheets. Seven links of Infinity Fabric of 128 GB/s, both directions together.
+# - A10G: the provider of the machines that have it (AWS, G5).
 GPUS: Final = {
     "t4": _gpu("T4", 16, 0.32, 16),
     "v100-16gb": _gpu("V100", 16, 0.9, 150),
