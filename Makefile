@@ -1,6 +1,6 @@
 # What a contributor calls; CI calls the same. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test accept check check-chart chart image examples soak bench docs outputs gpu dist release-check clean
+.PHONY: help venv demo test accept check check-chart chart image images examples soak bench docs outputs gpu dist release-check clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -41,8 +41,8 @@ demo: $(DEMO) ## Train the example as four processes on this machine, then resum
 # Bare pytest neither installs launchers nor uses a cluster; `make test` does, unless these variables say otherwise.
 test: export FLK_TEST_INSTALL ?= yes
 test: export FLK_TEST_CLUSTER ?= create
-test: $(INSTALLED) ## All tests; those with a cluster or another launcher where one can be had
-	$(BIN)/pytest -rs -n $(WORKERS) --dist loadgroup --durations=30
+test: $(INSTALLED) ## All tests, or TESTS='tests/unit …'; those with a cluster or another launcher where one can be had
+	$(BIN)/pytest $(TESTS) -rs -n $(WORKERS) --dist loadgroup --durations=30
 
 accept: $(INSTALLED) ## Accept what commands print now as what tests expect; read the difference before you commit it
 	$(BIN)/pytest -q --snapshot-update tests/unit/flk/cli/outputs
@@ -65,6 +65,11 @@ chart: $(INSTALLED) ## The runtime and what is generated into charts/flk, which 
 
 image: ## The CPU image, loaded into the kind cluster CLUSTER if there is one
 	@if kind get clusters 2>/dev/null | grep -qx '$(CLUSTER)'; then docker/build cpu --kind '$(CLUSTER)'; else docker/build cpu; fi
+
+images: ## Both images of flk, each tried as a user without rights
+	docker/build cpu cuda
+	docker/check cpu
+	docker/check cuda
 
 examples: $(INSTALLED) ## The manifests in k8s/examples, from the job files beside them
 	@set -e; for job in k8s/examples/*.flk.yaml; do $(BIN)/flk render --file $$job >$${job%.flk.yaml}.yaml; done
@@ -103,11 +108,7 @@ dist: $(INSTALLED) ## The wheel, the source archive and the chart, into dist/
 release-check: ## All that a release does, except publishing: checks, tests with a cluster, dist, both images, the site
 	$(MAKE) check
 	FLK_TEST_CLUSTER=required $(MAKE) test
-	$(MAKE) dist docs
-	docker/build cpu
-	docker/build cuda
-	docker/check cpu
-	docker/check cuda
+	$(MAKE) dist docs images
 
 clean: ## What make made, except images and clusters
 	rm -rf .venv dist reports site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flk.spec.job import DEFAULT_IMAGE
 from flk_runtime.contract import VERSION
 
 ROOT = Path(__file__).parents[2]
-WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 
 # Where a version stands, with a pattern whose group is the version.
 VERSIONS = {
@@ -20,6 +22,7 @@ VERSIONS = {
     "charts/flk/Chart.yaml": r"(?m)^(?:v|appV)ersion: (.+)$",
     "docker/Dockerfile": r'image\.version="(.+?)"',
     "docker/build": r"(?m)^version=(.+)$",
+    "docker/release": r"flktrain/flk:([0-9][^-\s\"$]*)",
     "docker/check": r"flktrain/flk:([0-9][^-\s\"$]*)",
 }
 
@@ -42,36 +45,102 @@ def test_every_image_of_flk_that_the_repository_names_has_this_version() -> None
                 assert version == VERSION, name
 
 
-def test_the_workflow_checks_before_it_publishes_and_gives_no_job_more_than_it_needs() -> None:
-    workflow = yaml.safe_load(WORKFLOW.read_text())
+def commands(workflow: str) -> str:
+    """What the jobs of a workflow run, as one text."""
+    return "\n".join(
+        step.get("run", "") for job in WORKFLOWS[workflow]["jobs"].values() for step in job.get("steps", ())
+    )
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_pins_its_actions_and_gives_no_job_more_than_it_needs(name: str) -> None:
+    workflow = WORKFLOWS[name]
     assert workflow["permissions"] == {}
-    jobs = workflow["jobs"]
-    assert jobs["check"]["permissions"] == {"contents": "read"}
-    assert any("make release-check" in step.get("run", "") for step in jobs["check"]["steps"])
-    for name in jobs.keys() - {"check"}:
-        assert jobs[name]["needs"] == "check"
-        assert "environment" in jobs[name]
-    for job in jobs.values():
-        for step in job["steps"]:
+    for job in workflow["jobs"].values():
+        assert "permissions" in job
+        for step in job.get("steps", ()):
             if "uses" in step:
                 assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), step["uses"]
             if "actions/checkout@" in step.get("uses", ""):
                 assert step["with"]["persist-credentials"] is False
 
 
-def test_release_check_does_all_but_publishing() -> None:
-    done = subprocess.run(["make", "-n", "release-check"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    steps = [
-        "ruff check",
-        "helm lint --strict",
-        "pytest",
-        "uv build",
-        "helm package",
-        "mkdocs build",
-        "docker/build cpu",
+def test_a_pull_request_sees_no_secret_and_may_write_nothing() -> None:
+    text = (ROOT / ".github" / "workflows" / "check.yml").read_text()
+    assert "${{ secrets" not in text
+    assert "${{ vars" not in text
+    assert "pull_request_target" not in text
+    assert all(job["permissions"] == {"contents": "read"} for job in WORKFLOWS["check"]["jobs"].values())
+
+
+def test_nothing_is_published_before_all_is_checked_and_built() -> None:
+    jobs = WORKFLOWS["release"]["jobs"]
+    assert jobs["check"]["uses"] == "./.github/workflows/check.yml"
+    for name in jobs.keys() - {"check", "build"}:
+        assert sorted(jobs[name]["needs"]) == ["build", "check"]
+        assert "environment" in jobs[name]
+        assert not re.search(r"\bmake\b|docker/build", str(jobs[name]["steps"])), f"{name} builds"
+
+
+def test_the_workflows_call_what_make_and_the_scripts_offer() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for workflow in WORKFLOWS:
+        for line in commands(workflow).splitlines():
+            words = line.split()
+            if words[:1] == ["make"]:
+                assert {word for word in words[1:] if re.fullmatch("[a-z-]+", word)} <= targets, line
+            for script in re.findall(r"\b(?:docker|k8s)/[\w-]+(?= |$)", line):
+                assert os.access(ROOT / script, os.X_OK), line
+
+
+def test_the_tests_of_a_pull_request_are_all_tests_each_once() -> None:
+    folders = re.findall(r"\btests/(\w+)", commands("check"))
+    assert sorted(folders) == sorted(path.name for path in (ROOT / "tests").iterdir() if list(path.rglob("test_*.py")))
+
+
+def test_release_check_makes_what_the_workflows_make_except_publishing() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\nrelease-check:")[2].partition("\n\n")[0]
+    called = [word for words in re.findall(r"\$\(MAKE\) (.*)", recipe) for word in words.split()]
+    in_workflows = {
+        word
+        for workflow in WORKFLOWS
+        for words in re.findall(r"^make (.*)", commands(workflow), re.MULTILINE)
+        for word in words.split()
+        if re.fullmatch("[a-z-]+", word)
+    }
+    assert len(called) == len(set(called)), "something is done twice"
+    assert set(called) == in_workflows - {"venv"}
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> dict[str, str]:
+    """The environment for a docker that writes down its calls, and whose images have the identity in `identity`."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(
+        """#!/bin/bash
+echo "$@" >>"$HERE/calls"
+case "$*" in *RepoDigests*) echo "${*: -1}@sha256:00" ;; "image inspect"*) cat "$HERE/identity" ;; esac
+"""
+    )
+    program.chmod(0o755)
+    (tmp_path / "identity").write_text("sha256:one\n")
+    return os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "HERE": str(tmp_path)}
+
+
+def test_the_images_that_were_saved_are_pushed_under_the_names_that_the_client_uses(
+    docker: dict[str, str], tmp_path: Path
+) -> None:
+    program = [ROOT / "docker" / "release"]
+    subprocess.run([*program, "save", "images"], cwd=tmp_path, env=docker, check=True)
+    subprocess.run([*program, "push", "images"], cwd=tmp_path, env=docker, check=True, capture_output=True)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call for call in calls if call.startswith("push")] == [
+        f"push --quiet {image}" for image in DEFAULT_IMAGE.values()
     ]
-    for step in [*steps, "docker/build cuda", "docker/check cpu", "docker/check cuda"]:
-        assert step in done.stdout, step
-    for word in ("push", "publish", "upload", "login"):
-        assert word not in done.stdout, word
+    (tmp_path / "calls").unlink()
+    (tmp_path / "identity").write_text("sha256:another\n")
+    done = subprocess.run([*program, "push", "images"], cwd=tmp_path, env=docker, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("is another image than the one that was saved\n")
+    assert "push" not in (tmp_path / "calls").read_text()
