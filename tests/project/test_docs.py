@@ -41,6 +41,26 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
 
 
+def anchor(heading: str) -> str:
+    """The anchor that the site and GitHub give a heading."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
+
+
+ANCHORS = {
+    page.resolve(): {anchor(line) for line in re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)}
+    for page in PAGES
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_anchors_of_links_are_headings(page: Path) -> None:
+    for target, name in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", without_blocks(page)):
+        if not target.startswith(("http://", "https://")):
+            found = ANCHORS[(page.parent / target).resolve() if target else page.resolve()]
+            assert name in found, f"{name_of(page)} links to {target}#{name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_named_tests_exist(page: Path) -> None:
     for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
