@@ -98,7 +98,7 @@ COVERED = {
     "tests/local/test_mesh.py": (
         "flk_runtime.parallel.mesh flk_runtime.parallel.mesh_model flk_runtime.parallel.tensor_parallel"
     ),
-    "tests/local/test_unused_parameters.py": "flk_runtime.parallel.unused",
+    "tests/local/test_unused_parameters.py": "flk_runtime.parallel.skipped flk_runtime.parallel.unused",
     "tests/local/test_weights.py": (
         "flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors "
         "flk_runtime.checkpoint.files.weights"
