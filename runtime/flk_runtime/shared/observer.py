@@ -83,7 +83,8 @@ def _serve(listener: socket.socket, page: ProgressPage) -> None:
     status: dict[str, Any] = {}
     with contextlib.suppress(OSError):  # the script has closed the descriptor
         while True:
-            listener.settimeout(random.uniform(*_SAMPLE_SECONDS))
+            # Not by the script's generator, whose numbers would depend on when this thread draws.
+            listener.settimeout(random.SystemRandom().uniform(*_SAMPLE_SECONDS))
             try:
                 connection, _ = listener.accept()
             except TimeoutError:

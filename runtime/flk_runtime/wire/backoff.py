@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Final
+
+# Without a state: threads of a rank draw too, and the script's own numbers must not depend on when they do.
+_RANDOM: Final = random.SystemRandom()
 
 
 class Backoff:
     """Delays that double, with a random part, so that many clients of one server do not come at the same moments."""
 
-    def __init__(self, first: float, longest: float, uniform: Callable[[], float] = random.random) -> None:
+    def __init__(self, first: float, longest: float, uniform: Callable[[], float] = _RANDOM.random) -> None:
         """``first`` and ``longest`` are in seconds, before the random part. ``uniform`` returns numbers from 0 to 1."""
         self._first, self._longest, self._uniform = first, longest, uniform
         self._delay = first

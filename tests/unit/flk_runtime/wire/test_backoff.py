@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import re
+from pathlib import Path
+
+import flk_runtime
 from flk_runtime.wire import Backoff
 
 
@@ -16,3 +21,16 @@ def test_each_delay_is_half_to_one_and_a_half_of_that() -> None:
     numbers = iter([0.0, 1.0, 0.25])
     backoff = Backoff(1.0, 8.0, lambda: next(numbers))
     assert [backoff.next() for _ in range(3)] == [0.5, 3.0, 3.0]
+
+
+def test_a_delay_leaves_the_numbers_of_the_script_as_they_are() -> None:
+    before = random.getstate()
+    Backoff(1.0, 8.0).next()
+    assert random.getstate() == before
+
+
+def test_nothing_in_the_runtime_draws_from_the_generator_of_the_script() -> None:
+    draws = re.compile(r"(?<![\w.])random\.(random|uniform|randint|randrange|choice|choices|sample|shuffle|gauss)\b")
+    sources = {path: path.read_text() for path in Path(flk_runtime.__path__[0]).rglob("*.py")}
+    assert len(sources) > 100
+    assert [str(path) for path, text in sources.items() if draws.search(text)] == []
