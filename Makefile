@@ -16,7 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 15
 
-# What training on this machine needs. torch first and pinned, so that nothing after it brings another build of it.
+# What training on this machine needs. Byte code is made of what is imported only, and before several ranks would make
+# it at the same time. torch first and pinned, so that nothing after it brings another build of it.
 $(DEMO): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not installed; set PYTHON=" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments: install Debian's package python3-venv, or set PYTHON= to another Python" >&2; exit 2; }
@@ -24,8 +25,9 @@ $(DEMO): pyproject.toml
 ifeq ($(TORCH_INDEX),)
 	@echo "make: installs $(TORCH), which may take a download of gigabytes with CUDA's libraries; TORCH_INDEX= names an index with torch's builds for CPUs" >&2
 endif
-	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
-	$(BIN)/pip install --quiet --editable '.[runtime]'
+	$(BIN)/pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	$(BIN)/pip install --quiet --no-compile --editable '.[runtime]'
+	$(BIN)/python -c 'import torch.distributed.fsdp, flk_runtime'
 	@touch $@
 
 # The tools of contributors beside it.

@@ -18,19 +18,9 @@ FALL = 1.5  # nats per character
 
 def train(steps: int) -> list[dict[str, float]]:
     """Train until ``steps`` and pass the output on; return the metrics that rank 0 printed."""
-    command = [
-        "flk",
-        "run",
-        "--replicas",
-        "4",
-        "--name",
-        "demo",
-        "--checkpoint",
-        "demo:/checkpoints",
-        "--save-every",
-        "50",
-    ]
-    command += ["--env", "OMP_NUM_THREADS=1", "--", "--steps", str(steps)]
+    command = ["flk", "run", "--replicas", "2", "--processes", "2", "--name", "demo"]
+    command += ["--checkpoint", "demo:/checkpoints", "--save-every", "50", "--env", "OMP_NUM_THREADS=1"]
+    command += ["--", "--steps", str(steps)]
     print("$", *command, flush=True)
     metrics = []
     program = [sys.executable, "-m", *command]

@@ -39,7 +39,7 @@ def pins(lock: Path) -> dict[str, tuple[str, list[str]]]:
 
 def test_every_stage_is_named() -> None:
     environments = {"environment_cpu", "environment_cuda", "sbom_cpu", "sbom_cuda"}
-    assert stages().keys() == {"client", "source", "sbom", "torch", "cpu", "cuda", *environments}
+    assert stages().keys() == {"client", "source", "sbom", "torch", "fabric", "cpu", "cuda", *environments}
     assert len(re.findall("^FROM ", DOCKERFILE.read_text(), re.MULTILINE)) == len(stages())
 
 
@@ -75,6 +75,10 @@ def test_the_images_contain_what_the_client_depends_on() -> None:
     for text in listed:
         wanted = Requirement(text)
         assert wanted.specifier.contains(client[wanted.name][0]), f"{text}: docker/lock pins it anew"
+
+
+def test_both_images_have_the_client_of_s3() -> None:
+    assert all("obstore" in pins(DOCKER / "requirements" / f"torch-{name}.txt") for name in ("cpu", "cuda"))
 
 
 def test_packages_that_share_a_process_have_one_version() -> None:

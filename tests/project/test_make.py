@@ -33,4 +33,4 @@ def test_torch_index_names_where_torch_comes_from() -> None:
     assert large in from_pypi.stdout
     assert "--index-url" not in from_pypi.stdout
     assert large not in from_index.stdout
-    assert "pip install --quiet --index-url 'https://index.example' 'torch==" in from_index.stdout
+    assert "pip install --quiet --no-compile --index-url 'https://index.example' 'torch==" in from_index.stdout
