@@ -16,6 +16,7 @@ from flk.observe.observation import event_time
 from flk_runtime.contract.telemetry import Telemetry
 
 EVERY: Final = 2.0  # seconds between two reads of the telemetry
+EVERY_LOG: Final = 15.0  # where no launcher answers, so that the end of a log is read
 SHARE: Final = 5  # and at least so many times the duration of the last one
 _EVENTS_EVERY: Final = 5.0  # seconds between two reads of the events, which also show that the API server answers
 _EVENTS: Final = 50  # that are kept
@@ -99,7 +100,8 @@ class LiveJob:
                 except FlkError as error:
                     self.missing = str(error)
                 self.changed.set()
-            self._closed.wait(max(EVERY, SHARE * (time.monotonic() - began)))
+            every = EVERY_LOG if self.missing else EVERY
+            self._closed.wait(max(every, SHARE * (time.monotonic() - began)))
 
     def _list_events(self) -> None:
         while not self._closed.is_set():

@@ -23,6 +23,7 @@ from tests.support.processes import until
 @pytest.fixture
 def live(fake: FakeApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LiveJob]:
     monkeypatch.setattr(module, "EVERY", 0.01)
+    monkeypatch.setattr(module, "EVERY_LOG", 0.02)
     monkeypatch.setattr(module, "SHARE", 0)
     monkeypatch.setattr(module, "_EVENTS_EVERY", 0.01)
 
@@ -87,3 +88,26 @@ def test_an_outage_is_a_line_and_keeps_what_was_seen(
         job.close()
     assert job.outage.endswith("this is the last one: connection refused")
     assert job.state.name == "gpt"
+
+
+class OneRound:
+    """An event that is set after one wait, whose seconds it notes."""
+
+    seconds: float | None = None
+
+    def is_set(self) -> bool:
+        return self.seconds is not None
+
+    def wait(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+@pytest.mark.parametrize(("missing", "seconds"), [("", 0.01), ("no launcher answers", 0.02)])
+def test_a_log_is_read_less_often_than_a_launcher_is_asked(
+    live: Callable[..., LiveJob], missing: str, seconds: float
+) -> None:
+    job = live(lambda client, name: (Telemetry(NOW), missing))
+    closed = OneRound()
+    job._closed = closed  # type: ignore[assignment]
+    job._measure()
+    assert closed.seconds == seconds
