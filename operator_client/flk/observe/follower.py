@@ -66,7 +66,7 @@ class Follower:
         except JobNotFoundError:
             if self._cache.uid is None:
                 raise
-            return DEFAULT  # it is gone
+            return self.client.ref(self.name).target or DEFAULT  # it is gone
 
     def _take(self, source: str, change: Listed | Changed) -> None:
         if source == "job":

@@ -290,11 +290,10 @@ def test_wait_reports_the_failure_and_ends_with_its_code(fake: Any, run: Run) ->
 def test_delete_prints_what_was_deleted_although_another_failed(fake: Any, run: Run) -> None:
     JobBuilder(1, name="a").add_to(fake)
     JobBuilder(1, name="b").add_to(fake)
-    fake.faults.extend([None, None, None])  # get and delete a, get b
-    fake.fail(403, fake.status(403, 'User "eve" cannot delete resource "pytorchjobs"'))
+    fake.refused = {f"{JOBS}/b": (403, 'User "eve" cannot delete resource "pytorchjobs"')}
     code, stdout, stderr = run("delete", "--no-wait", "a", "b")
     assert (code, stdout) == (1, "a\n")
-    assert "no permission to delete" in stderr
+    assert "no permission to get" in stderr
 
 
 def test_delete_tells_of_each_job_that_it_could_not_delete(fake: Any, run: Run) -> None:
