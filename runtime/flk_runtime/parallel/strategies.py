@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -213,6 +214,11 @@ def _own_parallelism(
     given = next((each for each in ("mesh", "parallelize", "tp", "tp_plan") if getattr(options, each) is not None), "")
     if not given:
         return {}, None
+    if importlib.util.find_spec("flk_runtime.parallel.mesh_model") is None:
+        raise SetupError(
+            f"{given}=: flk's code for meshes has not travelled with this job, none of whose files says mesh= or tp=: "
+            "write it into a comment of the script"
+        )
     if not STRATEGIES[strategy].shards:
         raise SetupError(f"{given}= needs a strategy that shards, and this run has {strategy}: use full_shard")
     if options.tp is None and options.tp_plan is None:

@@ -56,3 +56,9 @@ def test_complex_parameters_that_gloo_cannot_send_are_named(monkeypatch: pytest.
     monkeypatch.setattr(ddp, "DistributedDataParallel", fail)
     with pytest.raises(SetupError, match="complex parameters on CPUs needs torch"):
         ddp.DDPModel(nn.Linear(2, 2), torch.device("cpu"), find_unused_parameters=False)
+
+
+def test_a_mesh_in_a_job_that_did_not_mention_one_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SetupError, match="tp=: flk's code for meshes has not travelled"):
+        apply("full_shard", ParallelOptions(tp=2))
