@@ -93,6 +93,7 @@ class _Session:
         self._mode = _FakeMode(allow_non_fake_inputs=True)
         self.captured: CapturedModel | None = None
         self._tracer: Tracer | None = None
+        self._trained: list[nn.Parameter] = []  # of the model; during its calls it may have others of lower precision
         self._training = True  # the mode of the model in its latest call; one from Transformers may train in another
         self._recording = contextlib.ExitStack()
         self._hook: Any = None  # of the model's calls
@@ -148,6 +149,7 @@ class _Session:
                 if buffer is not None and buffer.is_meta:
                     module._buffers[name] = torch.zeros_like(buffer, device="cpu")
         self.captured = CapturedModel(model, optimizers, options, find_blocks(model, options.blocks))
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         return _Planned(model, self._no_sync)
 
@@ -196,7 +198,7 @@ class _Session:
         captured = self.captured
         if captured is None:
             raise SetupError(_NOT_CALLED)
-        if not captured.optimizers and _trains(optimizer, captured.model):
+        if not captured.optimizers and _trains(optimizer, self._trained):
             captured.optimizers = [optimizer]
         if optimizer in captured.optimizers and self._tracer is not None:
             self._recording.close()
@@ -216,10 +218,10 @@ class _Planned(ParallelModel):
         return self._no_sync()
 
 
-def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Whether an optimizer that was not given to `parallelize` trains ``model``. Raises SetupError if only a part."""
+def _trains(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether an optimizer that was not given to `parallelize` has these. Raises SetupError if it has only a part."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    trained = {id(parameter) for parameter in parameters}
     if held & trained and not trained <= held:
         raise SetupError("several optimizers train the model: pass them to run.parallelize, so that plan knows them")
     return bool(held & trained)

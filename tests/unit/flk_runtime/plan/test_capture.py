@@ -114,6 +114,10 @@ model.to_empty(device="cpu").apply(lambda each: each.reset_parameters() if hasat
     + "x = x.bfloat16()\nshard(model, optimizer)"
     + STEP,
     "an optimizer made after parallelize": MODEL + "shard(model)\n" + ADAMW + STEP,
+    "an optimizer made after parallelize, in mixed precision": MODEL
+    + "from flk_runtime import Precision\nshard(model, precision=Precision())\n"
+    + ADAMW
+    + STEP,
     "values of tensors that are read": MODEL
     + ADAMW
     + """
