@@ -116,6 +116,7 @@ class Sent(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 def measured(loss, optimizer):
+    loss().backward()  # in the first forward pass ranks also tell each other which blocks come next
     with Sent() as sent:
         loss().backward()
     optimizer.step()
