@@ -121,6 +121,14 @@ def _deadline(view: JobView) -> Found | None:
     return Found(text, "submit with a longer --deadline; with --checkpoint the job continues where it ended", evidence)
 
 
+def _idle(view: JobView) -> Found | None:
+    failure = job_failure(view)
+    if failure is None or failure.kind is not Kind.IDLE:
+        return None
+    waits = "find what the ranks wait for, with flk stacks while the job runs, or allow more by --idle-timeout"
+    return Found(failure.summary, waits, failure_evidence(view, failure))
+
+
 def _invalid_job(view: JobView) -> Found | None:
     if "Validation" not in str((view.conditions.get("Failed") or {}).get("reason", "")):
         return None
@@ -158,6 +166,15 @@ CAUSES: Final = (
         "The job ran longer than its deadline allows. The launchers or the operator ended it.",
         "Submit with a longer --deadline. A job with checkpoints continues where it ended.",
         _deadline,
+        ExitCode.TIMEOUT,
+    ),
+    Cause(
+        "GpusIdle",
+        "The GPUs of the job did nothing",
+        "No GPU of the job was busy for the time that --idle-timeout allows, so the launchers ended it.",
+        "Find what the ranks wait for: flk stacks shows it while the job runs. A job that needs long pauses gets a "
+        "larger --idle-timeout, or none.",
+        _idle,
         ExitCode.TIMEOUT,
     ),
     Cause(

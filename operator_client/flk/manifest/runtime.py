@@ -58,7 +58,7 @@ _OF_PROGRAMS: Final = {
 }
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
-_OF_TELEMETRY: Final = ("__init__", "gpus", "history", "keeper", "meter", "usage")
+_OF_TELEMETRY: Final = ("__init__", "gpus", "history", "idle", "keeper", "meter", "usage")
 # Modules that only an OPTIONAL package needs, outside of it.
 _ELSEWHERE: Final = {
     "check.py": "check",

@@ -214,6 +214,18 @@ class Job(StrictModel):
         Seconds | None,
         Option("DURATION", help="time that the job may take: 75s, 1h30m", example="2h", variable=pod_env.DEADLINE),
     ] = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m; left out: no limit")
+    idle_timeout: Annotated[
+        Seconds | None,
+        Option(
+            "DURATION",
+            help="time in which no GPU of the job does anything, after which it ends: 30m",
+            example="30m",
+            variable=pod_env.IDLE_TIMEOUT,
+        ),
+    ] = Field(
+        default=None,
+        description="time in which no GPU of the job does anything, after which it ends: 30m; left out: never",
+    )
     ttl: Annotated[
         Seconds | None,
         Option("DURATION", help="time after its end after which the job is deleted: 12h, 7d", example="7d"),

@@ -31,6 +31,7 @@ class Kind(_Text):
     MISMATCH = "mismatch"
     UNPREPARED = "unprepared"
     DEADLINE = "deadline"
+    IDLE = "idle"
     HANG = "hang"
     EXCEPTION = "exception"
     DISK_FULL = "disk_full"
@@ -136,6 +137,10 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.DEADLINE: Meaning(
         "the job's deadline passed",
         0, ExitCode.TIMEOUT, predicate="reached the job's deadline", reason="the time of the job is over",
+    ),
+    Kind.IDLE: Meaning(
+        "no GPU of the job does anything for FLK_IDLE_TIMEOUT",
+        0, ExitCode.TIMEOUT, predicate="leaves its GPUs idle", reason="the GPUs are for jobs that use them",
     ),
     Kind.HANG: Meaning(
         "a rank hangs",

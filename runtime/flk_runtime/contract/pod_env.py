@@ -43,6 +43,12 @@ DISRUPTIONS: Final = Variable(
 DEADLINE: Final = Variable(
     "FLK_DEADLINE", "seconds that the job may take, from FLK_STARTED; 0 or unset: no deadline", 0.0, number()
 )
+IDLE_TIMEOUT: Final = Variable(
+    "FLK_IDLE_TIMEOUT",
+    "seconds in which no GPU of the job does anything, after which the job ends; 0 or unset: never",
+    0.0,
+    number(),
+)
 STARTED: Final = Variable(
     "FLK_STARTED",
     "when the job was started or resumed, in seconds since the epoch; 0 or unset: when the launcher started",

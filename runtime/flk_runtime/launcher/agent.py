@@ -121,6 +121,7 @@ class Agent:
             self.records.log,
         )
         self.phase = _Phase.JOINING
+        self._gpus_told_at = time.monotonic() + settings.idle_timeout
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
         self.saved: bool | None = None  # a rank of this pod has saved through flk, or restored; None: none has ended
@@ -455,6 +456,19 @@ class Agent:
         if not attempt.failures and time.monotonic() >= self.deadline:
             message = f"{self.settings.deadline:g} s since the job started"
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
+        elif not attempt.failures and self.settings.idle_timeout and self.settings.pod == 0:
+            self._watch_gpus(attempt)
+
+    def _watch_gpus(self, attempt: PodAttempt) -> None:
+        """End the job if no GPU of it has done anything for the time that its user allows."""
+        keeper, limit, now = self.records.telemetry, self.settings.idle_timeout, time.monotonic()
+        since, unknown = keeper.idle() if keeper else (None, [self.settings.pod])
+        if since is not None and now - since >= limit:
+            message = f"none of the job was busy in the last {limit:g} s"
+            self._fail(attempt, replace(self.ranks.new_failure(Kind.IDLE), message=message))
+        elif unknown and now >= self._gpus_told_at:
+            self._gpus_told_at = math.inf
+            self.records.log(f"{pod_env.IDLE_TIMEOUT} ends nothing: the GPUs of pod {unknown[0]} cannot be measured")
 
     def _report_restored(self, attempt: PodAttempt) -> None:
         """Tell the leader, once, after which step the ranks of this attempt began, if they say so.

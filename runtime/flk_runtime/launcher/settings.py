@@ -63,6 +63,7 @@ class Settings:
     cpus: int = 0  # CPU request of the pod; 0: no request
     limits: Limits = field(default_factory=Limits)
     deadline: float = 0.0  # that the job may take; 0: no deadline
+    idle_timeout: float = 0.0  # in which no GPU of the job does anything, after which the job ends; 0: never
     started: float = 0.0  # when the job was started or resumed, seconds since the epoch; 0: not known
     join_timeout: float = user_env.JOIN_TIMEOUT.default
     lease: float = user_env.LEASE.default
@@ -213,6 +214,7 @@ class Settings:
             ),
             deadline=deadline,
             started=value(pod_env.STARTED),
+            idle_timeout=value(pod_env.IDLE_TIMEOUT),
             join_timeout=min(join_timeout, deadline or join_timeout),
             lease=value(user_env.LEASE),
             kill_timeout=value(user_env.KILL_TIMEOUT),

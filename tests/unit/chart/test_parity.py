@@ -113,6 +113,7 @@ SAMPLES: dict[str, list[Any]] = {
     "restarts": [0],
     "disruptions": [7],
     "deadline": ["90m"],
+    "idle_timeout": ["30m"],
     "ttl": ["7d"],
     "stuck_after": ["30m"],
     "hang_timeout": ["10m", 0],

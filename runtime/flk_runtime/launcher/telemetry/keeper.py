@@ -24,6 +24,7 @@ from flk_runtime.contract.telemetry import (
 )
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.telemetry.history import History
+from flk_runtime.launcher.telemetry.idle import IdleGpus
 
 _LOOK: Final = 10.0  # seconds between two looks at the steps of all ranks
 MIB: Final = 1 << 20
@@ -46,6 +47,7 @@ class Keeper:
         self._work: Mapping[int, float] = {}
         self._slow: Mapping[int, float] = {}
         self._steps: dict[str, Any] = {}  # of all ranks at the latest look, by the fields of Sample
+        self._idle = IdleGpus()
         self._look_at = 0.0  # time of the next look, by time.monotonic
 
     def resume(self, former: Telemetry) -> None:
@@ -59,6 +61,7 @@ class Keeper:
         """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
         with self._lock:
             self._attempt, self._places = number, dict(places)
+            self._idle.start_attempt(places)
             self._usage = {pod: usage for pod, usage in self._usage.items() if pod in places}
             self._ranks, self._work, self._slow, self._steps, self._look_at = {}, {}, {}, {}, 0.0
 
@@ -78,6 +81,7 @@ class Keeper:
         with self._lock:
             if status.usage:
                 self._usage[pod] = status.usage
+                self._idle.add(pod, status.usage, time.monotonic())
             if status.attempt != self._attempt or pod not in self._places:
                 return
             self._ranks[pod] = status.ranks
@@ -91,6 +95,11 @@ class Keeper:
         """Note the share of the time in which each rank works, and the ranks that the others wait for."""
         with self._lock:
             self._work, self._slow = dict(work), {each.rank: each.factor for each in slow}
+
+    def idle(self) -> tuple[float | None, list[int]]:
+        """Since when no GPU of the attempt does anything, by time.monotonic, and the pods whose GPUs are not known."""
+        with self._lock:
+            return self._idle.since, self._idle.unknown
 
     def read(self) -> Telemetry:
         """The measurements until now."""

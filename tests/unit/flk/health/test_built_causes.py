@@ -229,6 +229,10 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
     ),
     "RankUnkillable": (lambda: failed("unkillable").view(), "rank 1 in gpt-worker-1 has a rank that survives SIGKILL"),
     "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress"),
+    "GpusIdle": (
+        lambda: failed("idle", rank=None, message="none of the job was busy in the last 1800 s").view(),
+        f"{POD} leaves its GPUs idle: none of the job was busy in the last 1800 s",
+    ),
     "PodLost": (lambda: failed("lost", rank=None, message="was restarted").view(), f"{POD} was restarted"),
     "InvalidStart": (lambda: failed("usage", message="no such file: train.py").view(), "no such file: train.py"),
     "SharedMemoryTooSmall": (lambda: failed("signal", signal=7).view(), f"rank 1 in {POD}"),

@@ -80,6 +80,7 @@ JOB_OPTIONS = [
     "--restarts many",
     "--disruptions -1",
     "--deadline 1x",
+    "--idle-timeout soon",
     "--ttl soon",
     "--stuck-after soon",
     "--deadline 0",
