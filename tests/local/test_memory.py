@@ -95,8 +95,8 @@ def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root:
     assert steps[2] >= 30
     attempts = run.record().attempts
     lost = [(before.step or 0) - (after.restored or 0) for before, after in itertools.pairwise(attempts)]
-    # At most the steps since the last checkpoint that all pods held, which may be one that was not yet copied. The leader
-    # may have heard of fewer steps than were saved.
+    # At most the steps since the last checkpoint that all pods held, which may be one that was not yet copied. The
+    # leader may have heard of fewer steps than were saved.
     assert all(steps < 10 for steps in lost), attempts
 
 
