@@ -103,7 +103,7 @@ def test_a_lost_pod_is_not_waited_for_longer_than_the_last_call(train: Start) ->
 
 
 def test_a_job_starts_with_what_is_there_and_admits_the_others(train: Start) -> None:
-    job = train(3, only=0, FLK_MIN_PODS="1")
+    job = train(3, only=0, pause=0.2, FLK_MIN_PODS="1")  # so that it still trains when the others have started
     job.until(lambda: "1 of 3 ranks from step 0" in job.log(0), "the job starts with one pod")
     for pod in (1, 2):
         begin(job, only=pod)
@@ -114,7 +114,7 @@ def test_a_job_starts_with_what_is_there_and_admits_the_others(train: Start) -> 
 
 
 def test_the_global_batch_grows_with_the_job_if_it_says_so(train: Start) -> None:
-    job = train(2, only=0, FLK_MIN_PODS="1", FLK_BATCH="scale")
+    job = train(2, only=0, pause=0.2, FLK_MIN_PODS="1", FLK_BATCH="scale")
     reached(job, 5)
     begin(job, only=1)
     job.until(lambda: "2 of 2 ranks" in job.log(0), "the job has two pods")

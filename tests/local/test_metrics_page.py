@@ -46,6 +46,8 @@ def port() -> Iterator[int]:
 def test_a_running_job_shows_its_steps(tmp_path: Path, port: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     environment = {"PATH": "/usr/bin:/bin", "FLK_METRICS_PORT": str(port), "FLK_JOB": "gpt", "FLK_PROCESSES": "2"}
+    environment |= {"FLK_NAMESPACE": "team", "FLK_POD_NAME": "gpt-worker-0", "FLK_NODE_NAME": "n1"}
+    base = 'namespace="team",job="gpt",pod="gpt-worker-0"'
     command = [sys.executable, "-m", "flk_runtime", "--", "train.py"]
     launcher = subprocess.Popen(
         command, cwd=tmp_path, env=environment | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL
@@ -60,14 +62,15 @@ def test_a_running_job_shows_its_steps(tmp_path: Path, port: int) -> None:
             except urllib.error.URLError:
                 return {}
 
-        last = 'flk_step{job="gpt",pod="0",local_rank="1"}'
+        last = f'flk_step{{{base},rank="1",node="n1"}}'
         until(lambda: page().get(last, 0) > 3, "the second rank has done steps", seconds=120, every=0.2)
         found = page()
-        assert found['flk_attempts_total{job="gpt",pod="0"}'] == 1
-        assert found['flk_restarts_total{job="gpt",pod="0"}'] == 0
-        assert found['flk_step_seconds{job="gpt",pod="0",local_rank="0"}'] > 0.01
-        assert 0 < found['flk_goodput_ratio{job="gpt",pod="0"}'] < 1
-        assert found['flk_time_seconds{job="gpt",pod="0",cause="starting"}'] > 0
+        assert found[f"flk_making_progress{{{base}}}"] == 1
+        assert found[f"flk_attempts_total{{{base}}}"] == 1
+        assert found[f"flk_restarts_total{{{base}}}"] == 0
+        assert found[f'flk_step_seconds{{{base},rank="0",node="n1"}}'] > 0.01
+        assert 0 < found[f"flk_goodput_ratio{{{base}}}"] < 1
+        assert found[f'flk_time_seconds{{{base},cause="starting"}}'] > 0
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
     finally:

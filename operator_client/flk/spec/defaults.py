@@ -28,6 +28,7 @@ class NamespaceDefaults(StrictModel):
     queue: Queue | None = None
     records: ObjectName | None = None
     stuck_after: Seconds | None = None
+    idle_timeout: Seconds | None = None
     forbidden_volumes: list[VolumeKind] = Field(default_factory=list)
     tolerations: Tolerations = Field(default_factory=list)
 

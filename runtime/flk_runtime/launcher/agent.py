@@ -121,7 +121,7 @@ class Agent:
             self.records.log,
         )
         self.phase = _Phase.JOINING
-        self._gpus_told_at = time.monotonic() + settings.idle_timeout
+        self._gpus_told_at = time.monotonic() + (settings.idle_timeout if settings.gpus else 0.0)
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
         self.saved: bool | None = None  # a rank of this pod has saved through flk, or restored; None: none has ended
@@ -468,7 +468,10 @@ class Agent:
             self._fail(attempt, replace(self.ranks.new_failure(Kind.IDLE), message=message))
         elif unknown and now >= self._gpus_told_at:
             self._gpus_told_at = math.inf
-            self.records.log(f"{pod_env.IDLE_TIMEOUT} ends nothing: the GPUs of pod {unknown[0]} cannot be measured")
+            why = (
+                f"the GPUs of pod {unknown[0]} cannot be measured" if self.settings.gpus else "the pods request no GPU"
+            )
+            self.records.log(f"{pod_env.IDLE_TIMEOUT} ends nothing: {why}")
 
     def _report_restored(self, attempt: PodAttempt) -> None:
         """Tell the leader, once, after which step the ranks of this attempt began, if they say so.

@@ -17,10 +17,11 @@ def test_a_job_that_says_nothing_takes_the_defaults() -> None:
     assert [t.key for t in job.nodes.tolerations] == ["nvidia.com/gpu"]
 
 
-def test_stuck_after_has_a_default_of_the_site() -> None:
-    site = parse([("d", "stuck_after: 2h")])
-    assert apply(validated({"command": "a.py"}), site).stuck_after == 7200
-    assert apply(validated({"command": "a.py", "stuck_after": "30m"}), site).stuck_after == 1800
+@pytest.mark.parametrize("name", ["stuck_after", "idle_timeout"])
+def test_times_have_a_default_of_the_site(name: str) -> None:
+    site = parse([("d", f"{name}: 2h")])
+    assert getattr(apply(validated({"command": "a.py"}), site), name) == 7200
+    assert getattr(apply(validated({"command": "a.py", name: "30m"}), site), name) == 1800
 
 
 def test_a_job_wins_and_tolerations_add_up() -> None:
