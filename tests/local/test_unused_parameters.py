@@ -141,6 +141,59 @@ def drop(run, plan, **options):
 )
 
 
+RAW = """
+class Raw(nn.Module):
+    # The input of the first block needs no gradient.
+    out = ()
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3))
+        self.head = nn.Linear(8, 1)
+    def forward(self, x):
+        for number, block in enumerate(self.blocks):
+            x = x if number in self.out else x + block(x)
+        return self.head(x)
+
+def raw(run, precision=None):
+    torch.manual_seed(3)
+    inner = Raw()
+    model, optimizer = run.parallelize(
+        inner, torch.optim.SGD(inner.parameters(), lr=0.1), find_unused_parameters=True, precision=precision
+    )
+    seen, inputs = [], torch.linspace(-1, 1, 8 * 8).view(2, 4, 8)
+    for plan in ([(0,), ()], [(0, 1), (2,)], [(), (0,)]):
+        for half in [run.rank] if run.world_size == 2 else [0, 1]:
+            inner.out = plan[half]
+            loss = model(inputs[half]).float().square().mean() / (2 // run.world_size)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        inner.out = ()
+        seen.append(run.mean(model(inputs[0]).float().square().mean().item()))
+        run.step()
+    return seen
+"""
+
+
+def test_the_first_block_is_left_out_whose_input_needs_no_gradient(ranks: Ranks) -> None:
+    """FSDP2 ends the backward pass of such a block later than that of others."""
+    one = SMALL_MODEL + RAW + "\nwith init('none') as run:\n    tell('losses', raw(run))\n"
+    two = (
+        SMALL_MODEL
+        + RAW
+        + """
+with group():
+    with init("full_shard") as run:
+        tell("losses", raw(run))
+        tell("in bfloat16", raw(run, flk.Precision()))
+"""
+    )
+    expected = told(ranks(one, 1)[0])["losses"]
+    found = told(ranks(two, 2)[0])
+    assert found["losses"] == pytest.approx(expected, abs=1e-6)
+    assert found["in bfloat16"] == pytest.approx(expected, rel=0.02)
+
+
 def test_blocks_that_ranks_leave_out(ranks: Ranks) -> None:
     script = (
         LAYER_DROP

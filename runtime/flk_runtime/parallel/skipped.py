@@ -53,6 +53,11 @@ class SkippedUnits:
         if self._place < 0 or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return None
         self._reach(number)
+        given = [leaf for leaf in pytree.leaves(arguments) if _is_float(leaf)]
+        if self._may_skip and given and not self._passed and not any(each.requires_grad for each in given):
+            # FSDP2 reduces the gradients of a unit when its inputs have theirs, else after those of all other units. A
+            # rank that leaves the unit out cannot know which.
+            self._passed.append(torch.zeros((), device=given[0].device, requires_grad=True))
         return self._joined(arguments)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -113,8 +118,7 @@ class SkippedUnits:
                 f"{self._name(number)} is left out by some ranks and has sharded blocks inside: name smaller blocks"
             )
         state = unit._get_fsdp_state()
-        device = next(unit.parameters()).device
-        given, _ = state._pre_forward(unit, (torch.zeros((), device=device, requires_grad=True),), {})
+        given, _ = state._pre_forward(unit, (torch.zeros((), device=state._device, requires_grad=True),), {})
         self._passed.append(state._post_forward(unit, given, given[0] * 1))
 
     def _joined(self, tree: Any) -> Any:
