@@ -30,9 +30,9 @@ endif
 	$(BIN)/python -c 'import torch.distributed.fsdp, flk_runtime'
 	@touch $@
 
-# The tools of contributors beside it.
+# The tools of contributors beside it; byte code of all of them would take as long as to install them.
 $(INSTALLED): $(DEMO)
-	$(BIN)/pip install --quiet --editable '.[dev,docs,runtime,examples]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[dev,docs,runtime,examples]'
 	@touch $@
 
 venv: $(INSTALLED) ## Everything into .venv; instant when it is there

@@ -11,6 +11,8 @@ from scripts.documentation.outputs import run_page
 from scripts.documentation.pages import ROOT, all_pages, blocks
 
 PAGES = [page for page in all_pages() if any((b.key, b.value) == ("run", "cluster") for b in blocks(page))]
+# Every pod of a page imports torch. These pages cover the kinds of commands; the soak runs the others too.
+EVERY_TIME = ("README.md", "docs/guides/first-job.md", "docs/guides/helm.md", "docs/guides/when-a-job-fails.md")
 # The pages' jobs ask for no processors, so each rank would have a thread for each processor of the node. Such threads
 # keep the processors busy while they wait for each other: the pods took twice the processor time.
 ONE_PROCESSOR = {
@@ -21,7 +23,15 @@ ONE_PROCESSOR = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if name_of(page) in EVERY_TIME else pytest.mark.soak) for page in PAGES],
+    ids=name_of,
+)
 def test_commands_for_a_cluster_print_what_the_page_shows(
     page: Path,
     image: str,

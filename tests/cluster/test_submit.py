@@ -53,8 +53,9 @@ def test_one_job_from_submit_to_delete(flk: Any, kubectl: Any, namespace: str, i
     assert {"[rank 0] hello", "[rank 1] hello"} <= set(lines)
     assert sorted(flk("logs", "one", "--no-follow").stdout.splitlines()) == sorted(lines)
     assert flk("logs", "one", "--rank", "1").stdout == "[rank 1] hello\n"
-    listed = flk("list").stdout.splitlines()
-    assert listed[1].split()[:3] == ["one", "Succeeded", "2/2"]
+    listed = flk("list")
+    assert listed.code == 0, listed.stderr
+    assert listed.stdout.splitlines()[1].split()[:3] == ["one", "Succeeded", "2/2"]
 
     gone = flk("delete", "one", "two")
     assert (gone.code, gone.stdout) == (102, "one\n")

@@ -41,8 +41,8 @@ def test_torchrun_static_with_two_agents(launch: Any, loss: float, free_port: An
 
 def test_torchrun_c10d_with_two_agents(launch: Any, loss: float, free_port: Any) -> None:
     meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job"]
-    agent = [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "2", *meet, launch.script]
-    expect(launch(agent, agent).found(), "torchrun", 2, 2, loss)
+    agent = [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meet, launch.script]
+    expect(launch(agent, agent).found(), "torchrun", 2, 1, loss)
 
 
 def test_flk_run(launch: Any, loss: float) -> None:
