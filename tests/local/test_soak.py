@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -35,6 +36,7 @@ PATIENCE = 400.0  # seconds for the next attempt, on a machine that does other t
 PODS = 3
 MEMORY = 12  # MiB of each pod for checkpoints
 OF_PROCESSES = ("rank", "launcher", "stop", "full memory")
+AT_RESTORE = " at a restore"  # a fault of storage while two pods are lost, so that only storage has the whole state
 # What a fault may look like to the launchers. Anything else is a defect: an exception, a hang, a state that differs.
 CAUSES = {
     Kind.KILLED,
@@ -108,6 +110,15 @@ class Soak:
         pod = self.draw.randrange(PODS)
         launcher = self.job.running[pod]
         for_a_while = self.draw.uniform(0.2, 6.0)
+        if kind.endswith(AT_RESTORE):
+            for lost in (pod, (pod + 1) % PODS):
+                self.job.running[lost].kill()
+                self.job.running[lost].wait()
+                for path in self.memory[lost].iterdir():
+                    shutil.rmtree(path, ignore_errors=True)
+            self.restart_pods()
+            kind = kind.removesuffix(AT_RESTORE)
+            for_a_while = self.draw.uniform(4.0, 10.0)
         if kind == "rank":
             pid, _ = self.newest(pod)
             if alive(pid):
@@ -219,7 +230,7 @@ def soak(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..
                 user_env.LEASE: "3",
                 pod_env.RESTARTS: "100000",
                 pod_env.DISRUPTIONS: "100000",
-                user_env.BACKOFF: "0",
+                user_env.BACKOFF: "2",
                 user_env.RETRY_SAME_FAILURE: "1",
                 user_env.SAVE_EVERY: "3",
                 user_env.STORE_EVERY: "15",
@@ -262,7 +273,8 @@ def test_faults_of_all_kinds_leave_the_state_that_training_has_without_them(
     soak: Callable[..., Soak], strategy: str, storage: str, elastic: bool
 ) -> None:
     run = soak(strategy, storage, elastic=elastic)
-    kinds = [*OF_PROCESSES, *(("cut", "stale") if storage == "folder" else ("503",))]
+    of_storage = "stale" if storage == "folder" else "503"
+    kinds = [*OF_PROCESSES, of_storage, of_storage + AT_RESTORE, *(["cut"] if storage == "folder" else [])]
     run.job.start(*run.arguments)
     run.wait_for_progress()
     count = max(1, FAULTS // 4)
