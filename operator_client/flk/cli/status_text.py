@@ -161,7 +161,8 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
     ]
     shown = chosen if wide else chosen[:_SHOWN]
     measured = ["STEP", "STEP TIME", "LOSS"] if progress else []
-    header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *measured, "REASON"]
+    placed = ["TOPOLOGY"] if wide and any(pod.topology for pod in shown) else []
+    header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *placed, *measured, "REASON"]
     rows = []
     for pod in shown:
         for ranks in [[rank] for rank in pod.ranks] if wide and pod.ranks else [pod.ranks]:
@@ -170,6 +171,7 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
             runs = ranks and str(pod.phase) == "Running"
             of_all = progress.get(ranks[0] // together * together) if runs else None
             cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node]
+            cells += [pod.topology] if placed else []
             rows.append([*cells, *(_measured(known, of_all) if progress else []), _reason(pod, state, wide)])
     lines = table(header, rows)
     left = len(state.pods) - len(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,10 +10,13 @@ from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
 from flk.targets import CONTAINERS, EXIT_CODE, KEPT_BY_KUBELET, REPLACED
 from flk.units import timestamp
+from flk_runtime.contract import user_env
 from flk_runtime.contract.record import JobRecord
 
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
 FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
+_LABEL: Final = re.compile(r"metadata\.labels\['(.*)'\]")  # the path of a field
+_REFERENCE: Final = re.compile(r"\$\(([\w.-]+)\)")  # to a variable that stands before this one
 SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 
@@ -53,6 +57,7 @@ def existing_pod(
         exit_code=code,
         signal=_signal(ended),
         memory_limit=memory_limit(pod),
+        topology=_variables(pod).get(user_env.TOPOLOGY, ""),
         failed_permanently=phase == PodPhase.FAILED and not recreated and not stopped,
         record=JobRecord.from_json(str(ended.get("message"))) if ended.get("message") else None,
     )
@@ -103,6 +108,19 @@ def memory_limit(pod: Object) -> str:
     """Return the memory limit of the training container as its manifest has it; empty if it has none."""
     container = _container((pod.get("spec") or {}).get("containers"))
     return str(((container.get("resources") or {}).get("limits") or {}).get("memory") or "")
+
+
+def _variables(pod: Object) -> dict[str, str]:
+    """Return the variables of the training container that have a text, or the value of one of the pod's labels."""
+    container = _container((pod.get("spec") or {}).get("containers"))
+    labels = pod["metadata"].get("labels") or {}
+    found: dict[str, str] = {}
+    for each in container.get("env") or []:
+        field = ((each.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath") or ""
+        label = _LABEL.fullmatch(field)
+        value = labels.get(label[1], "") if label else str(each.get("value") or "")
+        found[each["name"]] = _REFERENCE.sub(lambda match: found.get(match[1], match[0]), value)
+    return found
 
 
 def has_log(pod: Object, name: str = "") -> bool:
