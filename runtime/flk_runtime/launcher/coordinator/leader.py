@@ -28,7 +28,6 @@ from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
-    BEFORE_FIRST,
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
@@ -190,7 +189,8 @@ class Leader:
             case RanksEnded(attempt, saved) if self._is_current(attempt):
                 self._handle_ranks_end(pod, saved, now)
             case Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
-                self._history[-1] = replace(self._history[-1], restored=step, restored_from=source)
+                reached = max(step, self._history[-1].step or step)
+                self._history[-1] = replace(self._history[-1], restored=step, restored_from=source, step=reached)
                 self._move_spares()
             case DrainRequest(memory):
                 self._start_drain(pod, memory, now)
@@ -272,9 +272,7 @@ class Leader:
             return
         self._joined[pod] = join
         if self._phase is _Phase.RUNNING:
-            if pod not in self._admitted and not _fault(
-                join
-            ):  # else it had succeeded, and lost its connection afterwards
+            if pod not in self._admitted and not join.fault:  # else it had succeeded, and lost its connection then
                 self._waiting[pod] = now
             return
         if not self._admitted and join.history:
@@ -390,7 +388,7 @@ class Leader:
     @property
     def _unhealthy_pods(self) -> dict[int, Failure]:
         """The pods that have found themselves on an unhealthy node before they took part in an attempt."""
-        return {pod: fault for pod, join in self._joined.items() if (fault := _fault(join))}
+        return {pod: fault for pod, join in self._joined.items() if (fault := join.fault)}
 
     def _refuse(self, unhealthy: Mapping[int, Failure], decision: Decision, now: float) -> None:
         """Send away pods on unhealthy nodes. It counts as an attempt, so that the restart policy bounds how often.
@@ -592,8 +590,3 @@ class Leader:
         attempt = history[-1].number if history else 0
         cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)
         return job_record(cause, history, settings.limits, final_reason(cause))
-
-
-def _fault(join: Join) -> Failure | None:
-    """The fault of its node that a launcher has found before its first attempt; None: there is none."""
-    return next((failure for failure in join.failures if failure.attempt == BEFORE_FIRST), None)

@@ -95,7 +95,7 @@ def made_progress(previous: Attempt | None, last: Attempt) -> bool:
         return _duration(last) >= QUICK and not begun and not storage
     if last.restored is None and last.step and before and last.step < before and _duration(last) >= QUICK:
         return True
-    return (last.step or 0) > (before or 0)
+    return (last.step or 0) > max(before or 0, last.restored or 0)
 
 
 def _delay(history: Sequence[Attempt], meaning: Meaning, limits: Limits) -> float:

@@ -41,6 +41,11 @@ class Join:
     step: int | None = None  # optimizer steps that the ranks of this pod had done at its end; None: they do not tell
     topology: str = ""  # place of the node in the network, the widest level first, as in zone/rack
 
+    @property
+    def fault(self) -> Failure | None:
+        """The fault of its node that the launcher has found before its first attempt; None: there is none."""
+        return next((failure for failure in self.failures if failure.attempt == BEFORE_FIRST), None)
+
 
 @dataclass(frozen=True)
 class FailureReport:

@@ -30,6 +30,7 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
+    Restored,
     SaveAt,
     SuccessReport,
 )
@@ -415,6 +416,17 @@ def preempt(job: Job, pod: int) -> Failure:
     failure = Failure(Kind.PREEMPTED, pod, pod_name=f"worker-{pod}", time=job.now, message="received SIGTERM")
     job.leader.received(pod, PreemptionRequest(0, failure), job.now)
     return failure
+
+
+@pytest.mark.parametrize(("told", "recorded"), [(None, 40), (12, 40), (43, 43)])
+def test_the_step_of_an_attempt_is_at_least_the_one_that_it_restored(job: Job, told: int | None, recorded: int) -> None:
+    """A rank that was killed before its first step has told none, or one of the attempt before."""
+    job.start()
+    job.leader.received(0, Restored(0, 40, "storage"), job.now)
+    job.fail(1)
+    job.join(0, 1, 2, step=told)
+    job.wait(60.0)
+    assert job.latest(0).history[0].step == recorded
 
 
 def test_a_preemption_ends_when_the_ranks_of_all_pods_have_saved_and_ended(job: Job) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import MEANINGS, Budget, Failure, Kind, Retry
 from flk_runtime.contract.record import Attempt
-from flk_runtime.launcher.coordinator.policy import QUICK, Decision, decide
+from flk_runtime.launcher.coordinator.policy import QUICK, Decision, decide, made_progress
 from flk_runtime.launcher.history import shorten
 from flk_runtime.launcher.settings import Limits
 
@@ -201,6 +201,12 @@ def test_the_same_failure_twice_without_progress_is_final(
     assert decision.no_retry_reason == f"not retried: {expected}"
     again = run(failures, Limits(restarts=3, retry_same=True), steps=steps, restored=0)[1]
     assert again.no_retry_reason.endswith("are used")
+
+
+def test_an_attempt_that_stays_where_it_began_has_made_no_progress() -> None:
+    attempt = Attempt(0, 0.0, 2 * QUICK, RAISED, step=40, restored=40)
+    assert not made_progress(None, attempt)
+    assert made_progress(None, replace(attempt, step=41))
 
 
 def test_fewer_steps_may_be_progress_of_a_script_that_does_not_say_where_it_began() -> None:
