@@ -154,8 +154,11 @@ class Soak:
             self.proxy.mode.write_text("")
 
     def newest(self, rank: int) -> tuple[int, int]:
-        """Process id of a rank in its latest attempt, and how many steps it has made there; zeros before its first."""
-        paths = sorted(self.job.folder.glob(f"step.*.{rank}"), key=lambda path: int(path.name.split(".")[1]))
+        """Process id of a rank in its latest attempt, and how many steps it has made there; zeros before its first.
+
+        Where pod 0 is lost with another pod, the others of an elastic job may count their attempts anew.
+        """
+        paths = sorted(self.job.folder.glob(f"step.*.{rank}"), key=lambda path: path.stat().st_mtime_ns)
         words = paths[-1].read_text().split() if paths else []
         return (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)
 

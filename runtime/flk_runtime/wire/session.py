@@ -4,8 +4,8 @@ Each end sends a greeting at once. It names the version of the protocol, shows t
 and that it knows the secret of the job, and has a nonce. The layout of greetings is the same in all versions. The key
 of the connection is derived from the secret and both nonces. Each later frame carries a code (HMAC-SHA256, RFC 2104)
 that covers its direction and its number. So nobody without the secret can pretend to belong to the job, or insert,
-change, repeat or reorder frames. HMAC-SHA256 is used for bulk data too: processors compute SHA-256 in hardware, several
-times as fast as BLAKE2.
+change, repeat or reorder frames. Bulk data has a code of its own (`flk_runtime.wire.bulk_code`), for which each nonce
+says what its end can compute.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import json
 import secrets
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from flk_runtime.errors import RendezvousError, SetupError
+from flk_runtime.wire import bulk_code
+from flk_runtime.wire.bulk_code import DIGEST, BulkCode
 
-VERSION: Final = 6
+VERSION: Final = 7
 _GREETING: Final = struct.Struct(">4sH8s16s16s")  # magic, version, job, proof of the secret, nonce
 LENGTHS: Final = struct.Struct(">IQ")  # of a message and of the bulk data behind it
 CODE: Final = 32  # bytes
 _MAGIC: Final = b"flk\n"
-_DIGEST: Final = "sha256"
 _CHANGED: Final = "sent data without the right authentication code: it was changed on its way"
 _FIRST_LIMIT: Final = 1 << 16  # bytes of the first message, before which the other end may be anybody
 _LIMIT: Final = 1 << 26  # bytes of a later message: headers of shards are long
@@ -50,10 +51,11 @@ class Session:
         self.other = other
         name = json.dumps(list(realm)).encode()
         self._job = hashlib.sha256(name).digest()[:8]
-        self._secret = hmac.digest(secret.encode(), name, _DIGEST)
+        self._secret = hmac.digest(secret.encode(), name, DIGEST)
         self._serves = serves
         self._ends = (b"server", b"client") if serves else (b"client", b"server")
-        self._nonce = secrets.token_bytes(16)
+        self._nonce = secrets.token_bytes(15) + bytes([bulk_code.HAS_GMAC])
+        self._gmac = False  # both ends have it
         self._keys = (b"", b"")  # of sent and of received data
         self._sent = self._received = 0  # codes
         self.greeting = _GREETING.pack(_MAGIC, VERSION, self._job, self._proof(self._ends[0]), self._nonce)
@@ -87,15 +89,16 @@ class Session:
                 f"{self.other} speaks version {version} of flk's protocol and this end version {VERSION}: "
                 "give all pods and workers the same version of flk"
             )
+        self._gmac = bool(self._nonce[-1] and nonce[-1])
         nonces = (self._nonce, nonce) if self._serves else (nonce, self._nonce)
-        key = hmac.digest(self._secret, b"".join(nonces), _DIGEST)
-        self._keys = (hmac.digest(key, self._ends[0], _DIGEST), hmac.digest(key, self._ends[1], _DIGEST))
+        key = hmac.digest(self._secret, b"".join(nonces), DIGEST)
+        self._keys = (hmac.digest(key, self._ends[0], DIGEST), hmac.digest(key, self._ends[1], DIGEST))
         return _GREETING.size
 
     def seal(self, message: bytes, data_length: int = 0) -> bytes:
         """A frame with a message, which ``data_length`` bytes of bulk data and their code follow."""
         frame = LENGTHS.pack(len(message), data_length) + message
-        code = hmac.digest(self._keys[0], self._sent.to_bytes(8, "big") + frame, _DIGEST)
+        code = hmac.digest(self._keys[0], self._sent.to_bytes(8, "big") + frame, DIGEST)
         self._sent += 1
         return frame + code
 
@@ -110,25 +113,25 @@ class Session:
     def open(self, frame: bytes | bytearray) -> bytes:
         """The message in a frame. Raises StrangerError if it lacks the right code."""
         content, code = frame[:-CODE], frame[-CODE:]
-        expected = hmac.digest(self._keys[1], self._received.to_bytes(8, "big") + bytes(content), _DIGEST)
+        expected = hmac.digest(self._keys[1], self._received.to_bytes(8, "big") + bytes(content), DIGEST)
         if not hmac.compare_digest(bytes(code), expected):
             raise StrangerError(f"{self.other} {_CHANGED}")
         self._received += 1
         return bytes(content[LENGTHS.size :])
 
-    def data_code(self, *, sent: bool) -> Any:
-        """A hash that computes the code of the next bulk data, which is sent or received."""
+    def data_code(self, *, sent: bool) -> BulkCode:
+        """What computes the code of the next bulk data, which is sent or received."""
         number = self._sent if sent else self._received
         if sent:
             self._sent += 1
         else:
             self._received += 1
-        return hmac.new(self._keys[not sent], number.to_bytes(8, "big"), _DIGEST)
+        return bulk_code.bulk_code(self._keys[not sent], number, gmac=self._gmac)
 
-    def check(self, computed: Any, code: bytes | bytearray) -> None:
+    def check(self, computed: BulkCode, code: bytes | bytearray) -> None:
         """Raise StrangerError if ``code`` differs from the code that `data_code` computed."""
         if not hmac.compare_digest(computed.digest(), bytes(code)):
             raise StrangerError(f"{self.other} {_CHANGED}")
 
     def _proof(self, end: bytes) -> bytes:
-        return hmac.digest(self._secret, end, _DIGEST)[:16]
+        return hmac.digest(self._secret, end, DIGEST)[:16]
