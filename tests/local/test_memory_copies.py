@@ -24,6 +24,11 @@ TRAIN = """
         return sum(int(text.split("RssAnon:")[1].split()[0]) << 10 for text in texts)
 
     peak, attempt = 0, os.environ["FLK_ATTEMPT"]
+    every = int(os.environ.get("WAITED_FOR", "0"))  # the interval of storage, if each save there is waited for
+    latest = pathlib.Path(os.environ["FLK_CHECKPOINT"], "latest")
+
+    def stored(step):
+        return latest.exists() and latest.read_text().strip().endswith(f"{step:09}")
 
     def watch():
         global peak
@@ -48,6 +53,8 @@ TRAIN = """
         for _ in range(6):
             run.step()  # nothing but saves
             time.sleep(0.1)
+            while every and run.steps % every == 0 and not stored(run.steps):
+                time.sleep(0.01)
         print("saving takes", peak - before)
         pathlib.Path(f"pid.{attempt}.{run.rank}").write_text(str(os.getpid()))
         while attempt == "0":
@@ -55,14 +62,22 @@ TRAIN = """
 """
 
 
-@pytest.mark.parametrize(("store_every", "most"), [(None, 2.1), pytest.param("2", 2.6, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("store_every", "waited", "most"),
+    [
+        (None, False, 2.1),
+        pytest.param("2", True, 2.1, marks=pytest.mark.soak),
+        pytest.param("2", False, 2.6, marks=pytest.mark.soak),
+    ],
+)
 def test_copies(
-    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, store_every: str | None, most: float
+    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, store_every: str | None, waited: bool, most: float
 ) -> None:
     settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "5", user_env.SAVE_EVERY: "1"}
     settings[user_env.CHECKPOINT] = str(tmp_path / "checkpoint")
     if store_every:
         settings[user_env.STORE_EVERY] = store_every
+        settings["WAITED_FOR"] = store_every if waited else "0"
     job = forked_pods(2, 1, script=TRAIN, **settings)
     job.start("train.py")
     pids = [job.pid(0, rank) for rank in range(2)]

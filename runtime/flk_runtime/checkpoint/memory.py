@@ -39,7 +39,7 @@ class PodMemory:
         self._waiting = False  # for the answer to `finish`
         self._answer: Answer = Failed("nothing was saved")  # the latest one to `finish`
         self._paths: list[Path] = []  # of the files for this rank's shards; the last one holds the latest whole one
-        self._third = False  # there are three of them
+        self._counts_third = self._third = False  # there is room for a third one; there are three of them
         self._size = 0  # bytes that each of them has
         self._path: Path | None = None  # of the latest shard
         self._latest: SaveKey | None = None  # of the latest shard
@@ -53,24 +53,34 @@ class PodMemory:
 
     # Saving
 
-    def reserve(self, sizes: dict[int, int], *, third: bool = False) -> str:
+    def reserve(self, sizes: dict[int, int], *, counts_third: bool = False) -> str:
         """Make room for shards of so many bytes, with their headers. Returns why there is no room; empty: there is.
 
-        ``sizes`` are of all ranks, or of this rank alone if its shard has grown. ``third``: have three files and not
-        two, so that one more can be read meanwhile. Call it when all ranks have restored, since older checkpoints give
-        way.
+        ``sizes`` are of all ranks, or of this rank alone if its shard has grown. ``counts_third``: there has to be room
+        for a third file beside the two, for `add_third`. Call it when all ranks have restored, since older checkpoints
+        give way.
         """
-        self._third = third or self._third
-        answer = self._ask(messages.Reserve(sizes, self._third))
+        self._counts_third = counts_third or self._counts_third
+        return self._reserve(sizes)
+
+    def add_third(self) -> str:
+        """Have three files and not two, so that one more can be read meanwhile. Returns why not; empty: there are."""
+        self._third = True
+        refusal = self._reserve({self._rank: self._size})
+        self._third = not refusal
+        return refusal
+
+    def _reserve(self, sizes: dict[int, int]) -> str:
+        answer = self._ask(messages.Reserve(sizes, self._counts_third, self._third))
         if isinstance(answer, Files):
-            self._paths = self._paths or [Path(path) for path in answer.paths]
+            self._paths = [*(path for each in answer.paths if (path := Path(each)) not in self._paths), *self._paths]
             self._size = sizes[self._rank]
         return _reason(answer)
 
     def release(self) -> None:
         """Give up the reserved memory, because another pod has no room."""
         self._ask(messages.Release())
-        self._paths, self._third = [], False
+        self._paths, self._counts_third, self._third = [], False, False
 
     @property
     def size(self) -> int:
@@ -78,7 +88,7 @@ class PodMemory:
         return self._size
 
     def next_path(self, read: Path | None = None) -> Path:
-        """The file for this rank's next shard: not the latest whole one's, and of three files not ``read`` either."""
+        """The file for this rank's next shard: not the latest whole one's, and not ``read`` if there is another one."""
         return next((path for path in self._paths[:-1] if path != read), self._paths[0])
 
     def finish(self, save: SaveKey, path: Path) -> None:

@@ -31,10 +31,12 @@ class Reserve:
     """Make room for the shards that this pod will hold. The answer is `Files`: the files of this rank.
 
     ``sizes`` are the bytes of the shards of all ranks of the attempt, or of this rank alone if its shard has grown.
-    ``third``: each rank of the pod has a third file, since storage may still read the shard of an earlier save.
+    ``counts_third``: each rank of the pod may need a third file, since storage may still read the shard of an earlier
+    save, and there has to be room for it. ``third``: it is needed now.
     """
 
     sizes: dict[int, int]
+    counts_third: bool = False
     third: bool = False
 
 

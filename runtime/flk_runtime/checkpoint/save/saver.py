@@ -30,6 +30,7 @@ _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weig
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
 _POLL = 0.1  # seconds
 _PAUSE = 2.0  # until the write begins, in times of the copy: other ranks on these cores may still be copying
+_WAITS = "a save waits for storage while that still writes"
 _GOES_ON, _PLANS, _FAILED = range(3)  # answer of a rank before a save; the largest answer counts
 _numbers = itertools.count(1)  # of the saves of this process, which are the same on all ranks
 
@@ -76,7 +77,8 @@ class Saver:
         self._lock = threading.Lock()  # for `poll`, which another thread may call while this one waits
         self._error: BaseException | None = None
         self._separate = separate and destination is not None
-        self._third = False  # there is a file for the next save in memory while the thread reads another one
+        self._third = False  # there is room for the next save in memory while the thread reads another one
+        self._waits = False  # the log has said that there is no room for a third file after all
         self._latest: tuple[StagedShard, ShardHeader, float] | None = None  # with the seconds that its copy took
         self._read: StagedShard | None = None  # what the thread reads, or has read
         self._announced = -1  # the step of the latest checkpoint that `on_saved` has heard of
@@ -282,20 +284,28 @@ class Saver:
         if size > self._memory.size and (refusal := self._memory.reserve({self._rank: size + _GROWTH})):
             self._memory.skip(refusal)
             return None
-        return self._memory.next_path(self._read.path if self._read and self._thread else None)
+        read = self._read.path if self._read and self._thread and self._thread.is_alive() else None
+        path = self._memory.next_path(read)
+        if path == read and self._third:
+            refusal = self._memory.add_third()
+            path = self._memory.next_path(read)
+            if refusal and not self._waits:
+                self._waits = True
+                self._warn(f"{_WAITS}: {refusal}")
+        return path
 
     def _reserve(self, size: int) -> None:
         """Make room for this rank's shards in the memory of the pods, or do without on all ranks. Collective."""
         if self._memory is None:
             return
         sizes = dict(enumerate(process_group.all_gather(size + _GROWTH)))
-        no_third = self._try_to_reserve(self._memory, sizes, third=True) if self._separate else ""
+        no_third = self._try_to_reserve(self._memory, sizes, counts_third=True) if self._separate else ""
         self._third = self._separate and not no_third
         if self._third:
             return
-        refusal = self._try_to_reserve(self._memory, sizes, third=False)
+        refusal = self._try_to_reserve(self._memory, sizes)
         if no_third and not refusal and self._rank == 0:
-            self._warn(f"a save waits for storage while that still writes: {no_third}")
+            self._warn(f"{_WAITS}: {no_third}")
         if refusal:
             self._memory = None
             if self._rank == 0:
@@ -304,9 +314,9 @@ class Saver:
                 self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {limit}")
 
     @staticmethod
-    def _try_to_reserve(memory: PodMemory, sizes: dict[int, int], *, third: bool) -> str:
+    def _try_to_reserve(memory: PodMemory, sizes: dict[int, int], *, counts_third: bool = False) -> str:
         """Make room on all ranks or on none. Returns why there is none; empty: there is. Collective."""
-        refusals = process_group.gather(memory.reserve(sizes, third=third))
+        refusals = process_group.gather(memory.reserve(sizes, counts_third=counts_third))
         refusal: str = process_group.on_main(lambda: next((text for text in refusals or () if text), ""))
         if refusal:
             memory.release()

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +53,7 @@ class _Attempt:
         """The rank that reads each shard of the checkpoint to restore."""
         self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint
         self.sizes: dict[int, int] = {}  # bytes of a shard, by rank; files do not shrink
-        self.third = False  # whether each rank has a third file, which storage reads
+        self.counts_third = False  # whether each rank may need a third file, which storage reads
         self.logged_bytes = 0  # that its checkpoints take in each pod, as the log says
 
     def read_elsewhere(self, held: Iterable[ShardId]) -> set[ShardId]:
@@ -66,15 +66,15 @@ class _Attempt:
     def need(self) -> int:
         """The bytes that this pod needs for the shards of each rank that it holds, whichever pod it is the partner of.
 
-        These are two, or three of its own ranks. A later attempt may have other partners, and what is reserved now must
-        be enough for it.
+        These are two, and may be three of its own ranks. A later attempt may have other partners, and what is reserved
+        now must be enough for it.
         """
         pods: dict[int, int] = {}
         for rank, size in self.sizes.items():
             pods[rank // len(self.own)] = pods.get(rank // len(self.own), 0) + size
         own = pods.pop(self.own[0] // len(self.own), 0)
         partner = 0 if self.plan.partner is None else max(pods.values(), default=0)
-        return (2 + self.third) * own + 2 * partner
+        return (2 + self.counts_third) * own + 2 * partner
 
 
 class MemoryService:
@@ -278,8 +278,8 @@ class MemoryService:
             return _ENDED
         try:
             match request:
-                case messages.Reserve(sizes, third):
-                    return self._reserve(attempt, rank.rank, sizes, third)
+                case messages.Reserve():
+                    return self._reserve(attempt, rank.rank, request)
                 case messages.Release():
                     self._store.release()
                     return Done()
@@ -321,13 +321,13 @@ class MemoryService:
             why = reason(error) if isinstance(error, OSError) else str(error)
             return Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
 
-    def _reserve(self, attempt: _Attempt, rank: int, sizes: Mapping[int, int], third: bool) -> Answer:
+    def _reserve(self, attempt: _Attempt, rank: int, wanted: messages.Reserve) -> Answer:
         """Make room for the shards that this pod holds. Its partner makes room when a rank there asks."""
         pod = self._settings.pod
         attempt.restored_copied.wait()  # so that another pod holds what is given up
         with self._lock:
-            attempt.sizes |= {each: max(size, attempt.sizes.get(each, 0)) for each, size in sizes.items()}
-            attempt.third = third
+            attempt.sizes |= {each: max(size, attempt.sizes.get(each, 0)) for each, size in wanted.sizes.items()}
+            attempt.counts_third = wanted.counts_third
             held = {each: attempt.sizes[each] for each in attempt.held if each in attempt.sizes}
             need = attempt.need()
         try:
@@ -336,7 +336,7 @@ class MemoryService:
                 _FREE_TIMEOUT,
                 least=need,
                 copied=attempt.read_elsewhere(self._store.shards()),
-                third=attempt.own if third else (),
+                third=[rank] if wanted.third else (),
             )
         except (NoRoomError, TimeoutError) as error:
             return Failed(f"no room for checkpoints {self._medium} of pod {pod}: {error}")

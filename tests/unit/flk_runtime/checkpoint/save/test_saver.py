@@ -31,7 +31,7 @@ class Memory(PodMemory):
 
     def __init__(self, folder: Path, limit: int) -> None:
         super().__init__(str(folder / "socket"), 0, 0)
-        self.limit = limit
+        self.limit, self.free = limit, True
 
     def _send(self, request: Any) -> None:
         self._request: Request = request
@@ -40,11 +40,12 @@ class Memory(PodMemory):
         self._waiting = False
         if not isinstance(self._request, Reserve):
             return Done()
-        files = 3 if self._request.third else 2
-        need = files * max(self._request.sizes.values())
+        need = (3 if self._request.counts_third else 2) * max(self._request.sizes.values())
         if need > self.limit:
             return Failed(f"{need} bytes are too much")
-        return Files([str(self.folder / f"{number}.part") for number in range(files)])
+        if self._request.third and not self.free:
+            return Failed("others have filled the file system")
+        return Files([str(self.folder / f"{number}.part") for number in range(3 if self._request.third else 2)])
 
 
 class Storage(FolderDestination):
@@ -153,6 +154,41 @@ def test_a_save_in_memory_never_waits_for_storage(tmp_path: Path, storage: Stora
     assert [job.stored_weight(step) for step in job.stored] == [1.0, 6.0]
     assert job.saved == [1, 2, 3, 4, 5, 6]
     assert not job.saver.behind
+
+
+def test_a_third_file_is_made_when_storage_is_slower_than_memory(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage)
+    for step in range(1, 6):  # each is stored before the next save
+        assert job.save(step)
+        job.ended()
+    assert len(list(tmp_path.glob("*.part"))) == 2
+    storage.open_.clear()
+    assert job.save(6)
+    job.save(7, store=False)
+    assert len(list(tmp_path.glob("*.part"))) == 2
+    job.save(8, store=False)
+    assert len(list(tmp_path.glob("*.part"))) == 3
+    storage.open_.set()
+    job.saver.wait()
+    assert job.stored == [1, 2, 3, 4, 5, 6, 8]
+    assert [job.stored_weight(step) for step in (6, 8)] == [6.0, 8.0]
+
+
+def test_where_others_have_filled_the_memory_a_save_waits_for_storage(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage)
+    job.memory.free = False
+    storage.open_.clear()
+    assert job.save(1)
+    job.save(2, store=False)
+    threading.Timer(0.1, storage.open_.set).start()
+    for step in (3, 4):
+        job.save(step, store=False)
+    assert job.stored == [1]
+    assert job.stored_weight(1) == 1.0
+    (line,) = job.lines
+    assert line == "a save waits for storage while that still writes: others have filled the file system"
+    job.saver.wait()
+    assert (job.saved, job.stored) == ([1, 2, 3, 4], [1, 4])
 
 
 def test_a_write_that_fails_leaves_the_memory_alone_and_ends_the_run_only_if_it_is_the_last(
