@@ -30,18 +30,29 @@ from tests.support.commands import Flk, ForkedFlk
 from tests.support.processes import until
 
 pytestmark = pytest.mark.xdist_group("causes")  # the jobs of all cases are created once
-NAMESPACES = ("plain", "restricted", "quota", "limits", "refusing", "webhook")
+NAMESPACES = ("plain", "restricted", "quota", "demanding", "limits", "refusing", "webhook")
 APPEAR = 200  # seconds in which a cause must be found, on a machine that does much else
 REGISTRY = """
-import http.server
+import hashlib, http.server, json
+KIND = "application/vnd.oci.image.%s.v1+json"
+OTHER = {"mediaType": KIND % "manifest", "digest": "sha256:" + "0" * 64, "size": 2}
+OTHER["platform"] = {"os": "linux", "architecture": "s390x"}
+INDEX = json.dumps({"schemaVersion": 2, "mediaType": KIND % "index", "manifests": [OTHER]}).encode()
 class Registry(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        private = "/private/" in self.path
-        self.send_response(401 if private else 404)
-        if private:
+        image = self.path.split("/")[2]
+        code = {"private": 401, "foreign": 200, "broken": 500, "busy": 429}.get(image, 404)
+        body = INDEX if code == 200 else b""
+        self.send_response(code)
+        if code == 401:
             self.send_header("WWW-Authenticate", 'Basic realm="tests"')
-        self.send_header("Content-Length", "0")
+        if code == 200:
+            self.send_header("Content-Type", KIND % "index")
+            self.send_header("Docker-Content-Digest", "sha256:" + hashlib.sha256(INDEX).hexdigest())
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
     do_HEAD = do_GET
 http.server.ThreadingHTTPServer(("", PORT), Registry).serve_forever()
 """
@@ -94,13 +105,15 @@ def causes(
         pytest.skip("the causes of volumes need two nodes that take pods")
     cluster_wide = _cluster_wide(names, run)
     home = tmp_path_factory.mktemp("home")
-    values = {"IMAGE": image, "REGISTRY": f"localhost:{port}", "OTHER-NODE": workers[1]}
+    values = {"IMAGE": image, "REGISTRY": f"localhost:{port}", '"HOST-PORT"': port, "OTHER-NODE": workers[1]}
     try:
         _create(cluster, [*map(_namespace, names.items()), *cluster_wide])
-        for name in names.values():
-            cluster.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
-        _create(cluster, _surroundings(names, image, workers[0], port))
-        cluster.kubectl("-n", names["plain"], "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
+        plain = ("-n", names["plain"])
+        cluster.kubectl(*plain, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
+        _create(cluster, _surroundings(names, image, workers, port))
+        cluster.kubectl(*plain, "delete", "persistentvolumeclaim", "leaving", "--wait=false")  # its user stays
+        ready = [f"pod/{pod}" for pod in ("registry-0", "registry-1", "holder")]
+        cluster.kubectl(*plain, "wait", "--for=condition=Ready", *ready, "--timeout=120s")
         folder = tmp_path_factory.mktemp("code")
         jobs = [item for case in cases for item in _manifests(case, names, values, folder)]
         _create(cluster, jobs)
@@ -225,12 +238,16 @@ def _device_template(namespace: str, name: str, device_class: str) -> Object:
     return _object("resource.k8s.io/v1", "ResourceClaimTemplate", namespace, name, spec=spec)
 
 
-def _surroundings(names: dict[str, str], image: str, node: str, port: str) -> list[Object]:
-    """The objects that jobs name, a registry that has no image, and a pod that binds a volume to a node."""
+def _surroundings(names: dict[str, str], image: str, nodes: list[str], port: str) -> list[Object]:
+    """The objects that jobs name, registries that have no image, and pods that hold a volume and a claim on a node."""
     plain = names["plain"]
-    registry = {"command": ["python3", "-c", REGISTRY.replace("PORT", port)]}
+    registry = {
+        "command": ["python3", "-c", REGISTRY.replace("PORT", port)],
+        "ports": [{"containerPort": int(port)}],
+    }
     holder = {"command": ["sleep", "3600"], "volumeMounts": [{"name": "local", "mountPath": "/local"}]}
     volumes = [{"name": "local", "persistentVolumeClaim": {"claimName": "local"}}]
+    leaving = [{"name": "leaving", "persistentVolumeClaim": {"claimName": "leaving"}}]
     return [
         _object("v1", "Secret", plain, "present", stringData={"other": "x"}),
         _object("v1", "ConfigMap", plain, "foreign", binaryData={"program": FOREIGN_PROGRAM}),
@@ -238,7 +255,9 @@ def _surroundings(names: dict[str, str], image: str, node: str, port: str) -> li
         _device_template(plain, "of-no-class", "absent.example.com"),
         _device_template(plain, "of-no-driver", names["plain"]),
         _claim(plain, "local", "standard"),
+        _claim(plain, "leaving", "nowhere"),
         _object("v1", "ResourceQuota", names["quota"], "tight", spec={"hard": {"pods": "0"}}),
+        _object("v1", "ResourceQuota", names["demanding"], "tight", spec={"hard": {"limits.memory": "1Gi"}}),
         _object(
             "v1",
             "LimitRange",
@@ -246,17 +265,10 @@ def _surroundings(names: dict[str, str], image: str, node: str, port: str) -> li
             "small",
             spec={"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]},
         ),
-        _pod(plain, "registry", image, registry, hostNetwork=True, nodeName=node),
-        _pod(plain, "registry-2", image, registry, hostNetwork=True, affinity=_apart(node)),
-        _pod(plain, "holder", image, holder, nodeSelector={"kubernetes.io/hostname": node}, volumes=volumes),
+        *(_pod(plain, f"registry-{n}", image, registry, hostNetwork=True, nodeName=nodes[n]) for n in range(2)),
+        _pod(plain, "holder", image, holder, nodeSelector={"kubernetes.io/hostname": nodes[0]}, volumes=volumes),
+        _pod(plain, "user-of-leaving", image, {}, nodeName=nodes[0], volumes=leaving),  # which no container starts
     ]
-
-
-def _apart(node: str) -> Object:
-    """Every node but one."""
-    expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [node]}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
 def _object(version: str, kind: str, namespace: str, name: str, **rest: Any) -> Object:

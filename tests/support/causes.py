@@ -52,7 +52,7 @@ def job(
     run_policy: Object | None = None,
     labels: Object | None = None,
 ) -> Object:
-    """A PyTorchJob as written without flk. IMAGE stands for the image of the tests."""
+    """A PyTorchJob as written without flk. Words in capitals stand for values of the test, such as IMAGE."""
     training = {
         "name": "pytorch",
         "image": image,
@@ -80,6 +80,10 @@ def _python(text: str) -> list[str]:
     return ["python3", "-c", text]
 
 
+def _taking(**resources: str) -> Object:
+    return {"resources": {"requests": {**SMALL["requests"], **resources}}}
+
+
 def _env_from(source: Object) -> Object:
     return {"env": [{"name": "TOKEN", "valueFrom": source}]}
 
@@ -92,8 +96,10 @@ def _volume(source: Object, **mount: Any) -> tuple[Object, Object]:
     )
 
 
-def _with_volume(name: str, source: Object, command: list[str] | None = None, **how: Any) -> Object:
-    pod, container = _volume(source)
+def _with_volume(
+    name: str, source: Object, command: list[str] | None = None, mount: Object | None = None, **how: Any
+) -> Object:
+    pod, container = _volume(source, **mount or {})
     return job(name, command=command, pod={**pod, **how}, container=container)
 
 
@@ -133,6 +139,23 @@ STARTING = (
         job("registry-unknown", image="example.invalid/team/train:1"),
     ),
     Case(
+        "image-for-another-platform",
+        Expected(
+            "ImageForOtherPlatform", "has no variant for the node's architecture", "no match for platform", "build"
+        ),
+        job("image-for-another-platform", image="REGISTRY/foreign:1"),
+    ),
+    Case(
+        "registry-broken",
+        Expected("ImagePullFailed", "cannot be pulled", "500 Internal Server Error", "describe pod"),
+        job("registry-broken", image="REGISTRY/broken:1"),
+    ),
+    Case(
+        "registry-busy",
+        Expected("RegistryBusy", "429 Too Many Requests", "429", "mirror", ExitCode.RUNNING, stuck=False),
+        job("registry-busy", image="REGISTRY/busy:1"),
+    ),
+    Case(
         "image-never-pulled",
         Expected("ImageNotOnNode", "imagePullPolicy is Never", "ErrImageNeverPull", "load the image"),
         job("image-never-pulled", image="example.invalid/a:1", container={"imagePullPolicy": "Never"}),
@@ -151,6 +174,26 @@ STARTING = (
         "no-program",
         Expected("CommandNotFound", "has no program torchrunner", "torchrunner", "correct the command", ExitCode.USAGE),
         job("no-program", command=["torchrunner", "train.py"], policy="OnFailure"),
+    ),
+    Case(
+        "no-working-folder",
+        Expected("WorkingFolderMissing", "/etc/hostname", "not a directory", "workingDir", ExitCode.USAGE),
+        job("no-working-folder", container={"workingDir": "/etc/hostname"}),
+    ),
+    Case(
+        "no-seccomp-profile",
+        Expected(
+            "ContainerStartFailed", "cannot load seccomp profile", "absent.json", "correct what the message names"
+        ),
+        job(
+            "no-seccomp-profile",
+            container={"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "absent.json"}}},
+        ),
+    ),
+    Case(
+        "no-variable-of-a-path",
+        Expected("ContainerConfigInvalid", "missing value for ABSENT", "CreateContainerConfigError", "describe pod"),
+        _with_volume("no-variable-of-a-path", {"emptyDir": {}}, mount={"subPathExpr": "$(ABSENT)"}),
     ),
     Case(
         "wrong-architecture",
@@ -200,6 +243,25 @@ SCHEDULING = (
         "gpu",
         Expected("NotEnoughGpus", "nvidia.com/gpu", "Insufficient nvidia.com/gpu", "--gpu"),
         job("gpu", container={"resources": {"limits": {"nvidia.com/gpu": "99"}}}),
+    ),
+    Case(
+        "disk",
+        Expected(
+            "NotEnoughOfResource",
+            "ephemeral-storage",
+            "Insufficient ephemeral-storage",
+            "--ephemeral-storage",
+        ),
+        job("disk", container=_taking(**{"ephemeral-storage": "1000Ti"})),
+    ),
+    Case(
+        "port",
+        Expected("Unschedulable", "didn't have free ports", "free ports", "describe pod", stuck=False),
+        job(
+            "port",
+            pod={"nodeSelector": {"kubernetes.io/hostname": "OTHER-NODE"}},
+            container={"ports": [{"containerPort": 9, "hostPort": "HOST-PORT"}]},
+        ),
     ),
     Case(
         "spread",
@@ -296,6 +358,12 @@ ADMISSION = (
         namespace="quota",
     ),
     Case(
+        "quota-without-request",
+        Expected("QuotaNeedsRequest", "demands that pods set limits.memory", "must specify limits.memory", "--memory"),
+        job("quota-without-request"),
+        namespace="demanding",
+    ),
+    Case(
         "limit-range",
         Expected(
             "LimitRangeViolated", "a LimitRange of the namespace forbids it", "maximum memory usage", "limitrange"
@@ -320,6 +388,11 @@ ADMISSION = (
         "priority-class",
         Expected("PriorityClassMissing", "there is no priority class absent", "absent", "get priorityclasses"),
         job("priority-class", pod={"priorityClassName": "absent"}),
+    ),
+    Case(
+        "runtime-class",
+        Expected("PodRefused", 'RuntimeClass "absent" not found', "absent", "change what the API server refuses"),
+        job("runtime-class", pod={"runtimeClassName": "absent"}),
     ),
     Case(
         "refused",
@@ -374,6 +447,18 @@ VOLUMES = (
         ),
     ),
     Case(
+        "claim-leaving",
+        Expected(
+            "ClaimBeingDeleted", "the PersistentVolumeClaim leaving is being deleted", "is being deleted", "describe"
+        ),
+        _with_volume("claim-leaving", {"persistentVolumeClaim": {"claimName": "leaving"}}),
+    ),
+    Case(
+        "no-folder-of-the-node",
+        Expected("MountFailed", "hostPath type check failed", "FailedMount", "describe pod"),
+        _with_volume("no-folder-of-the-node", {"hostPath": {"path": "/nowhere", "type": "Directory"}}),
+    ),
+    Case(
         "volume-source-missing",
         Expected("VolumeSourceMissing", "the Secret absent, which a volume needs", "FailedMount", "create secret"),
         _with_volume("volume-source-missing", {"secret": {"secretName": "absent"}}),
@@ -417,6 +502,13 @@ ENDING = (
         "exit-code",
         Expected("ExitedWithCode", "ended with exit code 17", "17", "logs exit-code", ExitCode.TRAINING),
         job("exit-code", command=["sh", "-c", "exit 17"]),
+    ),
+    Case(
+        "restart-loop",
+        Expected(
+            "RestartLoop", "is created again and again", "exited with code 139", "delete", ExitCode.RUNNING, stuck=False
+        ),
+        job("restart-loop", command=["sh", "-c", "sleep 20; exit 139"], policy="ExitCode"),
     ),
     Case(
         "deadline",
@@ -491,6 +583,16 @@ LAUNCHED = (
         Expected("RendezvousTimeout", "never joined", "never joined", "FLK_JOIN_TIMEOUT"),
         job={"replicas": 2, "env": {"FLK_JOIN_TIMEOUT": "15"}},
         sleeping=1,
+        namespace="restricted",
+    ),
+    Case(
+        "small-shm",
+        Expected("SharedMemoryTooSmall", "was killed by SIGBUS", "train.py", "a larger --shm", ExitCode.TRAINING),
+        job={"replicas": 1, "restarts": 0, "resources": {"cpu": "10m", "shm": "4Mi"}},
+        script="""import mmap, os
+file = os.open("/dev/shm/batch", os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 8 << 20)
+mmap.mmap(file, 8 << 20).write(bytes(8 << 20))""",
         namespace="restricted",
     ),
     Case(

@@ -155,6 +155,7 @@ _RESOURCES: Final[dict[str, tuple[str, str, Callable[[str], bool]]]] = {
     "NotEnoughGpus": ("GPUs", "--gpu", _is_gpu),
     "NotEnoughOfResource": ("of a resource", "--resource", lambda resource: True),
 }
+_FLAGS: Final = {"ephemeral-storage": "--ephemeral-storage", "pods": ""}  # of resources that have another one, or none
 
 
 def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evidence]] | None:
@@ -242,6 +243,7 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
         if found is None:
             return None
         resource, spec = found[1], pod_spec(view.objects[found.pods[0]])
+        less = _FLAGS.get(resource, flag)
         needed = requests(spec).get(resource, 0.0)
         asks = f"{found}: no node has {_as_written(spec, resource) or 'enough'} {resource}"
         # Nodes that the pod may not run on, such as control planes, do not count. Nodes that are away may come back.
@@ -256,10 +258,10 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
             found = replace(found, evidence=[*found.evidence, Evidence(f"node {node}", sizes[node], field)])
             if not fitting(allocatable(view.around.nodes[node]), {resource: needed})[0]:
                 sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
-                remedy = f"ask for less with {flag}, or add a larger node"
+                remedy = f"ask for less with {less}, or add a larger node"
                 return Found(sentence, remedy, found.evidence, found.pods, resolves_itself=False)
         remedy = (
-            f"{view.flk('wait')} waits for other jobs to end; {flag} asks for less; "
+            f"{view.flk('wait')} waits for other jobs to end; {f'{less} asks for less; ' if less else ''}"
             f"{view.kubectl_of_cluster('describe nodes')} shows who uses the nodes"
         )
         return Found(f"{asks} free", remedy, found.evidence, found.pods)

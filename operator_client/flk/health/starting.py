@@ -39,7 +39,8 @@ _PYTHON: Final = re.compile(rf'exec: "((?:[^"]*/)?python[\d.]*)": {_NO_PROGRAM}'
 _EXECUTABLE: Final = re.compile(rf'exec: "([^"]+)": {_NO_PROGRAM}')
 _FORMAT: Final = re.compile(r"exec format error")
 _DENIED: Final = re.compile(r'exec: "([^"]+)": permission denied|exec (\S+): permission denied')
-_WORK: Final = re.compile(r'chdir to cwd \("([^"]+)"\)[^:]*: no such file')
+# runc makes a folder that is missing, so that only a place where none can be made is refused.
+_WORK: Final = re.compile(r'(?:chdir to cwd \("|container init: mkdir )([^":]+)(?:"\)[^:]*)?: ([a-z][a-z -]+)')
 _PROCESS: Final = re.compile(r"(?:.*unable to start container process: )?(.+)")
 _ENDED: Final = re.compile(r"(?:Error )?[Pp]od (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL)
 _START_REASONS: Final = ("StartError", "RunContainerError", "ContainerCannotRun", "CreateContainerError")
@@ -64,7 +65,7 @@ def _starts(view: JobView) -> list[tuple[str, str, Evidence]]:
     for name, events in view.pod_events.items():
         for event in events:
             text = one_line(event.get("message"))
-            if event.get("reason") == "Failed" and "failed to create containerd task" in text:
+            if event.get("reason") == "Failed" and "failed to create containerd " in text:  # container or task
                 found.append((name, text, event_evidence(event)))
     return found
 
@@ -235,11 +236,13 @@ CAUSES: Final = (
     Cause(
         "WorkingFolderMissing",
         "The working folder does not exist in the image",
-        f"workingDir names a folder that the image does not have. {_START}",
+        f"workingDir names a folder that the image does not have and in which place none can be made. {_START}",
         "Correct workingDir in the job's patch.",
         tell(
             _failed_start(_WORK),
-            lambda view, trace: f"{trace} cannot start: the working folder {trace[1]} does not exist in the image",
+            lambda view, trace: (
+                f"{trace} cannot start: the image has no working folder {trace[1]}, and none can be made ({trace[2]})"
+            ),
             lambda view, trace: "correct workingDir in the job's patch",
         ),
         ExitCode.USAGE,

@@ -118,69 +118,15 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: provisioned().view(),
         "gpt-worker-1: no node can take it yet, and ProvisioningRequest nodes makes its nodes",
     ),
-    "QuotaNeedsRequest": (
-        lambda: refused("failed quota: tight: must specify limits.memory for: pytorch").view(),
-        "1 pod of 3 cannot be created: the namespace's quota tight demands that pods set limits.memory",
-    ),
-    "PodRefused": (
-        lambda: refused("unable to validate against any security context constraint").view(),
-        "1 pod of 3 cannot be created: unable to validate against any security context constraint",
-    ),
-    "ImageForOtherPlatform": (
-        lambda: waiting(
-            "ErrImagePull", 'Failed to pull image "img:1": no match for platform in manifest: not found'
-        ).view(),
-        f"{POD} cannot start: the image img:1 has no variant for the node's architecture",
-    ),
-    "ImagePullFailed": (
-        lambda: waiting("ErrImagePull", 'Failed to pull image "img:1": archive/tar: invalid tar header').view(),
-        f"{POD} cannot start: the image img:1 cannot be pulled",
-    ),
-    "RegistryBusy": (
-        lambda: waiting("ErrImagePull", 'Failed to pull image "img:1": toomanyrequests: rate limit').view(),
-        f"{POD} cannot start yet: the pull of img:1 failed (toomanyrequests), and the kubelet tries again",
-    ),
-    "WorkingFolderMissing": (
-        lambda: not_started('chdir to cwd ("/nowhere") set in config.json failed: no such file or directory').view(),
-        f"{POD} cannot start: the working folder /nowhere does not exist in the image",
-    ),
-    "ContainerStartFailed": (
-        lambda: not_started("error setting cgroup config: no such device").view(),
-        f"{POD} cannot start: error setting cgroup config: no such device",
-    ),
-    "ContainerConfigInvalid": (
-        lambda: waiting("CreateContainerConfigError", "failed to prepare subPath for volumeMount").view(),
-        f"{POD} cannot start: failed to prepare subPath for volumeMount",
-    ),
-    "RestartLoop": (
-        lambda: restarted(3).view(),
-        f"{POD} ends with exit code 139 and is created again and again (3 times); it never gets further",
-    ),
-    "ClaimBeingDeleted": (
-        lambda: unscheduled('persistentvolumeclaim "data" is being deleted').view(),
-        f"{POD} cannot be scheduled: the PersistentVolumeClaim data is being deleted",
-    ),
     "VolumeAttachedElsewhere": (
         lambda: unmounted(
             "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) gpt-worker-0'
         ).view(),
         f"{POD} cannot start: the volume of pvc-1 is attached to another node and may be attached to one node only",
     ),
-    "MountFailed": (
-        lambda: unmounted("FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection timed out").view(),
-        f"{POD} cannot start: a volume cannot be mounted: MountVolume.SetUp failed: mount.nfs",
-    ),
-    "NotEnoughOfResource": (
-        lambda: unscheduled("3 Insufficient ephemeral-storage").view(),
-        f"{POD}: no node has enough ephemeral-storage free",
-    ),
     "NodesNotReady": (
         lambda: unscheduled("3 node(s) were unschedulable").view(),
         "not ready or take no pods (node(s) were unschedulable)",
-    ),
-    "Unschedulable": (
-        lambda: unscheduled("3 node(s) had a reason of a plugin").view(),
-        f"{POD}: no node can take it (node(s) had a reason of a plugin)",
     ),
     "NodeLost": (
         lambda: JobBuilder().all("pod").pod(1, node="node-b").view(nodes={"node-b": node_that_is_silent()}),
@@ -235,7 +181,6 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
     ),
     "PodLost": (lambda: failed("lost", rank=None, message="was restarted").view(), f"{POD} was restarted"),
     "InvalidStart": (lambda: failed("usage", message="no such file: train.py").view(), "no such file: train.py"),
-    "SharedMemoryTooSmall": (lambda: failed("signal", signal=7).view(), f"rank 1 in {POD}"),
     "Failed": (lambda: failed("new kind", message="of a newer launcher").view(), "of a newer launcher"),
     "FailedWithoutTrace": (
         lambda: JobBuilder().condition("Failed", "PyTorchJob gpt failed").view(),
@@ -285,6 +230,14 @@ def test_a_preempted_pod_whose_replacement_has_no_place_was_preempted() -> None:
     first, second = find(job.view())
     assert (first.code, second.code) == ("Preempted", "NotEnoughOfResource")
     assert first.pods == second.pods == [POD]
+
+
+def test_what_asks_for_less_is_an_option_that_exists() -> None:
+    full = find(unscheduled("3 Too many pods").view())[0]
+    assert full.code == "NotEnoughOfResource"
+    assert "asks for less" not in full.remedy  # the pods ask for nothing of it
+    extended = find(unscheduled("3 Insufficient amd.com/gpu-memory").view())[0]
+    assert "; --gpu asks for less; " in extended.remedy
 
 
 def test_a_pod_that_was_created_again_twice_is_in_no_loop() -> None:
