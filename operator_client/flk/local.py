@@ -65,9 +65,9 @@ class LocalRun:
         """``job`` has a name; its ranks start in ``folder``."""
         self._job = job
         self._folder = folder
-        if sys.platform != "linux":
+        if sys.platform not in ("linux", "darwin"):
             raise UsageError(
-                f"`flk run` needs Linux, because its launchers do (this is {sys.platform})",
+                f"`flk run` needs Linux or macOS, because its launchers do (this is {sys.platform})",
                 hint="use flk submit, or run flk in a Linux container",
             )
         self._python, self._path = interpreter()
@@ -254,7 +254,7 @@ class LocalRun:
                 pod.process.send_signal(number)
 
     def _kill(self) -> None:
-        """Kill all launchers; the kernel then kills their ranks."""
+        """Kill all launchers, whose ranks then end: by the kernel, and on macOS by themselves within a second."""
         for pod in self._pods.values():
             with contextlib.suppress(ProcessLookupError):
                 pod.process.kill()

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import checkpoint_error
 from flk_runtime.shared.progress import heartbeat
+from flk_runtime.system import host
 
 PIECE = 1 << 20  # bytes that a rank receives of another one in a turn
 PODS: Final = 2  # that a rank receives from in a turn
@@ -172,7 +173,7 @@ class PodExchange:
             if first:
                 path.unlink(missing_ok=True)  # a rank that was killed has left it
                 with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                    os.posix_fallocate(file.fileno(), 0, size)
+                    host.allocate(file.fileno(), size)
             self._meet()
             with open(path, "r+b") as file:
                 memory = mmap.mmap(file.fileno(), size)

@@ -5,8 +5,8 @@ not the launcher itself, because it must have neither threads nor open stores: r
 Modules draw random values when they are imported; each rank draws these values anew. The server never uses CUDA,
 because CUDA cannot be used after a fork.
 
-With FLK_START=spawn, or if the imported modules make a fork unsafe, the server is a new Python interpreter and starts
-another new one for each rank.
+With FLK_START=spawn, on macOS, or if the imported modules make a fork unsafe, the server is a new Python interpreter
+and starts another new one for each rank.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flk_runtime.contract import platform
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
@@ -48,7 +49,7 @@ PRELOAD_FOR_LIBRARY = (
     "flk_runtime.checkpoint.load",
     "flk_runtime.checkpoint.save",
 )
-_MESSAGE_LIMIT = 1 << 20  # bytes of one message between launcher and server
+_CHUNK = 1 << 16  # bytes that are received at once
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class ForkServer:
         self.socket = connection
         self.pid = pid
         self._exited: list[Exited] = []  # received while `launch` waited for its answer
+        self._rest = b""  # received after the last message that was taken
 
     @classmethod
     def start(cls, *, fork: bool, inherited: Sequence[socket.socket] = ()) -> ForkServer:
@@ -81,9 +83,7 @@ class ForkServer:
         ``inherited`` are sockets of this process, which ranks must not have. To fork, this process must not have opened
         stores, and `why_unsafe` must return None.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_LIMIT)
+        ours, theirs = socket.socketpair(socket.AF_UNIX)  # of a message in each line
         parent = os.getpid()
         if fork:
             # A garbage collection in a rank would write to all imported objects, so that their pages are copied.
@@ -115,7 +115,9 @@ class ForkServer:
         request = {"command": list(command), "environment": dict(environment), "folder": folder}
         fds = array.array("i", [stdout, stderr, report])
         with contextlib.suppress(BrokenPipeError):  # `_receive` raises ServerDiedError
-            self.socket.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            text = json.dumps(request).encode() + b"\n"
+            sent = self.socket.sendmsg([text], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            self.socket.sendall(text[sent:])
         while True:
             answer = self._receive()
             if "started" in answer:
@@ -132,16 +134,19 @@ class ForkServer:
     @property
     def pending(self) -> bool:
         """Whether ``ended`` returns at once although ``socket`` may not be readable."""
-        return bool(self._exited)
+        return bool(self._exited) or b"\n" in self._rest
 
     def _receive(self) -> dict[str, Any]:
-        try:
-            data = self.socket.recv(_MESSAGE_LIMIT)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            raise ServerDiedError("the fork server was killed")
-        answer: dict[str, Any] = json.loads(data)
+        while b"\n" not in self._rest:
+            try:
+                data = self.socket.recv(_CHUNK)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise ServerDiedError("the fork server was killed")
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
 
@@ -179,7 +184,10 @@ class _Server:
                     self._serve()
 
     def _serve(self) -> None:
-        data, ancillary, _, _ = self._connection.recvmsg(_MESSAGE_LIMIT, socket.CMSG_SPACE(3 * 4))
+        data, ancillary, _, _ = self._connection.recvmsg(_CHUNK, socket.CMSG_SPACE(3 * 4))
+        while data and not data.endswith(b"\n"):
+            more = self._connection.recv(_CHUNK)
+            data = data + more if more else b""
         if not data:
             os._exit(0)
         fds = array.array("i")
@@ -192,7 +200,7 @@ class _Server:
             os.setpgid(pid, pid)  # as the rank itself does, so that the group exists when the launcher hears of it
         for fd in fds:
             os.close(fd)
-        self._connection.send(json.dumps({"started": pid}).encode())
+        self._tell(started=pid)
 
     def _reap(self) -> None:
         while True:
@@ -202,7 +210,10 @@ class _Server:
                 return
             if pid == 0:
                 return
-            self._connection.send(json.dumps({"exited": pid, "status": status}).encode())
+            self._tell(exited=pid, status=status)
+
+    def _tell(self, **values: int) -> None:
+        self._connection.sendall(json.dumps(values).encode() + b"\n")
 
     def _become_rank(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
         code = 1
@@ -213,7 +224,8 @@ class _Server:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)
-            host.die_with_parent(server)
+            if self._fork or platform.LINUX:  # else the new interpreter does it
+                host.die_with_parent(server)
             self._opened.close()
             stdin = os.open(os.devnull, os.O_RDONLY)
             for target, source in enumerate((stdin, *fds[:2])):
@@ -317,5 +329,6 @@ def preload(script: Path | None, strategy: str = "") -> None:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # -m puts the working folder there
-    host.die_with_parent(int(sys.argv[2]))
+    if platform.LINUX:  # elsewhere it ends when the launcher's end of the socket is closed
+        host.die_with_parent(int(sys.argv[2]))
     _Server(socket.socket(fileno=int(sys.argv[1])), fork=False).run()

@@ -18,9 +18,11 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import Any
 
+from flk_runtime.contract import platform
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Kind
 from flk_runtime.shared import failure_report, observer, optimizer_steps
+from flk_runtime.system import host
 from flk_runtime.system.text import text_of
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -217,5 +219,7 @@ def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
 if __name__ == "__main__":
     # Start of a rank without a fork: python -m flk_runtime.launcher.rank_process script.py args
     sys.path.pop(0)  # the working folder, from -m; _run inserts the folder that the script expects
+    if not platform.LINUX:
+        host.die_with_parent(os.getppid())
     keep_destroyed_groups()
     os._exit(run_exit_handlers(run(sys.argv[1:])))

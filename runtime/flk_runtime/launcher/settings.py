@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract import platform, pod_env, pod_layout, user_env
 from flk_runtime.contract.variable import T, Variable, VariableError
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
@@ -223,7 +223,7 @@ class Settings:
             slow_factor=value(user_env.SLOW_FACTOR),
             slow_window=value(user_env.SLOW_WINDOW),
             health="health" not in value(user_env.PREFLIGHT),
-            fork=value(user_env.START) == "fork",
+            fork=value(user_env.START) == "fork" and platform.LINUX,
             code=value(pod_env.CODE),
             code_hash=value(pod_env.CODE_HASH),
             work=value(pod_env.WORK) or os.getcwd(),

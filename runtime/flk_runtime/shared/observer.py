@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from flk_runtime.contract import pod_env
+from flk_runtime.contract import platform, pod_env
 from flk_runtime.shared.progress import Phase, ProgressPage, own_page
 
 STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
@@ -46,9 +46,10 @@ def start() -> None:
     if not path:
         return
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        # The descriptor stays open until the process ends. Processes that are forked from this one write there too.
-        stacks = os.open(path + STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        faulthandler.register(stack_signal(), file=stacks, all_threads=True)
+        if platform.LINUX:  # elsewhere there is no such signal, and the socket tells the stacks of Python
+            # The descriptor stays open until the process ends. Processes that are forked from this one write there too.
+            stacks = os.open(path + STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            faulthandler.register(stack_signal(), file=stacks, all_threads=True)
         listener = socket.socket(socket.AF_UNIX)
         with _short_path(path + SOCKET) as short:
             listener.bind(short)
@@ -71,7 +72,13 @@ def connect(path: str, timeout: float) -> socket.socket:
 
 @contextlib.contextmanager
 def _short_path(path: str) -> Iterator[str]:
-    """Another path of the same file that is short enough for a Unix socket, whose path has at most 107 bytes."""
+    """Another path of the same file that is short enough for a Unix socket, whose path has at most 107 bytes.
+
+    Without /proc it is the path itself.
+    """
+    if not platform.LINUX:
+        yield path
+        return
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from flk_runtime.errors import MismatchError
+from flk_runtime.system import host
 from flk_runtime.system.checksum import checksum, crc32
 
 FORMAT: Final = 2
@@ -153,10 +154,7 @@ class ShardFile:
         self._header = (self._end, len(header), crc32(header))
         try:
             if os.fstat(self._file).st_size < self._end:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(self._file, 0, self._end)
-                else:
-                    os.ftruncate(self._file, self._end)
+                host.allocate(self._file, self._end)
             self.memory = mmap.mmap(self._file, self._end)
             self.begin()
             self._write(self._end, header)

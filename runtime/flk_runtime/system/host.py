@@ -12,14 +12,18 @@ import resource
 import signal
 import socket
 import struct
+import threading
+import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-_LINUX = os.uname().sysname == "Linux"
+from flk_runtime.contract import platform
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SIOCGIFADDR = 0x8915
+_SIOCGIFADDR = 0x8915 if platform.LINUX else 0xC0206921
+_LOOK_AT_PARENT = 0.5  # seconds, where the kernel does not tell that it has ended
 _OPEN_FILES = 1 << 20  # a process needs no more, and some programs close all descriptors below the limit
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
 _RESOURCE_TRACKER = b"from multiprocessing.resource_tracker import main"  # in the command line of Python's own
@@ -28,7 +32,7 @@ _ROUNDS = 10  # of killing the processes that a process group has started meanwh
 
 def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Number of CPUs that this container may use: its affinity, or its CPU limit rounded up if that is less."""
-    count = len(os.sched_getaffinity(0))
+    count = len(os.sched_getaffinity(0)) if platform.LINUX else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
         quota, period = (root / "cpu.max").read_text().split()
         return min(count, max(1, math.ceil(int(quota) / int(period))))
@@ -75,6 +79,8 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/meminfo")) -> int:
     """Bytes of memory that this container may use: its limit, or the memory of the machine if that is less."""
+    if not platform.LINUX:
+        return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
     total = int(re.search(r"MemTotal:\s+(\d+) kB", info.read_text())[1]) << 10  # type: ignore[index]
     for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # cgroup v2 ("max": none), v1
         with contextlib.suppress(OSError, ValueError):
@@ -100,6 +106,14 @@ def source_address(destination: str) -> str:
                 probe.connect(address)
                 return str(probe.getsockname()[0])
     return ""
+
+
+def allocate(file: int, size: int) -> None:
+    """Give an open file at least so many bytes. Raises OSError where the file system has no room, on Linux."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    elif os.fstat(file).st_size < size:
+        os.ftruncate(file, size)
 
 
 def is_loopback(address: str) -> bool:
@@ -172,11 +186,22 @@ def listening_process(port: int) -> int | None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Make the kernel send the signal ``number`` to this process when the process ``parent`` ends (Linux only)."""
-    if hasattr(ctypes, "CDLL") and _LINUX:
+    """Have the signal ``number`` sent to this process when the process ``parent`` ends.
+
+    Elsewhere than on Linux a thread does it, which a process that is executed in the place of this one has not.
+    """
+    if platform.LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent, number), name="flk-parent", daemon=True).start()
     if os.getppid() != parent:  # the parent ended before the call
         os.kill(os.getpid(), number)
+
+
+def _watch_parent(parent: int, number: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_AT_PARENT)
+    os.kill(os.getpid(), number)
 
 
 def reap_orphans(keep: Collection[int] = ()) -> None:
@@ -184,7 +209,7 @@ def reap_orphans(keep: Collection[int] = ()) -> None:
 
     ``keep`` are processes that others in this process wait for. If one of them has ended, the rest is left for later.
     """
-    if not _LINUX:
+    if not platform.LINUX:
         return  # it has adopted none
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -196,7 +221,7 @@ def reap_orphans(keep: Collection[int] = ()) -> None:
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, as process 1 does (Linux only)."""
-    if _LINUX:
+    if platform.LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -241,6 +266,8 @@ def kill_adopted(keep: Iterable[int], *, spare_trackers: bool) -> int:
     let Python's resource trackers, which count too, end by themselves (see `kill_group`).
     """
     children: set[int] = set()
+    if not platform.LINUX:
+        return 0  # it has adopted none
     for thread in Path("/proc/self/task").glob("*/children"):  # of each thread (needs CONFIG_PROC_CHILDREN)
         with contextlib.suppress(OSError):
             children.update(map(int, thread.read_text().split()))

@@ -22,6 +22,7 @@ from flk_runtime.errors import RuntimeFailure, StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.shared import shard_file
 from flk_runtime.shared.shard_file import ShardError, ShardPreamble
+from flk_runtime.system import host
 
 T = TypeVar("T")
 
@@ -429,7 +430,7 @@ class ShardStore:
     def _fallocate(self, path: Path, size: int) -> None:
         try:
             with open(path, "r+b") as stream:
-                os.posix_fallocate(stream.fileno(), 0, size)
+                host.allocate(stream.fileno(), size)
         except OSError as error:
             raise NoRoomError(f"{self.folder}: {mebibytes(size)} more: {error.strerror}") from error
 

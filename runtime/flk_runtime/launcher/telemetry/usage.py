@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flk_runtime.system import host
+
 _NO_LIMIT: Final = 1 << 60  # bytes; control groups v1 write a number near 2^63 where there is no limit
 _NAMED: Final = re.compile(r"^(\w+)[ \t]+(\d+)", re.MULTILINE)  # a line of cpu.stat and memory.stat
 
@@ -44,7 +46,7 @@ def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Co
     received, sent = _network(proc / "net" / "dev")
     return Counters(
         seconds,
-        cpu_limit or float(len(os.sched_getaffinity(0))),
+        cpu_limit or float(host.cpu_count()),
         memory,
         None if memory_limit >= _NO_LIMIT else memory_limit,
         received,
