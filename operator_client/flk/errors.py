@@ -54,6 +54,10 @@ class NoConfigError(ApiError):
     """No usable kubeconfig, context or credentials."""
 
 
+class NoKubeconfigError(NoConfigError):
+    """There is no kubeconfig at all, so that this may be a machine without a cluster."""
+
+
 class UnreachableError(ApiError):
     """The API server did not answer."""
 

@@ -181,13 +181,16 @@ def _parameter(flag: dict[str, Any]) -> inspect.Parameter:
     return inspect.Parameter(flag["name"], keyword, default=None, annotation=Annotated[kind | None, option])
 
 
-def takes_job(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a job, and call it with the ``LoadedJob`` that they describe as first argument."""
+def takes_job(function: Callable[..., Any], *, here: bool = False) -> Callable[..., Any]:
+    """Give a command the options of a job, and call it with the ``LoadedJob`` that they describe as first argument.
+
+    ``here``: the command runs the job on this machine, without the image.
+    """
     of_job = _job_parameters()
 
     def command(**given: Any) -> Any:
         flags = {name: given.pop(name) for name in of_job}
-        return function(_load(flags), **given)
+        return function(_load(flags, here=here), **given)
 
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     return with_signature(function, command, [*of_job.values(), *own])
@@ -209,14 +212,14 @@ def load_job_file(file: str | None) -> LoadedJob:
     return _load({name: parameter.default for name, parameter in _job_parameters().items()} | {"file": file})
 
 
-def _load(flags: dict[str, Any]) -> LoadedJob:
+def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     from flk.manifest.environment import warnings
     from flk.manifest.files import check_requirements, find_script
     from flk.spec.overlay import load_job
 
     job, root = load_job(flags, os.environ, note)
     if job.ship is not False:
-        find_script(job, root)
+        find_script(job, root, here=here)
         check_requirements(job, root)
     for warning in warnings(job):
         note(warning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _SHOWN = 12  # rows in the text format
 
 
-@takes_job
+@partial(takes_job, here=True)
 def plan(
     loaded: LoadedJob,
     gpu_type: Annotated[

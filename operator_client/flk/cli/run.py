@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from flk.cli.options import LoadedJob, note, takes_job
 from flk_runtime.contract.ranges import plural
 
 
-@takes_job
+@partial(takes_job, here=True)
 def run(
     loaded: LoadedJob,
     check: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
-from flk.errors import UsageError
+from flk.errors import NoKubeconfigError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
@@ -59,7 +59,12 @@ def submit(
     from flk.jobs.submission import prepare
     from flk.observe.client import JobClient
 
-    submission = prepare(loaded.job, loaded.root, JobClient.connect(context, namespace))
+    try:
+        client = JobClient.connect(context, namespace)
+    except NoKubeconfigError as error:
+        error.hint += "; `flk run` trains on this machine"
+        raise
+    submission = prepare(loaded.job, loaded.root, client)
     for field in ("target", "gang"):
         if getattr(loaded.job, field) == AUTO:
             note(f"{field}: {getattr(submission.job, field)}, by what the cluster serves")

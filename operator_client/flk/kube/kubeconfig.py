@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from flk.commands import Connection
-from flk.errors import NoConfigError
+from flk.errors import NoConfigError, NoKubeconfigError
 from flk.kube.options import connection_options
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
@@ -73,7 +73,7 @@ def load(name: str | None = None) -> Context:
         if name is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
             return _service_account()
         state = "is empty" if any(path.exists() for path in wanted) else "does not exist"
-        raise NoConfigError(
+        raise NoKubeconfigError(
             f"there is no kubeconfig: {', '.join(map(str, wanted))} {state}",
             hint="set KUBECONFIG to the file that your cluster's administrator or provider gave you",
         )

@@ -10,6 +10,7 @@ lists them by name.
 from __future__ import annotations
 
 import ast
+import difflib
 import itertools
 import os
 import stat
@@ -96,8 +97,11 @@ def check_requirements(job: Job, root: Path) -> list[str]:
     return files
 
 
-def find_script(job: Job, root: Path) -> Path | None:
-    """Return the file of the script, or None if the job runs a module. Raises UsageError if it is missing."""
+def find_script(job: Job, root: Path, *, here: bool = False) -> Path | None:
+    """Return the file of the script, or None if the job runs a module. Raises UsageError if it is missing.
+
+    ``here``: it runs on this machine, so that it cannot be in the image.
+    """
     if job.command[0] == "-m":
         find_module(job, root)
         return None
@@ -107,10 +111,11 @@ def find_script(job: Job, root: Path) -> Path | None:
     if os.path.isdir(script):
         raise UsageError(f"{job.command[0]} is a folder, not a script", hint="a package runs with -m")
     if not _is_file(script):
-        raise UsageError(
-            f"there is no script {job.command[0]} in {root}",
-            hint="if the script is in the image, use --no-ship",
-        )
+        near = difflib.get_close_matches(script.name, [path.name for path in script.parent.glob("*.py")], n=1)
+        meant = f"did you mean {os.path.join(os.path.dirname(job.command[0]), near[0])}?" if near else ""
+        in_image = "if the script is in the image, use --no-ship"
+        otherwise = "name a script by its path from this folder" if here else in_image
+        raise UsageError(f"there is no script {job.command[0]} in {root}", hint=meant or otherwise)
     if script.is_relative_to(root):
         _refuse_relative_imports(job.command[0], script, root)
     return script

@@ -24,5 +24,6 @@ def test_wrong_option(terminal: Terminal, snapshot: SnapshotAssertion, options: 
     assert terminal(f"flk run train.py {options}") == snapshot
 
 
-def test_missing_script(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
-    assert terminal("flk run nope.py") == snapshot
+@pytest.mark.parametrize("script", ["nope.py", "./trian.py"])
+def test_missing_script(terminal: Terminal, snapshot: SnapshotAssertion, script: str) -> None:
+    assert terminal(f"flk run {script}") == snapshot
