@@ -12,7 +12,7 @@ from flk.report.build import build
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import TIME_CAUSES, Attempt, Goodput, JobRecord
-from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Telemetry
+from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Save, Telemetry
 from tests.support.jobs import NOW, JobBuilder
 
 GIB = 1 << 30
@@ -22,7 +22,15 @@ RAISED = Failure(
     'Traceback (most recent call last):\n  File "train.py", line 31\nValueError: expected 512 features, got 511',
 )  # fmt: skip
 HUNG = Failure(
-    Kind.HANG, 1, 9, "gpt-worker-1", "node-b", 1, NOW - 2000, message="did not reach all_reduce 812; it waits for data"
+    Kind.HANG,
+    1,
+    9,
+    "gpt-worker-1",
+    "node-b",
+    1,
+    NOW - 2000,
+    message="did not reach all_reduce 812; it waits for data",
+    traceback="limit 500s, learned from the steps of the job\n  train.py:31 in load",
 )
 
 
@@ -67,7 +75,15 @@ def telemetry(pods: int = 4, processes: int = 8, samples: int = 199) -> Telemetr
         for pod in range(pods)
     ]  # fmt: skip
     settings = {"strategy": "fsdp", "precision": "bfloat16"}
-    return Telemetry(NOW - 40, 2, 20_000, history, ranks[:256], usages[:256], settings)
+    saves = [
+        Save(each.time + 1, each.attempt, each.step, stored)
+        for each in history
+        for stored in (False, True)
+        if each.step % (600 if stored else 100) == 0
+    ]
+    return Telemetry(
+        NOW - 40, 2, 20_000, history, ranks[:256], usages[:256], settings, saves=saves, saved=3 * len(saves)
+    )
 
 
 def job(pods: int = 4, processes: int = 8, name: str = "gpt", **annotations: str) -> JobBuilder:

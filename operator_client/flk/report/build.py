@@ -20,6 +20,7 @@ from flk.observe.view import JobView
 from flk.report.model import Excerpt, Moment, Report, Submitted
 from flk.terminal import one_line, printable
 from flk_runtime.contract import VERSION
+from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.telemetry import Telemetry
 
 MOMENTS: Final = 200  # the newest are kept
@@ -54,7 +55,7 @@ def build(
         answer=diagnose(view),
         explanation=page(cause) if cause else "",
         submitted=_submitted(view),
-        moments=_moments(view, state, states),
+        moments=_moments(view, state, states, telemetry),
         pods=sorted(view.pods, key=lambda pod: (pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED), pod.index))[:PODS],
         telemetry=telemetry,
         excerpts=[Excerpt(each.title, [printable(line)[:LINE] for line in each.lines[-LINES:]]) for each in excerpts],
@@ -114,7 +115,7 @@ def _flat(node: Any, path: str = "") -> list[tuple[str, str]]:
     return [(path, text if isinstance(text, str) else json.dumps(text))] if path else []
 
 
-def _moments(view: JobView, state: State, states: Sequence[StateChange]) -> list[Moment]:
+def _moments(view: JobView, state: State, states: Sequence[StateChange], telemetry: Telemetry | None) -> list[Moment]:
     found = [Moment(state.created, "state", f"created{f' by {state.owner}' if state.owner else ''}")]
     found += [
         Moment(each.time, "state", ": ".join(filter(None, [each.phase, each.message or each.reason])))
@@ -124,11 +125,17 @@ def _moments(view: JobView, state: State, states: Sequence[StateChange]) -> list
         begin = f" at step {attempt.restored}" if attempt.restored is not None else ""
         source = f", from {attempt.restored_from}" if attempt.restored_from in ("memory", "storage") else ""
         found.append(Moment(attempt.started, "attempt", f"attempt {attempt.number} starts{begin}{source}"))
+        if (failure := attempt.failure) and failure.kind is Kind.HANG:
+            limit = f" ({failure.traceback.splitlines()[0]})" if failure.traceback else ""
+            found.append(Moment(failure.time, "hang", f"a hang is found in attempt {attempt.number}{limit}"))
         if attempt.ended and attempt.outcome != "running":
             why = f": {attempt.cause}" if attempt.cause else ""
             found.append(Moment(attempt.ended, "end", f"attempt {attempt.number} {attempt.outcome}{why}"))
+    for save in telemetry.saves if telemetry else ():
+        place = "storage" if save.stored else "memory"
+        found.append(Moment(save.time, "save", f"the checkpoint of step {save.step:,} is saved in {place}"))
     if view.standstill:
-        found.append(Moment(view.standstill.since, "end", view.standstill.summary))
+        found.append(Moment(view.standstill.since, "hang", view.standstill.summary))
     for event in view.events:
         if event.get("type") == "Warning":
             about = event.get("involvedObject") or {}

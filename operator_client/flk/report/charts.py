@@ -5,11 +5,12 @@ Colours are variables of the page's style sheet, so that a chart follows the pag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 from flk.report.model import Report
+from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import TIME_CAUSES
 from flk_runtime.contract.telemetry import Sample
 
@@ -17,6 +18,8 @@ Spec = dict[str, Any]
 
 HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
+# What happened in an attempt, with the shape of its mark.
+MARKS: Final = {"checkpoint in memory": "circle", "checkpoint in storage": "diamond", "hang": "cross"}
 OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized")
 
 
@@ -115,7 +118,7 @@ def _attempts(reports: Sequence[Report]) -> Chart | None:
     rows = [
         {
             "job": report.name,
-            "attempt": f"{report.name} {each.number}" if len(reports) > 1 else f"attempt {each.number}",
+            "attempt": _attempt_name(reports, report, each.number),
             "from": each.started * 1000,
             "to": (each.ended or report.seen) * 1000,
             "outcome": each.outcome,
@@ -126,27 +129,60 @@ def _attempts(reports: Sequence[Report]) -> Chart | None:
     ]
     if not rows:
         return None
-    found = {str(row["outcome"]) for row in rows}
-    outcomes = [each for each in OUTCOMES if each in found]
-    spec = {
-        "data": {"values": rows},
-        "height": {"step": ROW},
+    told = {str(row["outcome"]) for row in rows}
+    outcomes = [each for each in OUTCOMES if each in told]
+    found = _marks(reports, {str(row["attempt"]) for row in rows})
+    x = {"type": "temporal", "title": None, "scale": {"type": "utc"}, "axis": {"format": _clock(rows)}}
+    y = {"field": "attempt", "type": "nominal", "title": None, "sort": None}
+    bars = {
         "mark": {"type": "bar", "height": {"band": 0.6}, "minBandSize": 3, "cornerRadius": 2},
         "encoding": {
-            "x": {
-                "field": "from",
-                "type": "temporal",
-                "title": None,
-                "scale": {"type": "utc"},
-                "axis": {"format": _clock(rows)},
-            },
+            "x": {"field": "from", **x},
             "x2": {"field": "to"},
-            "y": {"field": "attempt", "type": "nominal", "title": None, "sort": None},
+            "y": y,
             "color": _colours("outcome", outcomes, [f"var(--outcome-{each})" for each in outcomes]),
             "tooltip": [{"field": name} for name in ("attempt", "outcome", "cause")],
         },
     }
-    return Chart("attempts", "Attempts over time", _told("attempts over time", reports), spec)
+    marks = {
+        "data": {"values": found},
+        "mark": {"type": "point", "filled": True, "fill": "var(--ink)", "stroke": "var(--page)", "strokeWidth": 0.75},
+        "encoding": {
+            "x": {"field": "time", **x},
+            "y": y,
+            "shape": {
+                "field": "what",
+                "type": "nominal",
+                "scale": {"domain": list(MARKS), "range": list(MARKS.values())},
+                "legend": {"title": None, "orient": "top", "symbolFillColor": "var(--ink)", "symbolStrokeWidth": 0},
+            },
+            "size": {"value": 60},
+            "opacity": {"value": 1},
+            "tooltip": [{"field": name} for name in ("attempt", "what", "step")],
+        },
+    }
+    spec = {"data": {"values": rows}, "height": {"step": ROW}, "layer": [bars, marks] if found else [bars]}
+    return Chart("attempts", "Attempts over time", _told("attempts, checkpoints and hangs over time", reports), spec)
+
+
+def _marks(reports: Sequence[Report], attempts: Set[str]) -> list[dict[str, Any]]:
+    """Return the checkpoints and hangs of these attempts."""
+    rows: list[dict[str, Any]] = []
+    for report in reports:
+        for save in report.telemetry.saves if report.telemetry else ():
+            what = "checkpoint in storage" if save.stored else "checkpoint in memory"
+            name = _attempt_name(reports, report, save.attempt + 1)
+            rows.append({"attempt": name, "time": save.time * 1000, "what": what, "step": save.step})
+        for each in report.state.attempts:
+            if each.failure and each.failure.kind is Kind.HANG:
+                name = _attempt_name(reports, report, each.number)
+                at = each.failure.time * 1000
+                rows.append({"attempt": name, "time": at, "what": "hang", "step": each.failure.step})
+    return [row for row in rows if row["attempt"] in attempts]
+
+
+def _attempt_name(reports: Sequence[Report], report: Report, number: int) -> str:
+    return f"{report.name} {number}" if len(reports) > 1 else f"attempt {number}"
 
 
 def _ranks(reports: Sequence[Report]) -> Chart | None:

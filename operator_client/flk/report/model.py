@@ -30,7 +30,7 @@ class Moment:
     """Something that happened to the job."""
 
     time: float  # seconds since the epoch
-    what: str  # attempt, end, state, event
+    what: str  # attempt, end, hang, save, state, event
     text: str
 
 

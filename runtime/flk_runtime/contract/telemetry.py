@@ -13,6 +13,7 @@ from typing import Any, Final
 HISTORY_LIMIT: Final = 500  # samples of a job's history; with more, neighbours are merged
 RANKS_LIMIT: Final = 256  # ranks that are listed, the slowest first
 PODS_LIMIT: Final = 256  # pods that are listed, those with the slowest ranks first
+SAVES_LIMIT: Final = 64  # checkpoints that are listed: of more, only some of the older ones
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,16 @@ class RankMeasurements:
 
 
 @dataclass(frozen=True)
+class Save:
+    """A checkpoint that the job has saved."""
+
+    time: float  # seconds since the epoch, when the launcher of pod 0 saw it
+    attempt: int
+    step: int
+    stored: bool  # in storage, as opposed to the memory of the pods
+
+
+@dataclass(frozen=True)
 class Telemetry:
     """The measurements of a job until one moment."""
 
@@ -89,6 +100,8 @@ class Telemetry:
     pods: list[PodUsage] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)  # what the script and the job were set to: never secrets
     diverged: int | None = None  # the step since which the loss is infinite or no number; no sample has such a value
+    saves: list[Save] = field(default_factory=list)  # oldest first
+    saved: int = 0  # checkpoints that were noted, also those that `saves` leaves out
 
 
 def latest_sample(history: Sequence[Sample]) -> Sample | None:

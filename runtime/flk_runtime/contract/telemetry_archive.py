@@ -10,11 +10,12 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flk_runtime.contract import typed
 from flk_runtime.contract.telemetry import Sample, Telemetry
 
+T = TypeVar("T")
 LIMIT: Final = 6000  # bytes of a packed telemetry
 _INFLATED_LIMIT: Final = 1 << 20  # bytes that are read: the text may come from elsewhere
 _SAMPLES, _LISTED = 240, 64  # that are tried first: samples, and ranks and pods
@@ -65,12 +66,14 @@ def _packed(telemetry: Telemetry, samples: int, listed: int) -> str:
         "ranks": [_rounded(asdict(each)) for each in telemetry.ranks[:listed]],
         "pods": [_rounded({**asdict(each), "time": round(each.time)}) for each in telemetry.pods[:listed]],
         "settings": telemetry.settings,
+        "saves": [{**asdict(each), "time": round(each.time)} for each in thinned(telemetry.saves, listed // 2 or 1)],
+        "saved": telemetry.saved,
     }
     return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
 
 
-def thinned(history: Sequence[Sample], limit: int) -> list[Sample]:
-    """At most ``limit`` samples, evenly chosen, with the first and the last one."""
+def thinned(history: Sequence[T], limit: int) -> list[T]:
+    """At most ``limit`` samples or saves, evenly chosen, with the first and the last one."""
     if len(history) <= limit:
         return list(history)
     if limit == 1:

@@ -106,6 +106,8 @@ class RecordWriter:
         for name, step in ("saved", max(page.saved, page.restored)), ("stored", page.stored):
             if step > 0:
                 self.saved[name] = step
+        if self.telemetry:
+            self.telemetry.note_saves(page.saved, page.stored)
 
     def mark_attempt(self, number: int) -> None:
         """Write that an attempt begins, so that readers of the log know to which attempt each later line belongs."""

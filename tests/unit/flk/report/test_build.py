@@ -11,6 +11,7 @@ from flk.observe.view import JobView
 from flk.report.build import MOMENTS, PODS, build
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.record import ArchivedRecord
+from flk_runtime.contract.telemetry import Save, Telemetry
 from tests.support.jobs import NOW, JobBuilder
 from tests.support.reports import job, record
 
@@ -64,7 +65,19 @@ def test_the_order_of_what_happened() -> None:
     assert texts[0] == "created by mona@lab"
     assert "attempt 2 starts at step 740, from memory" in texts
     assert "Pod gpt-worker-2: Evicted: low on memory (x3)" in texts
+    assert "a hang is found in attempt 2 (limit 500s, learned from the steps of the job)" in texts
     assert any(text.startswith("attempt 2 failed: ") and "all_reduce 812" in text for text in texts)
+
+
+def test_checkpoints_are_among_what_happened() -> None:
+    saves = [Save(NOW - 2400, 1, 1400, False), Save(NOW - 2300, 1, 1400, True)]
+    moments = built(job().view(), telemetry=Telemetry(NOW, saves=saves)).moments
+    texts = [each.text for each in moments if each.what in ("save", "hang")]
+    assert texts[:2] == [
+        "the checkpoint of step 1,400 is saved in memory",
+        "the checkpoint of step 1,400 is saved in storage",
+    ]
+    assert texts[2].startswith("a hang is found in attempt 2")
 
 
 def test_pods_and_moments_of_a_large_job_are_bounded_and_failed_pods_come_first() -> None:

@@ -43,6 +43,23 @@ def test_the_slowest_rank_stands_out_by_its_work() -> None:
     assert max(rows, key=lambda row: row["seconds"])["rank"] == 9
 
 
+def test_checkpoints_and_hangs_are_marks_on_the_attempts() -> None:
+    _, marks = charts_of([report()])[0].spec["layer"]
+    found = {(row["what"], row["attempt"]) for row in marks["data"]["values"]}
+    assert ("hang", "attempt 2") in found
+    assert ("checkpoint in memory", "attempt 1") in found
+    assert ("checkpoint in storage", "attempt 3") in found
+    two = charts_of([report(), report(name="other")])[0].spec["layer"][1]["data"]["values"]
+    assert {"gpt 2", "other 2"} <= {row["attempt"] for row in two}
+
+
+def test_attempts_without_checkpoints_have_no_marks() -> None:
+    made = report(telemetry=None)
+    attempts = [replace(each, failure=None) for each in made.state.attempts]
+    chart = charts_of([replace(made, state=replace(made.state, attempts=attempts))])[0]
+    assert len(chart.spec["layer"]) == 1
+
+
 def test_the_rows_of_a_large_job_are_bounded() -> None:
     charts = charts_of([report(1000, telemetry=telemetry(1000, 8, HISTORY_LIMIT))])
     assert max(len(chart.spec["data"]["values"]) for chart in charts) <= max(2 * HISTORY_LIMIT, RANKS_LIMIT)
