@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +14,14 @@ from typing import Any, Final
 import jinja2
 
 from flk.jobs.state import Phase
+from flk.report.build import LINES, MOMENTS, PODS
 from flk.report.charts import Chart, charts_of
 from flk.report.facts import differing_options, facts_of
 from flk.report.model import Report
 from flk.units import short_duration
 from flk_runtime.contract.record import TIME_CAUSES
+from flk_runtime.contract.telemetry import HISTORY_LIMIT, PODS_LIMIT, RANKS_LIMIT
+from flk_runtime.contract.telemetry_archive import thinned
 
 MARK: Final = "<!-- made by flk report -->"  # after the type of the document: flk replaces only files that have it
 _HERE: Final = Path(__file__).parent
@@ -50,8 +54,9 @@ def content_of(reports: Sequence[Report], *, charts: bool) -> str:
 
 
 def _content(reports: Sequence[Report], with_charts: bool) -> dict[str, Any]:
-    charts: list[Chart] = charts_of(reports) if with_charts else []
     several = len(reports) > 1
+    reports = [_shortened(report) for report in reports] if several else reports
+    charts: list[Chart] = charts_of(reports) if with_charts else []
     facts = [facts_of(report) for report in reports]
     return {
         "reports": reports,
@@ -64,6 +69,19 @@ def _content(reports: Sequence[Report], with_charts: bool) -> dict[str, Any]:
         "causes": TIME_CAUSES,
         "made": max(report.made for report in reports),
     }
+
+
+def _shortened(report: Report) -> Report:
+    """Return a report whose lists are half as long as they may be, so that two are no larger than one."""
+    telemetry = report.telemetry and replace(
+        report.telemetry,
+        history=thinned(report.telemetry.history, HISTORY_LIMIT // 2),
+        ranks=report.telemetry.ranks[: RANKS_LIMIT // 2],
+        pods=report.telemetry.pods[: PODS_LIMIT // 2],
+    )
+    excerpts = [replace(each, lines=each.lines[-LINES // 2 :]) for each in report.excerpts]
+    moments, pods = report.moments[-MOMENTS // 2 :], report.pods[: PODS // 2]
+    return replace(report, telemetry=telemetry, excerpts=excerpts, moments=moments, pods=pods)
 
 
 def _policy(scripts: Sequence[str], *, served: bool) -> str:

@@ -7,14 +7,19 @@ import hashlib
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from flk.report import page as module
+from flk.report.build import LINE, LINES
 from flk.report.model import Excerpt, Report
 from flk.report.page import MARK, content_of, page_of
-from tests.support.reports import report
+from flk_runtime.contract.telemetry import HISTORY_LIMIT
+from tests.support.reports import report, telemetry
 
 SCRIPT = "window.drawn = 1;"
+STYLE = Path(module.__file__).with_name("page.css")
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -145,6 +150,52 @@ def test_the_page_of_a_thousand_pods_is_bounded() -> None:
     small, large = (len(page_of([report(pods)], None)) for pods in (256, 1000))
     assert large < small * 1.05 + 1000
     assert large < 400_000
+
+
+def test_two_large_jobs_take_no_more_room_than_one() -> None:
+    lines = [Excerpt(title, ["x" * LINE] * LINES) for title in ("one", "two")]
+    full = telemetry(1000, 8, HISTORY_LIMIT)
+    large = [report(1000, name=name, telemetry=full, excerpts=lines) for name in ("gpt", "other")]
+    one, two = (len(page_of(each, SCRIPT)) for each in (large[:1], large))
+    assert two < 1.3 * one
+    assert max(one, two) < 1_150_000  # beside the script that draws, of 0.85 MB
+
+
+def _colours(dark: bool) -> dict[str, str]:
+    """The variables of the style sheet."""
+    light, darker = re.findall(r":root \{(.*?)\}", STYLE.read_text(), re.DOTALL)
+    return {**_variables(light), **(_variables(darker) if dark else {})}
+
+
+def _variables(rule: str) -> dict[str, str]:
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", rule))
+
+
+def _luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * each for each in colour[1:])
+    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours, from 1 to 21, as the Web Content Accessibility Guidelines compute it."""
+    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_and_lines_stand_out_from_the_page(dark: bool) -> None:
+    assert contrast("#fff", "#000000") == pytest.approx(21)
+    colours = _colours(dark)
+    for text in ("ink", "muted", "link", "bad"):
+        assert min(contrast(colours[text], colours[back]) for back in ("page", "card")) >= 4.5, text
+    for badge in ("good", "bad", "calm"):
+        assert contrast(colours[badge], colours[f"{badge}-back"]) >= 4.5, badge
+    shapes = [name for name in colours if name.startswith(("line-", "outcome-", "cause-"))]
+    assert len(shapes) == 4 + 5 + 9
+    weak = {name: round(contrast(colours[name], colours["page"]), 2) for name in shapes}
+    assert {name: value for name, value in weak.items() if value < 3} == {}
 
 
 def test_flk_knows_its_own_pages() -> None:
