@@ -18,8 +18,9 @@ Spec = dict[str, Any]
 
 HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
+_SHORT: Final = 13  # letters, of which three labels fit side by side on a phone
 # What happened in an attempt, with the shape of its mark.
-MARKS: Final = {"checkpoint in memory": "circle", "checkpoint in storage": "diamond", "hang": "cross"}
+MARKS: Final = {"saved in memory": "circle", "saved in storage": "diamond", "hang": "cross"}
 OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized")
 
 
@@ -71,7 +72,7 @@ def _step_time(reports: Sequence[Report]) -> Chart | None:
     rows = []
     for report in reports:
         for each in _history(report):
-            pairs = [("median rank", each.step_seconds), ("work of the slowest rank", each.slowest_seconds)]
+            pairs = [("median rank", each.step_seconds), ("slowest rank, work", each.slowest_seconds)]
             rows += [
                 {"step": each.step, "value": value, "line": _line_name(reports, report, name), **_whose(report, each)}
                 for name, value in pairs
@@ -154,7 +155,7 @@ def _attempts(reports: Sequence[Report]) -> Chart | None:
                 "field": "what",
                 "type": "nominal",
                 "scale": {"domain": list(MARKS), "range": list(MARKS.values())},
-                "legend": {"title": None, "orient": "top", "symbolFillColor": "var(--ink)", "symbolStrokeWidth": 0},
+                "legend": {**_legend(list(MARKS)), "symbolFillColor": "var(--ink)", "symbolStrokeWidth": 0},
             },
             "size": {"value": 60},
             "opacity": {"value": 1},
@@ -170,7 +171,7 @@ def _marks(reports: Sequence[Report], attempts: Set[str]) -> list[dict[str, Any]
     rows: list[dict[str, Any]] = []
     for report in reports:
         for save in report.telemetry.saves if report.telemetry else ():
-            what = "checkpoint in storage" if save.stored else "checkpoint in memory"
+            what = "saved in storage" if save.stored else "saved in memory"
             name = _attempt_name(reports, report, save.attempt + 1)
             rows.append({"attempt": name, "time": save.time * 1000, "what": what, "step": save.step})
         for each in report.state.attempts:
@@ -277,13 +278,18 @@ def _axis(name: str, title: str, *, zero: bool = True) -> Spec:
 
 
 def _colours(name: str, domain: Sequence[str], colours: Sequence[str]) -> Spec:
-    legend = None if len(domain) == 1 else {"title": None, "orient": "top", "columns": 4}
     return {
         "field": name,
         "type": "nominal",
         "scale": {"domain": list(domain), "range": list(colours)},
-        "legend": legend,
+        "legend": None if len(domain) == 1 else _legend(domain),
     }
+
+
+def _legend(labels: Sequence[str]) -> Spec:
+    """Return a legend above a chart, whose columns also fit on a phone."""
+    columns = 3 if max(map(len, labels)) < _SHORT else 2
+    return {"title": None, "orient": "top", "columns": columns, "labelLimit": 260 // columns}
 
 
 def _clock(rows: Sequence[dict[str, Any]]) -> str:

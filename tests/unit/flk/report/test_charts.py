@@ -47,8 +47,8 @@ def test_checkpoints_and_hangs_are_marks_on_the_attempts() -> None:
     _, marks = charts_of([report()])[0].spec["layer"]
     found = {(row["what"], row["attempt"]) for row in marks["data"]["values"]}
     assert ("hang", "attempt 2") in found
-    assert ("checkpoint in memory", "attempt 1") in found
-    assert ("checkpoint in storage", "attempt 3") in found
+    assert ("saved in memory", "attempt 1") in found
+    assert ("saved in storage", "attempt 3") in found
     two = charts_of([report(), report(name="other")])[0].spec["layer"][1]["data"]["values"]
     assert {"gpt 2", "other 2"} <= {row["attempt"] for row in two}
 
