@@ -32,6 +32,7 @@ NAMES: Final = (
     "loop",
     "streams",
     "curves",
+    "telemetry",
     "checkpoint",
     "memory",
     "memory_headers",
