@@ -8,7 +8,16 @@ import zlib
 
 import pytest
 
-from flk_runtime.contract.telemetry import HISTORY_LIMIT, SAVES_LIMIT, GpuUsage, PodUsage, RankMeasurements, Sample, Save, Telemetry
+from flk_runtime.contract.telemetry import (
+    HISTORY_LIMIT,
+    SAVES_LIMIT,
+    GpuUsage,
+    PodUsage,
+    RankMeasurements,
+    Sample,
+    Save,
+    Telemetry,
+)
 from flk_runtime.contract.telemetry_archive import LIMIT, pack, unpack
 
 
