@@ -78,7 +78,7 @@ examples: $(INSTALLED) ## The manifests in k8s/examples, from the job files besi
 
 soak: export FLK_TEST_INSTALL ?= yes
 soak: $(INSTALLED) ## Tests that take long or repeat much, and those of the runtime with older releases of torch
-	$(BIN)/pip install --quiet --editable '.[dev,docs,runtime,examples,soak]'
+	$(BIN)/pip install --quiet --editable '.[dev,docs,runtime,examples,soak]' '$(TORCH)'
 	$(BIN)/pytest -m soak
 
 bench: $(INSTALLED) ## All benchmarks on this machine, against their goals; PAGE=docs/contributing/benchmarks.md keeps the tables

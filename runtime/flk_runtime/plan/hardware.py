@@ -85,9 +85,12 @@ def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
 # - A100: NVIDIA's data sheets of the A100 with 40 and with 80 GB, columns SXM and PCIe.
 # - H100: NVIDIA's data sheet of the H100, columns SXM and NVL, and its product brief PB-11133 of the PCIe card. NVL:
 #   600 GB/s over the bridge of two cards. With 96 GB: torchtitan's report (arXiv 2410.06511), on the GPUs of its runs.
-# - H200: NVIDIA's data sheet, column SXM. B200, B300: an eighth of the HGX boards; GB200: of the NVL72, by its GPUs.
+# - H200: NVIDIA's data sheet, columns SXM and NVL. NVL: 900 GB/s over the bridge. B200, B300: an eighth of the HGX boards; GB200: of the NVL72, by its GPUs.
 # - MI300X, MI325X: AMD's data sheets. Seven links of Infinity Fabric of 128 GB/s, both directions together.
 # - A10G: the provider of the machines that have it (AWS, G5).
+# Not compared with a document: RTX A6000, A10G's tensor cores, H20, both NVL, B300 and GB300 (documents differ in the
+# memory of eight B300: 2.1 or 2.3 TB), peaks and bandwidth of MI325X, MI250X and MI355X. Documents of NVIDIA differ in
+# float32 and TF32 of B200 (75 or 80, 1100 or 1125) and in float32 of GB200 (80 or 90).
 GPUS: Final = {
     "t4": _gpu("T4", 16, 0.32, 16),
     "v100-16gb": _gpu("V100", 16, 0.9, 150),
@@ -106,6 +109,7 @@ GPUS: Final = {
     "h100-pcie": _gpu("H100 PCIe", 80, 2.0, 64),
     "h100-nvl": _gpu("H100 NVL", 94, 3.9, 300),
     "h200": _gpu("H200", 141, 4.8, 450),
+    "h200-nvl": _gpu("H200 NVL", 141, 4.8, 450),
     "b200": _gpu("B200", 180, 7.7, 900),
     "b300": _gpu("B300", 288, 8.0, 900),
     "gb200": _gpu("GB200", 186, 8.0, 900),
