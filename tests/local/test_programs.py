@@ -133,8 +133,8 @@ for epoch in range(2):
 tell()
 """
 
-# A torchvision for CUDA beside a torch for CPUs cannot load its own operators, and ends at two that it describes. Neither
-# timm's models nor TRL's trainer compute with one.
+# A torchvision for CUDA beside a torch for CPUs cannot load its own operators, and ends at two that it describes.
+# Neither timm's models nor TRL's trainer compute with one.
 TORCHVISION = """
 import importlib.util, pathlib, torch
 vision = importlib.util.find_spec("torchvision")

@@ -85,7 +85,8 @@ def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
 # - A100: NVIDIA's data sheets of the A100 with 40 and with 80 GB, columns SXM and PCIe.
 # - H100: NVIDIA's data sheet of the H100, columns SXM and NVL, and its product brief PB-11133 of the PCIe card. NVL:
 #   600 GB/s over the bridge of two cards. With 96 GB: torchtitan's report (arXiv 2410.06511), on the GPUs of its runs.
-# - H200: NVIDIA's data sheet, columns SXM and NVL. NVL: 900 GB/s over the bridge. B200, B300: an eighth of the HGX boards; GB200: of the NVL72, by its GPUs.
+# - H200: NVIDIA's data sheet, columns SXM and NVL. NVL: 900 GB/s over the bridge.
+# - B200, B300: an eighth of the HGX boards. GB200: of the NVL72, by its GPUs.
 # - MI300X, MI325X: AMD's data sheets. Seven links of Infinity Fabric of 128 GB/s, both directions together.
 # - A10G: the provider of the machines that have it (AWS, G5).
 # Not compared with a document: RTX A6000, A10G's tensor cores, H20, both NVL, B300 and GB300 (documents differ in the
