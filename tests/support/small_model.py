@@ -77,6 +77,9 @@ def train(run, model, optimizer, steps=5, accumulation=1, clip=None, first=0):
         if clip:
             norm = run.clip_grad_norm(clip, model=model)
             assert type(norm) is torch.Tensor and norm.shape == ()
+            # Adam makes the same step of gradients that are scaled, so that the losses do not show it.
+            after = run.clip_grad_norm(float("inf"), model=model)
+            torch.testing.assert_close(after, norm.clamp(max=clip), rtol=1e-4, atol=0)
             seen.append(norm.item())
         optimizer.step()
         run.step()
