@@ -52,13 +52,19 @@ def rebind_optimizers(
 
 
 def _restore(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any]) -> None:
+    name = type(optimizer).__name__
+    if "state" not in state:
+        raise SetupError(
+            f"cannot shard the state of {name}, whose state_dict() has no 'state': use the optimizer inside of it, or "
+            "another one"
+        )
     try:
         _shard(optimizer, parallel, state)
     except CheckpointError:
         raise
     except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
         raise SetupError(
-            f"cannot shard the optimizer's state: {error}; create the optimizer anew, or call parallelize before its "
+            f"cannot shard the state of {name}: {error}; create the optimizer anew, or call parallelize before its "
             "first step"
         ) from error
 

@@ -1,0 +1,32 @@
+"""Optimizers that cannot take the parameters of a strategy are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.rebind import rebind_optimizers
+
+
+class Slow(torch.optim.SGD):
+    """As Lookahead of pytorch_optimizer: it has a state from the start, which it gives in a form of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        for each in self.param_groups[0]["params"]:
+            self.state[each]["slow"] = each.detach().clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"slow_state": dict(enumerate(self.state.values()))}
+
+
+def test_an_optimizer_whose_state_has_a_form_of_its_own_is_refused_by_name() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = Slow(model.parameters())
+    with pytest.raises(SetupError, match=r"cannot shard the state of Slow, whose state_dict\(\) has no 'state'"):
+        rebind_optimizers([optimizer], model, lambda: ParallelModel(model), strict=True)
