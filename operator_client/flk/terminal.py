@@ -34,11 +34,14 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def print_error(error: FlkError, *, hint: bool = True) -> None:
-    """Print an error on stderr: a line of what went wrong and why, and (``hint``) a line of what to do next."""
+def print_error(error: FlkError, *, hint: bool = True, about: str = "") -> None:
+    """Print an error on stderr: a line of what went wrong and why, and (``hint``) a line of what to do next.
+
+    ``about`` stands before it.
+    """
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     red, cyan, plain = ("\033[31m", "\033[36m", "\033[0m") if coloured else ("", "", "")
     advice = f"{cyan}hint:{plain} {one_line(error.hint)}\n" if error.hint and hint else ""
     # In one piece: threads may print at once.
-    sys.stderr.write(f"{red}error:{plain} {one_line(str(error))}\n{advice}")
+    sys.stderr.write(f"{red}error:{plain} {about}{one_line(str(error))}\n{advice}")
     sys.stderr.flush()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,9 +79,15 @@ def print_results(results: Sequence[Result], output: str = "table") -> int | Non
         print(json.dumps({"checks": document}, indent=2))
     else:
         rows: list[tuple[str, str, str]] = []
-        for result in results:
+        for result, remedy in with_remedies(results):
             rows.append((result.level.value, result.check, one_line(result.found)))
-            if result.remedy and result.level is not Level.OK:
-                rows.append((" ", " ", f"remedy: {one_line(result.remedy)}"))
+            if remedy and result.level is not Level.OK:
+                rows.append((" ", " ", f"remedy: {one_line(remedy)}"))
         print("\n".join(table(("RESULT", "CHECK", "FOUND"), rows)))
     return int(ExitCode.INFRASTRUCTURE) if any(r.level is Level.FAILED for r in results) else None
+
+
+def with_remedies(results: Sequence[Result]) -> Iterator[tuple[Result, str]]:
+    """Yield each result with its remedy; of results in a row that have the same one, only the last has it."""
+    for result, following in zip_longest(results, results[1:]):
+        yield result, "" if following is not None and following.remedy == result.remedy else result.remedy

@@ -15,6 +15,7 @@ import typer
 from flk.cli.options import Context, JobName, Namespace, check_text_or_json, note, open_job, seconds
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
     from flk.jobs.profiling import Profiled, RankPlace
@@ -78,7 +79,7 @@ def profile(
     request: dict[str, Any] = (
         {"arguments": {"steps": steps, "timeout": limit, "memory": memory}} if record is None else {"seconds": record}
     )
-    what = f"the next {steps} steps" if record is None else f"{record} s of stacks"
+    what = f"the next {plural(steps, 'step')}" if record is None else f"{record} s of stacks"
     note(f"profiling {what} of rank{'s' * (len(found) > 1)} {', '.join(str(place.rank) for place in found)}")
 
     def one(place: RankPlace) -> Profiled:

@@ -7,6 +7,7 @@ code is the worst of all.
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -117,7 +118,7 @@ class Chosen:
         """Call ``act`` for each job, and return the worst exit code. Raises the error of a single job."""
         if not self.are_several:
             return act(self.client.of(self.jobs[0]), self.jobs[0]) or 0
-        return worst([_code(act, self.client.of(job), job) for job in self.jobs])
+        return worst([self._code(act, job) for job in self.jobs])
 
     def in_parallel(self, act: Callable[[JobClient, JobRef, Tell], int | None]) -> int:
         """Call ``act`` for some jobs at a time, and return the worst exit code. Raises the error of a single job.
@@ -138,10 +139,17 @@ class Chosen:
 
     def failed(self, job: JobRef, error: FlkError) -> int:
         """Print the error of one of several jobs, with the hint if no other job had the same; return its exit code."""
-        hint = (error.hint or "").replace(job.name, "")
-        print_error(error, hint=hint not in self._hints)
+        hint = re.sub(rf"(?<![\w-]){re.escape(job.name)}(?![\w-])", "", error.hint or "")
+        named = f"job {job.name}"
+        print_error(error, hint=hint not in self._hints, about="" if named in str(error) else f"{named}: ")
         self._hints.add(hint)
         return int(error.code)
+
+    def _code(self, act: Act, job: JobRef) -> int:
+        try:
+            return act(self.client.of(job), job) or 0
+        except FlkError as error:
+            return self.failed(job, error)
 
     def at_once(self, act: Callable[[JobClient, JobRef, threading.Event], int | None]) -> int:
         """Call ``act`` for all jobs at once, and return the worst exit code. Raises the error of a single job.
@@ -155,7 +163,7 @@ class Chosen:
 
         def run(job: JobRef) -> None:
             try:
-                results.put(_code(lambda client, ref: act(client, ref, ended), self.client.of(job), job))
+                results.put(self._code(lambda client, ref: act(client, ref, ended), job))
             except BaseException as error:  # of any kind: the main thread raises it
                 results.put(error)
 
@@ -181,14 +189,6 @@ def worst(codes: Iterable[int]) -> int:
     """Return the worst of exit codes, 0 for none."""
     order = {int(code): rank for rank, code in enumerate(_WORST_FIRST)}
     return min(codes, key=lambda code: order.get(code, -1), default=0)
-
-
-def _code(act: Act, client: JobClient, job: JobRef) -> int:
-    try:
-        return act(client, job) or 0
-    except FlkError as error:
-        print_error(error)
-        return int(error.code)
 
 
 def _age(meta: Any) -> tuple[str, str]:

@@ -102,20 +102,17 @@ def submit(
 
 def _check(submission: Submission) -> int | None:
     """Print on stderr what would prevent the job from running, and return the exit code if something does."""
+    from flk.cli.doctor import with_remedies
     from flk.health.cluster import Level, Pods
     from flk.health.table import examine
     from flk.jobs.cluster import read_cluster
 
     pods = Pods(submission.manifests[0])
     results = examine(read_cluster(submission.client, pods), pods)
-    failed = False
-    for result in results:
-        if result.level in (Level.FAILED, Level.WARNING):
-            note(
-                f"check {result.level.value}: {result.check}: {result.found}"
-                + f"; {result.remedy}" * bool(result.remedy)
-            )
-            failed = failed or result.level is Level.FAILED
+    bad = [result for result in results if result.level in (Level.FAILED, Level.WARNING)]
+    for result, remedy in with_remedies(bad):
+        note(f"check {result.level.value}: {result.check}: {result.found}" + f"; {remedy}" * bool(remedy))
+    failed = any(result.level is Level.FAILED for result in bad)
     if failed:
         note(f"{submission.name}: nothing was created")
         return int(ExitCode.INFRASTRUCTURE)

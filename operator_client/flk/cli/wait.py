@@ -69,7 +69,7 @@ def wait(
         code = waiting.for_all(chosen) if chosen.are_several else waiting.for_one(chosen) or 0
     except KeyboardInterrupt:
         progress.clear()
-        note_detached(chosen, "wait" if chosen.are_several else "logs")
+        note_detached(chosen, "wait")
         return int(ExitCode.INTERRUPTED)
     finally:
         progress.clear()

@@ -90,10 +90,18 @@ def before(cluster: Cluster) -> Iterator[Result]:
         gang = next(name for name, known in GANGS.items() if known is cluster.gang)
         values = f"rbac.targets={{{cluster.target.name}}} and rbac.gangs={{{gang}}}"
         remedy = f"ask the administrator for the Role of flk's chart with {values}"
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # the resources, by the verb and the commands
     for verb, resource in denied:
-        commands = [command for command, rights in needed.items() if (verb, resource) in rights]
-        found = f"you may not {verb} {resource} in namespace {cluster.namespace}, which flk {', '.join(commands)} needs"
-        yield Result("rights", Level.FAILED if "submit" in commands else Level.WARNING, found, remedy)
+        commands = tuple(f"flk {command}" for command, rights in needed.items() if (verb, resource) in rights)
+        groups.setdefault((verb, commands), []).append(resource)
+    for (verb, commands), resources in groups.items():
+        which = f"which {_listed(commands)} {'needs' if len(commands) == 1 else 'need'}"
+        found = f"you may not {verb} {_listed(resources)} in namespace {cluster.namespace}, {which}"
+        yield Result("rights", Level.FAILED if "flk submit" in commands else Level.WARNING, found, remedy)
     if not denied:
         without = f"; not for {' and '.join(optional)}" if optional else ""
         yield Result("rights", Level.OK, f"you have the rights for all commands of flk{without}")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -133,14 +135,25 @@ class JobClient:
         unknown = refused or missing
         if unknown is not None and not answered:
             raise unknown
-        raise self.no_job(ref)
+        raise self.no_job(ref, explained=True)
 
-    def no_job(self, ref: JobRef) -> JobNotFoundError:
-        """Return the error that says that a job does not exist."""
-        return JobNotFoundError(
-            f"there is no job {ref} in namespace {self.namespace}",
-            hint=f"{self.commands.flk('list')} lists those that exist",
-        )
+    def no_job(self, ref: JobRef, *, explained: bool = False) -> JobNotFoundError:
+        """Return the error that says that a job does not exist.
+
+        ``explained``: requests find out whether its namespace does, and which job may have been meant.
+        """
+        hint = f"{self.commands.flk('list')} lists those that exist"
+        where = f"in namespace {self.namespace}"
+        if explained and self.lacks_namespace():
+            where += ", which this cluster does not have"
+            hint = f"{self.commands.kubectl('get namespaces', namespaced=False)} lists those that it has"
+            return JobNotFoundError(f"there is no job {ref} {where}", hint=hint)
+        if explained:
+            with contextlib.suppress(FlkError):
+                names = [str(job["metadata"]["name"]) for job in self.list_jobs(metadata_only=True)]
+                near = difflib.get_close_matches(ref.name, names, n=1)
+                hint = f"did you mean {near[0]}? {hint}" if near and near[0] != ref.name else hint
+        return JobNotFoundError(f"there is no job {ref} {where}", hint=hint)
 
     def target_of(self, name: str) -> targets.Target:
         """Return the target of a job, by the kind of its object. Raises JobNotFoundError if there is no such job."""

@@ -54,7 +54,7 @@ class Follower:
             if not self._watches.are_listed:
                 continue
             if self._cache.uid is None:
-                raise self.client.no_job(JobRef(self.name))
+                raise self.client.no_job(JobRef(self.name), explained=True)
             seen = self._cache.observed()
             yield seen
             if seen.gone is not None and changed and not seen.pods:

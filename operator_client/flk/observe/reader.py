@@ -82,7 +82,7 @@ def given_pod(view: JobView, pod: str) -> int:
 def pod_of(client: JobClient, name: str, rank: int | None = None, pod: str | None = None) -> PodState:
     """Return the pod that a name or an index means, or the pod of a rank (by default of rank 0).
 
-    Raises UsageError if there is none or both are given, and ApiError if the pod does not exist now.
+    Raises UsageError if there is none or both are given, and ApiError if the pod does not exist now or does not run.
     """
     if pod is None:
         return pod_of_rank(client, name, rank or 0)
@@ -132,6 +132,9 @@ def container_in(client: JobClient, job: str, pod: str, chosen: str) -> str:
 def _existing(client: JobClient, name: str, pod: PodState) -> PodState:
     if pod.absent:
         raise ApiError(f"pod {pod.name} does not exist", hint=f"{client.commands.flk('why', name)} says why")
+    if pod.phase in (PodPhase.PENDING, PodPhase.SUCCEEDED, PodPhase.FAILED):
+        state = "has no node yet" if pod.phase == PodPhase.PENDING else f"has ended ({pod.phase})"
+        raise ApiError(f"pod {pod.name} {state}", hint=f"{client.commands.flk('status', name)} shows more")
     return pod
 
 

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Any, Final
 
+import torch.distributed as dist
+
 from flk_runtime.automatic import run_plan
 from flk_runtime.bench.cases import Cases, Ended
 from flk_runtime.bench.transport import transport, warning
@@ -35,7 +37,9 @@ class Benchmark:
 
     def __init__(self, info: RankInfo, request: dict[str, Any], command: list[str]) -> None:
         self._info, self._request, self._command = info, request, command
-        self._cases = Cases(info, connect_store(info, user_env.PREFLIGHT_TIMEOUT.default), request["timeout"])
+        limit = user_env.PREFLIGHT_TIMEOUT.default
+        store = connect_store(info, limit) if info.world_size > 1 else dist.HashStore()  # type: ignore[attr-defined]
+        self._cases = Cases(info, store, request["timeout"])
 
     def run(self) -> dict[str, Any]:
         """Run all cases and return the result, on rank 0 with predictions. Collective."""

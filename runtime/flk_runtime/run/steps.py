@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat
 
 import torch
 
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
@@ -63,6 +64,8 @@ class Steps:
 
         ``report``: print a line of metrics, even if none is due.
         """
+        if not isinstance(loss, SupportsFloat | None):
+            raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
         first = not self.began
         if first:
             self._saves.manager.finish_restoring()

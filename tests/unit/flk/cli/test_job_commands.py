@@ -315,6 +315,14 @@ def test_delete_prints_what_was_deleted_although_another_failed(fake: Any, run: 
     assert "no permission to get" in stderr
 
 
+def test_a_name_that_is_nearly_right_is_answered_with_the_job_that_was_meant(fake: Any, run: Run) -> None:
+    JobBuilder(1, name="gpt-large").all("pod").add_to(fake)
+    for command in ("status", "logs", "suspend"):
+        code, _, stderr = run(command, "gpt-lrage")
+        assert code == ExitCode.NOT_FOUND
+        assert "hint: did you mean gpt-large? flk list -n team lists" in stderr
+
+
 def test_delete_tells_of_each_job_that_it_could_not_delete(fake: Any, run: Run) -> None:
     for name in ("a", "b", "c"):
         JobBuilder(1, name=name).all("pod").add_to(fake)
@@ -322,7 +330,9 @@ def test_delete_tells_of_each_job_that_it_could_not_delete(fake: Any, run: Run) 
     fake.refused = {f"{JOBS}/a": said, f"{JOBS}/c": said}
     code, stdout, stderr = run("delete", "a", "b", "c", "--timeout", "0")
     assert (code, stdout) == (1, "")
-    assert stderr.count("no permission to get") == 2
+    for name in ("a", "c"):
+        assert f"error: job {name}: no permission to get" in stderr
+    assert stderr.count("hint: ask the cluster's administrator") == 1
     assert "error: job b is being deleted and not gone yet: 1 pod left" in stderr
 
 
@@ -346,4 +356,4 @@ def test_interrupted_wait_detaches(fake: Any, run: Run, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("flk.jobs.wait.wait_for", interrupt)
     code, _, stderr = run("wait", "gpt")
-    assert (code, stderr) == (130, "flk: detached: job gpt goes on. To attach again: flk logs gpt -n team\n")
+    assert (code, stderr) == (130, "flk: detached: job gpt goes on. To attach again: flk wait gpt -n team\n")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flk.cli.doctor import with_remedies
 from flk.commands import Commands, Connection
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
 from flk.health.resources import is_selected
@@ -496,9 +497,9 @@ RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset cont
             {"target": TARGETS["job"], "api": RESOURCES["job"], "controllers": {}},
             "rights",
             Level.FAILED,
-            "you may not create services",
+            "you may not create jobs.batch and services in namespace team, which flk submit and flk restart need",
         ),
-        ({"target": TARGETS["jobset"], "gang": GANGS["volcano"]}, "rights", Level.FAILED, "may not create podgroups"),
+        ({"target": TARGETS["jobset"], "gang": GANGS["volcano"]}, "rights", Level.FAILED, " and podgroups.scheduling."),
     ],
 )
 def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: str, level: Level, found: str) -> None:
@@ -588,3 +589,9 @@ def test_a_node_affinity_is_read_as_the_scheduler_does(expression: dict[str, Any
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     spec = {"affinity": {"nodeAffinity": affinity}}
     assert is_selected(node(labels={"zone": "a", "os": "linux"}), spec) == selected
+
+
+def test_a_remedy_of_several_results_is_told_once() -> None:
+    results = [Result("rights", Level.FAILED, each, "ask") for each in ("get", "list")]
+    results.append(Result("image", Level.WARNING, "large", ""))
+    assert [remedy for _, remedy in with_remedies(results)] == ["", "ask", ""]

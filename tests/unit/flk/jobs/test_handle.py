@@ -11,6 +11,7 @@ import pytest
 import flk
 from flk.kube.sockets import Executed
 from tests.support.api_server import FakeApiServer
+from tests.support.jobs import JobBuilder
 from tests.unit.flk.cli.outputs import jobs
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
@@ -61,6 +62,10 @@ def test_a_handle_has_the_commands_of_a_job(
     assert "raised ValueError" in report.summary
     done = Executed(0, b"3", b"")
     monkeypatch.setattr("flk.observe.client.JobClient.execute", lambda self, pod, command, timeout: done)
+    with pytest.raises(flk.ApiError, match=r"pod gpt-worker-2 has ended \(Failed\)"):
+        handle.exec(["nproc"], rank=2)
+    for pod in fake.objects["/api/v1/namespaces/team/pods"].values():
+        pod["status"] = JobBuilder().pod(0).pods[0]["status"]
     assert handle.exec(["nproc"], rank=2) is done
     copied: list[Any] = []
     monkeypatch.setattr("flk.jobs.copying.Container.read", lambda self, *words: copied.append((self.pod, *words[:2])))

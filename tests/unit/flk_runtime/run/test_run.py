@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from torch import nn
 
+from flk_runtime.errors import SetupError
 from flk_runtime.run.run import Run
+from flk_runtime.run.steps import Steps
 
 
 def test_a_keyword_that_parallelize_lacks_is_named() -> None:
@@ -13,3 +18,9 @@ def test_a_keyword_that_parallelize_lacks_is_named() -> None:
         TypeError, match=r"parallelize\(\) has no argument 'presision': expected one of precision, blocks"
     ):
         object.__new__(Run).parallelize(nn.Linear(1, 1), presision=None)
+
+
+def test_a_step_takes_the_loss_and_no_optimizer() -> None:
+    optimizer: Any = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    with pytest.raises(SetupError, match=r"run\.step takes the loss, a number, and not SGD"):
+        object.__new__(Steps).record(optimizer, {}, samples=1, epoch=None)
