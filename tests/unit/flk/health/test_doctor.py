@@ -13,7 +13,7 @@ import yaml
 
 from flk.cli.doctor import with_remedies
 from flk.commands import Commands, Connection
-from flk.health.cluster import Cluster, Level, Pods, Unreadable
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import is_selected
 from flk.health.rights import OPTIONAL, all_rights, rights_for
 from flk.health.table import CAUSES, examine
