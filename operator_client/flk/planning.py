@@ -25,6 +25,7 @@ class Row:
     strategy: str
     precision: str  # "as written" in the script, or bf16
     recompute: bool
+    tp: int  # ranks over which layers are split
     fits: bool
     total: int
     parameters: int
@@ -42,6 +43,11 @@ class Row:
     mfu: float | None
     largest_batch: float
     modelled: bool  # whether nothing is left out of the times
+
+    @property
+    def sample_seconds(self) -> float:
+        """Seconds for as many samples as a step without tensor parallelism has."""
+        return self.step_seconds * self.tp
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:

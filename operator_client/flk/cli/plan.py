@@ -60,9 +60,10 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
         f"{plan.gpu} with {_gib(plan.memory)} of memory each",
         "",
     ]
-    header = ["STRATEGY", "PRECISION", "RECOMPUTE", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP", "MFU", "BATCH"]
+    split = any(row.tp > 1 for row in plan.rows)
+    header = ["STRATEGY", *["TP"] * split, "PRECISION", "RECOMPUTE", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP"]
     shown = plan.rows if all_rows else plan.rows[:_SHOWN]
-    lines += table(header, [_cells(row) for row in shown])
+    lines += table([*header, "MFU", "BATCH"], [_cells(row, split=split) for row in shown])
     if len(shown) < len(plan.rows):
         lines.append(f"and {len(plan.rows) - len(shown)} more rows (-o wide shows all)")
     lines += ["", _recommendation(plan, best), ""]
@@ -70,9 +71,10 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
     return lines + [f"assumes: {text}" for text in plan.assumptions]
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, *, split: bool) -> list[str]:
     return [
         row.strategy,
+        *[str(row.tp)] * split,
         row.precision,
         "yes" if row.recompute else "no",
         _gib(row.total) if row.fits else f"{_gib(row.total)} does not fit",
@@ -97,16 +99,19 @@ def _recommendation(plan: Plan, best: Row | None) -> str:
             f"no strategy fits: {least.strategy} needs least, {_gib(least.total)} of {_gib(plan.memory)}; use a "
             "smaller micro-batch, more GPUs, or GPUs with more memory"
         )
-    options = ["precision=flk.Precision()"] if best.precision == "bf16" else []
+    given = plan.output["tp"]  # the script's
+    options = [f"tp={best.tp if best.tp > 1 else None}"] if best.tp > 1 or given > 1 else []
+    options += ["precision=flk.Precision()"] if best.precision == "bf16" else []
     options += ["recompute=True"] if best.recompute else []
     call = f", with run.parallelize({', '.join(['model', 'optimizer', *options])})" if options else ""
-    slower = [row for row in plan.rows if row.fits and row.strategy != best.strategy]
+    slower = [row for row in plan.rows if row.fits and (row.strategy, row.tp) != (best.strategy, best.tp)]
     reason = "the only strategy that fits"
     if slower:
-        by = slower[0].step_seconds / best.step_seconds - 1
-        reason = f"the fastest that fits: {slower[0].strategy} takes {by:.0%} longer"
+        by = slower[0].sample_seconds / best.sample_seconds - 1
+        other = slower[0].strategy + (f" with tp={slower[0].tp}" if slower[0].tp > 1 else "")
+        reason = f"the fastest that fits: {other} takes {by:.0%} longer"
         if by < 0.01:
-            reason = f"the fastest that fits, as fast as {slower[0].strategy}"
+            reason = f"the fastest that fits, as fast as {other}"
     return f"recommended: --strategy {best.strategy}{call} ({reason})"
 
 

@@ -78,11 +78,28 @@ _IGNORED: Final = ("replicate",)
 
 def by_plan(model: nn.Module, given: Mapping[str, str] | None) -> Parallelizer:
     """The function that splits ``model`` by a plan; by default its own. Raises SetupError if the plan does not fit."""
-    plan = dict(given if given is not None else getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", {}))
+    styles = {path: _STYLES[name]() for path, name in styles_of(model, given).items()}
+
+    def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+        parallelize_module(model, mesh, styles)
+
+    return parallelize
+
+
+def plan_of(model: nn.Module, given: Mapping[str, str] | None) -> dict[str, str]:
+    """The plan of a model: the given one, else its own; empty if it has none."""
+    return dict(
+        given if given is not None else getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None) or {}
+    )
+
+
+def styles_of(model: nn.Module, given: Mapping[str, str] | None) -> dict[str, str]:
+    """The names of the styles by the paths of the modules. Raises SetupError if the plan does not fit the model."""
+    plan = plan_of(model, given)
     if not plan:
         raise SetupError(f"tp= needs a plan, and {type(model).__name__} has none: pass tp_plan= with styles by paths")
     uses = Counter(id(each) for module in model.modules() for each in module._parameters.values())
-    styles: dict[str, ParallelStyle] = {}
+    styles: dict[str, str] = {}
     for path, module in model.named_modules():
         pattern = next((each for each in plan if fnmatch.fnmatchcase(path, each)), None)
         if pattern is None or plan[pattern] in _IGNORED:
@@ -94,12 +111,8 @@ def by_plan(model: nn.Module, given: Mapping[str, str] | None) -> Parallelizer:
                 f"the plan has the style {plan[pattern]!r} for {path!r}, which flk does not know: expected one of "
                 f"{', '.join(_STYLES)}; for others use mesh= and parallelize="
             )
-        styles[path] = _STYLES[plan[pattern]]()
+        styles[path] = plan[pattern]
     for pattern in plan:
         if given is not None and not any(fnmatch.fnmatchcase(path, pattern) for path, _ in model.named_modules()):
             raise SetupError(f"tp_plan= has {pattern!r}, and the model has no such module")
-
-    def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-        parallelize_module(model, mesh, styles)
-
-    return parallelize
+    return styles

@@ -31,6 +31,7 @@ from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
 from flk_runtime.parallel.initialize import check_init, meta_names
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 from flk_runtime.plan.hardware import Gpu
+from flk_runtime.plan.split import SplitModel
 from flk_runtime.plan.trace import StepTrace, Tracer
 from flk_runtime.run import current
 from flk_runtime.system import pytree, trial
@@ -139,7 +140,7 @@ class _Session:
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> ParallelModel:
         if self.captured is not None:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
-        for name in ("reshard_after_forward", "prefetch", "offload", "mesh", "tp"):
+        for name in ("reshard_after_forward", "prefetch", "offload", "mesh", "parallelize"):
             if getattr(options, name):
                 raise SetupError(f"plan does not model {name}: leave it out to compare strategies")
         unset = [name for name, each in model.named_parameters() if getattr(each, _META, False)]
@@ -227,8 +228,15 @@ def _trains(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
     return bool(held & trained)
 
 
-def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, recompute: bool | Blocks) -> StepTrace:
-    """Trace the first micro-batch in another precision, or with recomputation."""
+def retrace(
+    captured: CapturedModel,
+    gpu: Gpu,
+    *,
+    precision: Precision | None,
+    recompute: bool | Blocks,
+    split: SplitModel | None = None,
+) -> StepTrace:
+    """Trace the first micro-batch in another precision, with recomputation, or as one rank of a split model."""
     model, blocks = captured.model, captured.blocks
     parameter = next(model.parameters())
     assert isinstance(parameter.data, FakeTensor)  # noqa: S101
@@ -237,6 +245,7 @@ def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, r
         _WithoutData(),
         _dropout_of_gpus(),
         _as_trained(captured, precision=precision, recompute=recompute),
+        split.applied(tracer.communicate) if split else contextlib.nullcontext(),
         parameter.data.fake_mode,
         torch.autocast("cpu", captured.autocast, enabled=captured.autocast is not None),
         tracer.recording(),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import STRATEGIES, Precision
+from flk_runtime.parallel.mesh import check_sizes
 from flk_runtime.plan.calibration import UNMEASURED, Calibration
 from flk_runtime.plan.capture import CapturedModel, retrace
 from flk_runtime.plan.communication import Cluster
@@ -21,6 +24,7 @@ from flk_runtime.plan.hardware import (
     MEMORY_EFFICIENCY,
 )
 from flk_runtime.plan.predict import Prediction, Workload, predict
+from flk_runtime.plan.split import SplitModel
 from flk_runtime.plan.state import optimizer_sizes, units_of
 
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -31,10 +35,18 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
 
     Where a row leaves something out of the time, as ``modelled`` of it tells, all rows are sorted by memory.
     """
-    names = strategies_of(captured, cluster)
-    rows = [predict(name, work, cluster) for work in _workloads(captured, cluster) for name in names]
+    splits, refused = _splits(captured, cluster)
+    rows = []
+    for split in splits:
+        names = strategies_of(captured, cluster, split.ranks if split else 1)
+        try:
+            rows += [predict(name, work, cluster) for work in _workloads(captured, cluster, split) for name in names]
+        except RuntimeError as error:
+            if split is None or split.ranks == captured.options.tp:
+                raise
+            refused = f"no row has tp={split.ranks}, with which the model's forward pass fails: {error}".splitlines()[0]
     left_out = list(unmodelled(captured))
-    rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits and not left_out else row.total))
+    rows.sort(key=lambda row: (not row.fits, row.sample_seconds if row.fits and not left_out else row.total))
     gpu, network = cluster.gpu, cluster.network
     half = torch.bfloat16 if gpu.multiplies(torch.bfloat16) else torch.float16
     peak = f"{gpu.peak(half) / 1e12:.0f} TFLOP/s in {'bf16' if half == torch.bfloat16 else 'fp16'}"
@@ -45,6 +57,11 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"collectives reach {LINK_EFFICIENCY:.0%} of it",
         f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
     ]
+    if any(row.tp > 1 for row in rows):
+        assumptions.append(
+            "with TP n, n ranks have the same samples, so that a step has an n-th of them: the rows are in the order of "
+            "the time for equally many"
+        )
     if gpu.overlaps:
         share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
         assumptions.insert(2, f"a collective takes {share}, fewer where the network is slow")
@@ -53,12 +70,13 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     return {
         **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),
+        "tp": captured.options.tp or 1,
         "world_size": cluster.world_size,
         "gpu": gpu.name,
         "memory": gpu.memory,
         "rows": [{**_as_dict(row), "modelled": not left_out} for row in rows],
         "assumptions": assumptions,
-        "warnings": list(_warnings(captured, cluster)),
+        "warnings": [*_warnings(captured, cluster), *([refused] if refused else [])],
     }
 
 
@@ -136,20 +154,58 @@ def hardware_of(cluster: Cluster) -> dict[str, Any]:
     return {"gpu": cluster.gpu.name, "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
 
 
-def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
-    """The strategies that the model allows and that differ from each other on these nodes."""
-    hybrid = cluster.nodes > 1 and cluster.gpus > 1
+def _splits(captured: CapturedModel, cluster: Cluster) -> tuple[list[SplitModel | None], str]:
+    """The sizes of tensor parallelism that a plan has rows for, the script's own first; and why there are no others.
+
+    None is a model that is not split. Others stay inside of a node. Raises SetupError for what the script asks for.
+    """
+    given, own = captured.options, _own_split(captured, cluster)
+    splits = [own, None] if own else [own]
+    if importlib.util.find_spec("flk_runtime.parallel.tensor_parallel") is None:
+        return splits, ""
+    from flk_runtime.parallel.tensor_parallel import plan_of
+
+    refused = ""
+    for ranks in range(2, cluster.gpus + 1):
+        if cluster.gpus % ranks == 0 and ranks != given.tp and plan_of(captured.model, given.tp_plan):
+            try:
+                splits.append(SplitModel(captured.model, given, ranks))
+            except SetupError as error:
+                refused = f"no row has tp={ranks}: {error}"
+    return splits, refused
+
+
+def _own_split(captured: CapturedModel, cluster: Cluster) -> SplitModel | None:
+    given = captured.options
+    if given.tp is None:
+        return None
+    check_sizes({"tp": given.tp}, cluster.world_size)
+    return SplitModel(captured.model, given, given.tp)
+
+
+def strategies_of(captured: CapturedModel, cluster: Cluster, tp: int | None = None) -> list[str]:
+    """The strategies that the model allows and that differ from each other on these nodes.
+
+    ``tp``: ranks over which layers are split; None: as the script has it.
+    """
+    split = captured.options.tp is not None if tp is None else tp > 1
+    tp = tp or captured.options.tp or 1
+    hybrid = cluster.nodes > 1 and cluster.gpus > tp
     scalars = any(each.dim() == 0 for each in captured.model.parameters())  # they cannot be sharded
     kinds = {name: STRATEGIES[name] for name in _STRATEGIES}
-    return [n for n, kind in kinds.items() if (hybrid or not kind.replicates) and not (scalars and kind.shards)]
+    return [
+        name
+        for name, kind in kinds.items()
+        if (hybrid or not kind.replicates) and not (scalars and kind.shards) and (kind.shards or not split)
+    ]
 
 
 def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:
     """The work of a rank in a step, with the precision and the recomputation that the script has."""
-    return next(_workloads(captured, cluster))
+    return next(_workloads(captured, cluster, _own_split(captured, cluster)))
 
 
-def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
+def _workloads(captured: CapturedModel, cluster: Cluster, split: SplitModel | None) -> Iterator[Workload]:
     given, trace = captured.options, captured.trace
     assert trace is not None  # noqa: S101
     dtype = next(captured.model.parameters()).dtype
@@ -162,12 +218,22 @@ def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
     states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
     for name, precision in precisions.items():
         ready = () if given.find_unused_parameters else trace.ready  # with it, DDP keeps the order that it began with
-        units = units_of(captured.model, captured.blocks, states, precision, ready, ends=given.blocks is None)
+        units = units_of(
+            captured.model,
+            captured.blocks,
+            states,
+            precision,
+            ready,
+            ends=given.blocks is None,
+            shapes=split.shapes if split else None,
+        )
         for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):
-            as_traced = precision is given.precision and recompute == given.recompute
+            as_traced = split is None and precision is given.precision and recompute == given.recompute
             yield Workload(
                 units,
-                trace if as_traced else retrace(captured, cluster.gpu, precision=precision, recompute=recompute),
+                trace
+                if as_traced
+                else retrace(captured, cluster.gpu, precision=precision, recompute=recompute, split=split),
                 precision.param if precision else dtype,
                 name,
                 bool(recompute),
@@ -175,6 +241,8 @@ def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
                 precision.reduce.itemsize if precision else None,
                 optimizers,
                 captured.synced,
+                split.ranks if split else 1,
+                trace.model_flops,
             )
 
 
@@ -184,6 +252,7 @@ def _as_dict(row: Prediction) -> dict[str, Any]:
         "strategy": row.strategy,
         "precision": row.precision,
         "recompute": row.recompute,
+        "tp": row.tp,
         "fits": row.fits,
         "total": row.total,
         "parameters": state.parameters,

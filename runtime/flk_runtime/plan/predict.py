@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ class Prediction:
     strategy: str
     precision: str
     recompute: bool
+    tp: int  # ranks over which layers are split, which have the same samples
     state: StateBytes
     activations: int
     gathered: int  # full parameters and gradients of the blocks that are in use
@@ -54,6 +55,11 @@ class Prediction:
         """Duration of a step."""
         return self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
 
+    @property
+    def sample_seconds(self) -> float:
+        """Duration of a step for as many samples as a step without tensor parallelism has."""
+        return self.step_seconds * self.tp
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -68,19 +74,25 @@ class Workload:
     reduce_size: int | None = None  # bytes of an element of a gradient that is summed; None: as the parameter is kept
     optimizers: Sequence[OptimizerSizes] = ()
     synced: Sequence[bool] = (True,)  # for each micro-batch of a step: its gradients are communicated
+    tp: int = 1  # ranks over which layers are split; units and trace are those of one of them
+    model_flops: int | None = None  # of a micro-batch, on all of these ranks; None: as the trace has them
 
 
 def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int | None = None) -> Prediction:
     """Predict one strategy. ``shard_size``: ranks in a shard group of a hybrid strategy; default: a node's ranks."""
     kind = STRATEGIES[strategy]
-    shards = shard_count(strategy, cluster, shard_size)
+    shards = shard_count(strategy, cluster, shard_size, work.tp)
     state = model_state(work.units, shards)
     memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards)
     held = state.parameters + state.optimizer
     needed = memory.pools if cluster.gpu.overlaps else memory.peak  # a CPU has neither streams nor pools
     total = int((held + needed) / (1 - FRAGMENTATION))
     usable = cluster.gpu.memory - RESERVED
-    sent = list(collectives(strategy, work.units, cluster.world_size, shards, work.parameter_size, work.reduce_size))
+    replicas = cluster.world_size // work.tp
+    sent = list(
+        collectives(strategy, work.units, replicas, shards, work.parameter_size, work.reduce_size, stride=work.tp)
+    )
+    split = list(_of_split_layers(work))
     inside = between = exposed = 0.0
     for number, synced in enumerate(work.synced):
         gathers = kind.reshards or number == 0 or work.synced[number - 1]  # else the parameters are still there
@@ -88,6 +100,9 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
             [each for each in sent if (synced if each.when is When.OPTIMIZER else gathers)], work, cluster
         )
         inside, between, exposed = inside + wire.inside, between + wire.between, exposed + longer
+    size = len(work.synced) * sum(each.sent for each in split)
+    inside, between = (inside + size, between) if cluster.is_inside(work.tp, 1) else (inside, between + size)
+    exposed += len(work.synced) * sum(each.seconds(cluster) for each in split)
     # The optimizer reads parameters, gradients and its state, and writes parameters and its state.
     update = 2 * (state.parameters + state.optimizer) + state.gradients
     factor = cluster.calibration.compute
@@ -95,11 +110,13 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     compute = factor * work.trace.seconds * len(work.synced)
     step = compute + exposed + update_seconds
     activations = work.trace.peak
+    flops = work.trace.model_flops if work.model_flops is None else work.model_flops
     free = usable - (total - activations / (1 - FRAGMENTATION))
     return Prediction(
         strategy,
         work.precision,
         work.recompute,
+        work.tp,
         state,
         activations,
         memory.gathered,
@@ -113,9 +130,19 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
         update_seconds,
         None
         if cluster.gpu.flops or work.trace.uncounted
-        else work.trace.model_flops * len(work.synced) / step / cluster.gpu.peak(work.dtype),
+        else flops / work.tp * len(work.synced) / step / cluster.gpu.peak(work.dtype),
         max(0.0, free * (1 - FRAGMENTATION) / activations),
     )
+
+
+def _of_split_layers(work: Workload) -> Iterator[Collective]:
+    """The collectives of a micro-batch that layers need which are split. The computation waits for each of them."""
+    for segment in work.trace.segments:
+        when = When.BACKWARD if segment.backward else When.FORWARD
+        for name, size in segment.sums:
+            kind = Kind(name)
+            share = (2 if kind is Kind.ALL_REDUCE else 1) * (work.tp - 1) / work.tp
+            yield Collective(None, when, kind, size * share, work.tp, 1)
 
 
 class _Memory:

@@ -45,6 +45,7 @@ class Segment:
     end: int = 0  # live bytes at its end
     model_flops: int = 0  # without the FLOPs that recomputation repeats
     seconds: float = 0.0  # estimated time on the GPU
+    sums: tuple[tuple[str, int], ...] = ()  # kind and full bytes of the collectives that its computation waits for
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class _Recorded:
         self.block, self.backward = block, backward
         self.peak = self.change = self.model_flops = 0
         self.seconds = 0.0
+        self.sums: list[tuple[str, int]] = []
 
 
 @dataclass
@@ -138,6 +140,10 @@ class Tracer:
         """Whether the latest micro-batch is in its backward pass, or after it."""
         return self._current.backward
 
+    def communicate(self, kind: str, size: int) -> None:
+        """Record a collective on ``size`` bytes for which the computation waits."""
+        self._current.sums.append((kind, size))
+
     def begin_micro_batch(self) -> None:
         """Begin another micro-batch of the step. Only the first one is part of the trace."""
         self._begin(OUTSIDE, backward=False)
@@ -184,6 +190,7 @@ class Tracer:
                     live + each.change,
                     model.model_flops,
                     model.seconds,
+                    tuple(model.sums),
                 )
             )
             live += each.change

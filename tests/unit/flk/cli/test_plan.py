@@ -16,15 +16,15 @@ from flk.planning import Plan, Row, _installed
 from flk.spec.job import Job
 
 
-def row(strategy: str, seconds: float) -> Row:
+def row(strategy: str, seconds: float, tp: int = 1) -> Row:
     values: dict[str, Any] = {each.name: 1 for each in fields(Row)}
     words = {"strategy": strategy, "precision": "as written", "recompute": False, "fits": True, "modelled": True}
-    return Row(**{**values, **words, "step_seconds": seconds, "mfu": None})
+    return Row(**{**values, **words, "step_seconds": seconds, "mfu": None, "tp": tp})
 
 
 def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> None:
     rows = [row("full_shard", 2.0), row("ddp", 3.0)]
-    plan = Plan(1, 8, "H100", 1 << 30, rows, [], ["no formula"], {})
+    plan = Plan(1, 8, "H100", 1 << 30, rows, [], ["no formula"], {"tp": 1})
     assert "recommended: --strategy full_shard (the fastest that fits: ddp takes 50% longer)" in _text(
         plan, all_rows=True
     )
@@ -33,6 +33,19 @@ def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> N
     assert "2.00 s ?" in text[3]
     assert not any(line.startswith("recommended") for line in text)
     assert any(line.startswith("no recommendation") and "full_shard needs least memory" in line for line in text)
+
+
+def test_the_recommended_mesh_is_the_fastest_for_equally_many_samples() -> None:
+    rows = [row("full_shard", 2.0, tp=2), row("full_shard", 1.5, tp=4), row("full_shard", 7.0)]
+    text = _text(Plan(1, 8, "H100", 1 << 30, rows, [], [], {"tp": 1}), all_rows=True)
+    assert text[2].split()[:2] == ["STRATEGY", "TP"]
+    assert [line.split()[1] for line in text[3:6]] == ["2", "4", "1"]
+    assert (
+        "recommended: --strategy full_shard, with run.parallelize(model, optimizer, tp=2) "
+        "(the fastest that fits: full_shard with tp=4 takes 50% longer)" in text
+    )
+    whole = _text(Plan(1, 8, "H100", 1 << 30, rows[::-1], [], [], {"tp": 2}), all_rows=True)
+    assert any("run.parallelize(model, optimizer, tp=None)" in line for line in whole)
 
 
 def test_packages_are_those_that_flk_run_has_installed(
