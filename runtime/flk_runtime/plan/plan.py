@@ -59,8 +59,8 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     ]
     if any(row.tp > 1 for row in rows):
         assumptions.append(
-            "with TP n, n ranks have the same samples, so that a step has an n-th of them: the rows are in the order of "
-            "the time for equally many"
+            "with TP n, n ranks have the same samples, so that a step has an n-th of them: the rows are in the order "
+            "of the time for equally many"
         )
     if gpu.overlaps:
         share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
