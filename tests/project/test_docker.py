@@ -19,7 +19,7 @@ def stages() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     name = ""
     for line in (" ".join(line.split()) for line in text.splitlines() if line.strip()):
-        if match := re.fullmatch(r"FROM (\S+) AS (\w+)", line):
+        if match := re.fullmatch(r"FROM (\S+) AS ([\w-]+)", line):
             name = match[2]
             found[name] = []
         elif name:
@@ -39,7 +39,8 @@ def pins(lock: Path) -> dict[str, tuple[str, list[str]]]:
 
 def test_every_stage_is_named() -> None:
     environments = {"environment_cpu", "environment_cuda", "sbom_cpu", "sbom_cuda"}
-    assert stages().keys() == {"client", "source", "sbom", "torch", "fabric", "cpu", "cuda", *environments}
+    images = {"torch", "cpu", "cuda", "cpu-compiler", "cuda-compiler"}
+    assert stages().keys() == {"client", "source", "sbom", "fabric", *images, *environments}
     assert len(re.findall("^FROM ", DOCKERFILE.read_text(), re.MULTILINE)) == len(stages())
 
 
@@ -57,6 +58,15 @@ def test_the_cuda_image_gets_what_the_cpu_image_gets() -> None:
     # The user of the CPU image is that of the stage `torch`.
     for stage in ("torch", "cuda"):
         assert [line for line in stages()[stage] if line.startswith("USER")] == ["USER 10001:10001"]
+
+
+@pytest.mark.parametrize("image", ["cpu", "cuda"])
+def test_the_images_with_a_compiler_have_it_and_the_headers_of_torch_and_no_rights(image: str) -> None:
+    lines = stages()[f"{image}-compiler"]
+    assert 'RUN ["/bin/sh", "/tmp/install-compiler"]' in lines
+    assert lines[-1] == "USER 10001:10001"
+    headers = "COPY --from=environment_cpu /opt/torch-include /opt/venv/lib/python3.11/site-packages/torch/include"
+    assert (headers in lines) == (image == "cpu")  # the CUDA image has them
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
