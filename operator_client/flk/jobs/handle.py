@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flk.kube.sockets import Executed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JobHandle:
     """A job in a cluster. All methods are about the job with this ``uid``, and not about another one of its name.
 
@@ -30,6 +30,9 @@ class JobHandle:
     client: JobClient
     name: str
     uid: str | None = None
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.name!r}, namespace={self.namespace!r})"
 
     @property
     def _own(self) -> JobClient:

@@ -57,6 +57,7 @@ def test_a_handle_has_the_commands_of_a_job(
 ) -> None:
     jobs.add(fake, "exception on rank 1")
     handle = flk.get("gpt")
+    assert repr(handle) == "JobHandle('gpt', namespace='team')"
     report = handle.why()
     assert report.cause
     assert "raised ValueError" in report.summary
