@@ -6,6 +6,7 @@ Collectives run on gloo if the group has a CPU backend, else on the device.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -120,6 +121,11 @@ def mean(value: Numbers, weight: Numbers) -> float:
     A rank gives one value, or a sequence or a tensor of any number, with one weight for all or as many weights. Values
     of weight 0 may be NaN. Raises SetupError for another number of weights.
     """
+    if isinstance(value, float) and isinstance(weight, float):  # of a line of metrics: without operators of torch
+        total = _flat((value * weight if weight else 0.0, weight))
+        dist.all_reduce(total)
+        weighted, weights_sum = map(float, total.tolist())
+        return weighted / weights_sum if weights_sum else math.nan
     values, weights = _flat(value), _flat(weight)
     if weights.numel() not in (1, values.numel()):
         raise SetupError(f"mean of {values.numel()} values with {weights.numel()} weights: give each value a weight")

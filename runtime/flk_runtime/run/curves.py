@@ -15,16 +15,18 @@ from typing import Any, Final
 
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager
 from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.ranges import numbered, plural
 from flk_runtime.contract.sinks import MLFLOW, TENSORBOARD, WANDB, SinkName
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.ending import has_failed
 from flk_runtime.sinks.scalars import flat, scalars
 from flk_runtime.sinks.sink import Row, RunInfo, Sink
-from flk_runtime.sinks.writer import Writer
+from flk_runtime.sinks.writer import Writer, close
 
 _MOST_WAITING: Final = 100  # rows that a checkpoint keeps, because no sink has confirmed them
-_TIMEOUTS: Final = {"finished": 60.0, "stopped": 5.0, "failed": 5.0}  # seconds that the end of a run waits for a sink
+# Seconds that the end of a run waits for its sinks. The launcher kills a rank 5 s after it has reported its failure.
+_TIMEOUTS: Final = {"finished": 60.0, "stopped": 5.0, "failed": 3.0}
 _OTHERS: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -52,12 +54,18 @@ class Curves:
     def state_dict(self) -> dict[str, str]:
         """The ID, and the rows of the steps until now that a killed process would lose, as JSON."""
         waiting = max((each.waiting() for each in self._writers.values()), key=len, default=[])
-        return {"id": self._id, "waiting": json.dumps([*self._waiting, *waiting][-_MOST_WAITING:])}
+        rows = [*self._waiting, *waiting]
+        dropped = [row.step for row in rows[:-_MOST_WAITING]]
+        return {"id": self._id, "waiting": json.dumps(rows[-_MOST_WAITING:]), "dropped": json.dumps(dropped)}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """Go on with the run of a checkpoint."""
         self._id = state["id"]
         self._waiting = [Row(*row) for row in json.loads(state["waiting"])]
+        dropped = json.loads(state.get("dropped", "[]"))
+        if dropped:
+            some = f"{plural(len(dropped), 'line')} of metrics, {numbered('step', dropped)}"
+            self._context.say(f"the sinks were so slow before the resume that they may lack {some}")
 
     def open(self, sinks: Sequence[SinkName]) -> None:
         """Begin to record. A sink itself begins with its first row."""
@@ -98,7 +106,7 @@ class Curves:
         rows, self._waiting = [*self._waiting, *rows], []
         for kind in [kind for kind in self._writers if _script_logs_to(kind)]:
             self._context.say(f"the script has a run of its own in {kind}: flk writes nothing there")
-            self._writers.pop(kind).close("finished", _TIMEOUTS["stopped"])
+            close([self._writers.pop(kind)], "finished", _TIMEOUTS["stopped"])
         for writer in self._writers.values():
             for row in rows:
                 writer.put(row)
@@ -118,9 +126,9 @@ class Curves:
             atexit.unregister(self.close)
             if self._waiting:
                 self._give([])
-            ended = "stopped" if self._context.page.hold else "failed" if has_failed() else "finished"
-            for writer in self._writers.values():
-                writer.close(ended, _TIMEOUTS[ended])
+            failed = has_failed() or hasattr(sys, "last_value")  # which flk's launcher sets when a script has raised
+            ended = "stopped" if self._context.page.hold else "failed" if failed else "finished"
+            close(self._writers.values(), ended, _TIMEOUTS[ended])
 
 
 def _sink(name: SinkName, info: RunInfo) -> Sink:

@@ -1,20 +1,22 @@
-"""Writer: the thread that writes the rows of a run to one sink."""
+"""Writer: the thread that writes the rows of a run to one sink; close() ends those of a run."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.ranges import numbered, plural
 from flk_runtime.sinks.sink import Row, Sink
 
 LIMIT: Final = 10_000  # rows that wait
 _AT_ONCE: Final = 500  # rows in one write
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts to write
 _LAST_TRY = 5.0  # seconds that the end of a run waits for a sink that fails
+_PATIENCE = 1.0  # seconds after which the end of a run says which lines it waits for
 
 
 class Writer:
@@ -31,7 +33,9 @@ class Writer:
         self._dropped = 0
         self._described = self._open = self._fails = False
         self._ended = ""  # how the run has ended, as `Sink.close` takes it
+        self._timeout = 0.0  # seconds in which the run has to end
         self._until = 0.0  # when the process goes on without the thread, by time.monotonic
+        self._told = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,18 +61,33 @@ class Writer:
         self._described = False
         self._wake.set()
 
-    def close(self, ended: str, timeout: float) -> None:
-        """Write what waits, and end the run, within ``timeout`` seconds. A second call does nothing."""
+    def end(self, ended: str, timeout: float) -> None:
+        """Have what waits written and the run ended within ``timeout`` seconds. A second call does nothing."""
         if self._thread is None or self._ended:
             return
         if self._fails:
             timeout = min(timeout, _LAST_TRY)
-        self._until, self._ended = time.monotonic() + timeout, ended
+        self._timeout, self._until, self._ended = timeout, time.monotonic() + timeout, ended
         self._wake.set()
-        self._thread.join(timeout)
-        if self._thread.is_alive() or self._rows:
-            lost = plural(len(self._rows), "line")
-            self._say(f"{self._sink.title}: not all is written after {timeout:g} s; {lost} of metrics may be missing")
+
+    def wait(self, patience: float = math.inf) -> None:
+        """Wait for the end, at most ``patience`` of its seconds, and say which lines are not written then."""
+        if self._thread is None or not self._ended or self._told:
+            return
+        last = patience >= self._timeout
+        until = self._until if last else self._until - self._timeout + patience
+        self._thread.join(max(0.0, until - time.monotonic()))
+        rows = self.waiting()
+        self._told = last
+        if not (self._thread.is_alive() or rows):
+            return
+        lines = plural(len(rows), "line") + " of metrics"
+        steps = f", {numbered('step', (row.step for row in rows))}" if rows else ""
+        if last:
+            what = f"; {lines} may be missing{steps}" if rows else ", though all lines are there"
+            self._say(f"{self._sink.title}: not all is written after {self._timeout:g} s{what}")
+        elif rows:  # said now: the process may be killed before the last word
+            self._say(f"{self._sink.title}: {lines} wait{steps}; the end waits for them up to {self._timeout:g} s")
 
     def _run(self) -> None:
         delay = self._first_delay
@@ -126,6 +145,16 @@ class Writer:
                 return
             self._wake.wait(left)
             self._wake.clear()
+
+
+def close(writers: Collection[Writer], ended: str, timeout: float) -> None:
+    """Write what waits, and end the run in all sinks at once, within ``timeout`` seconds together."""
+    for each in writers:
+        each.end(ended, timeout)
+    for each in writers:
+        each.wait(_PATIENCE)
+    for each in writers:
+        each.wait()
 
 
 def _first_line(error: Exception) -> str:

@@ -78,7 +78,9 @@ class Kept:
     def waiting(self) -> list[Row]:
         return []
 
-    def close(self, ended: str, timeout: float) -> None: ...
+    def end(self, ended: str, timeout: float) -> None: ...
+
+    def wait(self, patience: float = 0.0) -> None: ...
 
 
 def test_rows_of_a_checkpoint_stay_until_a_sink_gets_them(context: Any) -> None:
@@ -96,3 +98,17 @@ def test_rows_of_a_checkpoint_stay_until_a_sink_gets_them(context: Any) -> None:
     curves.close()
     assert writer.rows == [row]
     assert json.loads(curves.state_dict()["waiting"]) == []
+
+
+def test_rows_that_a_checkpoint_has_no_room_for_are_told_at_the_resume(
+    context: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Kept()
+    monkeypatch.setattr(slow, "waiting", lambda: [Row(step, 0.0, {"loss": 1.0}) for step in range(103)])
+    curves = Curves(context)
+    curves._writers = {"mlflow": slow}  # type: ignore[dict-item]
+    Curves(context).load_state_dict(curves.state_dict())
+    told = "the sinks were so slow before the resume that they may lack 3 lines of metrics, steps 0-2\n"
+    assert capsys.readouterr().out == told
+    Curves(context).load_state_dict({"id": "of an older flk", "waiting": "[]"})
+    assert capsys.readouterr().out == ""

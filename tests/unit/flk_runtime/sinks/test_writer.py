@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from flk_runtime.sinks.sink import Row
-from flk_runtime.sinks.writer import Writer
+from flk_runtime.sinks.writer import Writer, close
 
 SECONDS = 30.0  # for what takes milliseconds
 
@@ -56,8 +56,8 @@ def test_rows_are_written_in_order_and_the_run_is_ended_once() -> None:
     one = writer(sink, lines)
     for step in range(50):
         one.put(row(step))
-    one.close("finished", SECONDS)
-    one.close("failed", SECONDS)
+    close([one], "finished", SECONDS)
+    close([one], "failed", SECONDS)
     assert sink.rows == [row(step) for step in range(50)]
     assert sink.calls == ["open", "describe", "finished"]
     assert (lines, one.waiting()) == ([], [])
@@ -67,7 +67,7 @@ def test_a_run_without_rows_leaves_nothing() -> None:
     sink = Recorded()
     one = writer(sink, [])
     one.describe()
-    one.close("finished", SECONDS)
+    close([one], "finished", SECONDS)
     assert sink.calls == []
 
 
@@ -76,7 +76,7 @@ def test_a_sink_that_fails_is_one_line_and_is_opened_again() -> None:
     one = writer(sink, lines)
     one.put(row(1))
     assert sink.wrote.wait(SECONDS)
-    one.close("finished", SECONDS)
+    close([one], "finished", SECONDS)
     assert sink.rows == [row(1)]
     assert sink.calls == ["open", "describe"] * 4 + ["finished"]
     assert lines == [
@@ -95,7 +95,7 @@ def test_a_sink_that_is_too_slow_loses_the_newest_rows_and_says_so_once() -> Non
         one.put(row(step))
     assert one.waiting() == [row(0), row(1), row(2)]
     sink.gate.set()
-    one.close("finished", SECONDS)
+    close([one], "finished", SECONDS)
     assert sink.rows == [row(0), row(1), row(2)]
     assert lines == [
         "Test is too slow or away: 3 lines wait, and new ones are dropped",
@@ -109,17 +109,40 @@ def test_the_end_of_a_run_waits_for_a_sink_no_longer_than_it_may() -> None:
     sink.gate.clear()
     one.put(row(0))
     assert sink.began.wait(SECONDS)
-    one.close("stopped", 0.01)
-    assert lines == ["Test: not all is written after 0.01 s; 1 line of metrics may be missing"]
+    close([one], "stopped", 0.01)
+    assert lines == ["Test: not all is written after 0.01 s; 1 line of metrics may be missing, step 0"]
     sink.gate.set()
+
+
+def test_all_sinks_end_at_once_and_a_slow_one_is_named_before_the_end() -> None:
+    """One after another, they might take longer than a rank has before it is killed."""
+    slow, fast, lines = Recorded(), Recorded(), list[str]()
+    writers = [writer(slow, lines), writer(fast, lines)]
+    slow.gate.clear()
+    fast.close = lambda ended: slow.gate.set()  # type: ignore[method-assign]
+    for each in writers:
+        each.put(row(7))
+    close(writers, "stopped", SECONDS)
+    assert (slow.rows, lines) == ([row(7)], [])
+
+    slow.gate.clear()
+    late = writer(slow, lines)
+    late.put(row(8))
+    late.put(row(10))
+    late.end("stopped", SECONDS)
+    late.wait(0.01)
+    assert lines == ["Test: 2 lines of metrics wait, steps 8, 10; the end waits for them up to 30 s"]
+    slow.gate.set()
+    late.wait()
+    assert len(lines) == 1
 
 
 def test_a_sink_that_fails_until_the_end_is_given_up() -> None:
     sink, lines = Recorded(failures=10**9), list[str]()
     one = writer(sink, lines)
     one.put(row(0))
-    one.close("failed", 0.05)
-    assert lines[-1] == "Test: not all is written after 0.05 s; 1 line of metrics may be missing"
+    close([one], "failed", 0.05)
+    assert lines[-1] == "Test: not all is written after 0.05 s; 1 line of metrics may be missing, step 0"
     assert sink.rows == []
 
 
@@ -129,5 +152,5 @@ def test_hyperparameters_that_come_later_are_written_too() -> None:
     one.put(row(0))
     assert sink.wrote.wait(SECONDS)
     one.describe()
-    one.close("finished", SECONDS)
+    close([one], "finished", SECONDS)
     assert sink.calls == ["open", "describe", "describe", "finished"]
