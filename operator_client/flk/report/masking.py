@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeVar, cast
 
 from flk.kube import Object
-from flk.observe.archive.redaction import REDACTED
+from flk.observe.archive.redaction import REDACTED, without_password
 from flk.secret_names import names_secret
 
 T = TypeVar("T")
 _LEAST: Final = 4  # characters of a value that is replaced: shorter ones are parts of other words
-# The password in an address: scheme://user:password@host.
-_IN_ADDRESS: Final = re.compile(r"(?<=://)([^\s/:@]*):([^\s/@]+)@")
 _ASSIGNED: Final = re.compile(r"-{0,2}([\w.-]+)=(.+)", re.DOTALL)
 
 
@@ -31,7 +29,7 @@ def masked(value: T, secrets: list[str]) -> T:
     if isinstance(found, str) and not isinstance(found, enum.Enum):
         for secret in secrets:
             found = found.replace(secret, REDACTED)
-        found = _IN_ADDRESS.sub(rf"\1:{REDACTED}@", found)
+        found = without_password(found)
     elif isinstance(found, dict):
         found = {key: masked(item, secrets) for key, item in found.items()}
     elif isinstance(found, list):

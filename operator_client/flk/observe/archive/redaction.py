@@ -13,9 +13,16 @@ from flk.secret_names import names_secret
 
 REDACTED: Final = "***"
 _ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
+# The password in an address: scheme://user:password@host.
+_IN_ADDRESS: Final = re.compile(r"(?<=://)([^\s/:@]*):([^\s/@]+)@")
 # A copy of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _NOT_OF_CONTAINERS: Final = ("env", "envFrom", "command", "args", "lifecycle")
+
+
+def without_password(text: str) -> str:
+    """Return a text with ``***`` in place of the passwords in its addresses."""
+    return _IN_ADDRESS.sub(rf"\1:{REDACTED}@", text)
 
 
 def kept_job(job: Object) -> Object:
@@ -48,14 +55,21 @@ def _redact(node: Any) -> None:
     for key, value in node.items():
         if key == "env" and isinstance(value, list):
             for variable in value:
-                if "value" in variable and names_secret(str(variable.get("name", ""))):
-                    variable["value"] = REDACTED
+                if "value" in variable:
+                    variable["value"] = _kept_value(variable.get("name", ""), variable["value"])
         elif key == "env" and isinstance(value, dict):  # of flk.yaml
-            node[key] = {name: REDACTED if names_secret(str(name)) else text for name, text in value.items()}
+            node[key] = {name: _kept_value(name, text) for name, text in value.items()}
         elif key in ("command", "args") and isinstance(value, list):
             node[key] = _without_secrets(value)
         else:
             _redact(value)
+
+
+def _kept_value(name: object, value: Any) -> Any:
+    """Return the value of a variable, hidden if its name says that it is a secret."""
+    if names_secret(str(name)):
+        return REDACTED
+    return without_password(value) if isinstance(value, str) else value
 
 
 def kept_pod(pod: Object) -> Object:
@@ -92,6 +106,6 @@ def _without_secrets(words: list[Any]) -> list[str]:
         elif match and names_secret(match["name"]):
             kept.append(f"{match['name']}={REDACTED}")
         else:
-            kept.append(word)
+            kept.append(without_password(word))
         follows = match is None and word.startswith("-") and names_secret(word)
     return kept

@@ -173,9 +173,13 @@ def test_lines_are_bounded_in_number_and_length(client: JobClient) -> None:
 def test_no_secret_is_kept() -> None:
     container = {
         "name": "pytorch",
-        "env": [{"name": "WANDB_API_KEY", "value": CANARY}, {"name": "LR", "value": "0.1"}],
+        "env": [
+            {"name": "WANDB_API_KEY", "value": CANARY},
+            {"name": "LR", "value": "0.1"},
+            {"name": "MLFLOW_TRACKING_URI", "value": f"https://me:{CANARY}@mlflow.example"},
+        ],
         "command": ["python", "train.py", f"--hf-token={CANARY}", "--password", CANARY, f"DB_PASSWORD={CANARY}"],
-        "args": ["--api-key", CANARY, "--lr=0.1"],
+        "args": ["--api-key", CANARY, "--lr=0.1", f"--cache=redis://:{CANARY}@cache.example"],
     }
     whole = job()
     whole["metadata"]["annotations"] = {"flk.dev/spec": CANARY, "flk.dev/owner": "ada"}
@@ -186,6 +190,7 @@ def test_no_secret_is_kept() -> None:
     assert CANARY not in kept
     assert "--lr=0.1" in kept
     assert '"0.1"' in kept
+    assert "https://me:***@mlflow.example" in kept
     assert "ada" in kept
     assert CANARY in json.dumps(whole)  # the object itself stays as it is
 
