@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -208,12 +209,24 @@ def _throughput(history: Sequence[Sample]) -> tuple[str, Callable[[Sample], floa
         return "tokens/s", lambda sample: sample.tokens_per_s
     if any(sample.samples_per_s is not None for sample in history):
         return "samples/s", lambda sample: sample.samples_per_s
-    rates = {
-        sample.time: (sample.step - before.step) / (sample.time - before.time)
-        for before, sample in pairwise(history)
-        if sample.attempt == before.attempt and sample.step > before.step and sample.time > before.time
-    }
+    rates = _step_rates(history)
     return "steps/s", lambda sample: rates.get(sample.time)
+
+
+def _step_rates(history: Sequence[Sample]) -> dict[float, float]:
+    """Return the steps per second until samples, by their times. Samples close to the one before tell no rate."""
+    between = [sample.time - before.time for before, sample in pairwise(history)]
+    least = statistics.median(between) / 2 if between else 0.0
+    rates: dict[float, float] = {}
+    before = history[0]
+    for sample in history[1:]:
+        seconds, steps = sample.time - before.time, sample.step - before.step
+        if sample.attempt == before.attempt and steps > 0 and seconds > 0:
+            if seconds < least:
+                continue
+            rates[sample.time] = steps / seconds
+        before = sample
+    return rates
 
 
 def sparkline(values: Iterable[float | None]) -> str:

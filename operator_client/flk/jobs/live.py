@@ -12,7 +12,9 @@ from flk.errors import FlkError, JobNotFoundError, UnreachableError
 from flk.jobs.state import AttemptState, Phase, State
 from flk.jobs.wait import follow_states
 from flk.observe.client import JobClient
+from flk.observe.model import PodPhase
 from flk.observe.observation import event_time
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.telemetry import Telemetry
 
 EVERY: Final = 2.0  # seconds between two reads of the telemetry
@@ -20,6 +22,9 @@ EVERY_LOG: Final = 15.0  # where no launcher answers, so that the end of a log i
 SHARE: Final = 5  # and at least so many times the duration of the last one
 _EVENTS_EVERY: Final = 5.0  # seconds between two reads of the events, which also show that the API server answers
 _EVENTS: Final = 50  # that are kept
+_PODS: Final = 8  # whose events are read
+_TOGETHER: Final = 10.0  # seconds in which equal events of pods share a line
+_CALM: Final = (PodPhase.RUNNING, PodPhase.SUCCEEDED)
 Read = Callable[[JobClient, str], "tuple[Telemetry, str]"]
 
 
@@ -36,6 +41,7 @@ class LiveJob:
         self.error: FlkError | None = None  # that has ended the view
         self._outage: tuple[float, str] | None = None  # since when the API server does not answer, and its error
         self._known: set[str] = set()
+        self._attempts: set[int] = set()  # that were noted
         self._closed = threading.Event()
         self.changed = threading.Event()
         self._note_attempts([], state.attempts)
@@ -85,9 +91,10 @@ class LiveJob:
         self.changed.set()
 
     def _note_attempts(self, before: Sequence[AttemptState], now: Sequence[AttemptState]) -> None:
-        known = {attempt.number for attempt in before}
+        self._attempts |= {attempt.number for attempt in before}
         for earlier, attempt in zip([None, *now], now, strict=False):
-            if attempt.number not in known:
+            if attempt.number not in self._attempts:
+                self._attempts.add(attempt.number)
                 why = f" after: {earlier.cause}" if earlier is not None and earlier.cause else ""
                 self._add(attempt.started, f"attempt {attempt.number} began{why}")
 
@@ -106,11 +113,7 @@ class LiveJob:
     def _list_events(self) -> None:
         while not self._closed.is_set():
             try:
-                for event in self._client.list_events(self.state.kind, self._name):
-                    uid = str(event["metadata"].get("uid", event["metadata"]["name"])) + str(event.get("count", ""))
-                    if uid not in self._known and event_time(event) >= self.state.created:
-                        self._known.add(uid)
-                        self._add(event_time(event), f"{event.get('reason', '')}: {event.get('message', '')}")
+                self._read_events()
                 self._outage = None
             except UnreachableError as error:
                 self._outage = self._outage or (time.monotonic(), str(error))
@@ -118,6 +121,26 @@ class LiveJob:
                 self._outage = None  # it answers
             self.changed.set()
             self._closed.wait(_EVENTS_EVERY)
+
+    def _read_events(self) -> None:
+        """Add the new events of the job and of its pods. Pods with the same event share a line."""
+        found: dict[tuple[str, str, float], list[tuple[float, str]]] = {}
+        # Those of a large job that do not run say more than the others.
+        pods = sorted(self.state.pods, key=lambda pod: (pod.phase in _CALM, pod.index))[:_PODS]
+        for kind, name in [(self.state.kind, self._name), *(("Pod", pod.name) for pod in pods)]:
+            for event in self._client.list_events(kind, name):
+                uid = str(event["metadata"].get("uid", event["metadata"]["name"])) + str(event.get("count", ""))
+                if uid not in self._known and event_time(event) >= self.state.created:
+                    self._known.add(uid)
+                    who = name if kind == "Pod" else ""
+                    text = f"{event.get('reason', '')}: {event.get('message', '')}"
+                    at = event_time(event)
+                    found.setdefault((kind, text, at // _TOGETHER), []).append((at, who))
+        for (_, text, _), told in found.items():
+            at, first = max(told)
+            others = len({who for _, who in told}) - 1
+            who = f"{first} and {plural(others, 'more pod')}" if others else first
+            self._add(at, f"{who}: {text}" if who else text)
 
     def _add(self, at: float, text: str) -> None:
         self.events = sorted([*self.events, (at, " ".join(text.split()))])[-_EVENTS:]

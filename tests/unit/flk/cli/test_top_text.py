@@ -141,6 +141,13 @@ def test_the_pace_comes_from_telemetry_before_metrics() -> None:
     assert pace_of(jobs()[1], Telemetry(NOW)).step is None
 
 
+def test_two_samples_at_nearly_the_same_time_are_no_peak_of_the_throughput() -> None:
+    history = [Sample(NOW + each, 0, 10 * each) for each in range(8)]
+    history.insert(4, Sample(NOW + 3.02, 0, 34))
+    lines = [line.text for line in job_lines(Picture(jobs()[0], NOW, Telemetry(NOW, 0, 100, history)), 80)]
+    assert [line for line in lines if line.startswith("steps/s 10 ")] == [f"{'steps/s 10':22} ▄▄▄▄▄▄ ▄"]
+
+
 def test_a_job_that_tells_only_steps_has_their_rate_as_throughput_and_what_was_measured_last() -> None:
     history = [Sample(NOW + each, 0, 10 + each * each, step_seconds=0.5 if each == 1 else None) for each in range(4)]
     found = Telemetry(NOW, 0, 100, history)

@@ -52,6 +52,9 @@ def test_what_is_new_in_a_state_becomes_events(live: Callable[..., LiveJob]) -> 
     assert "gpt-worker-1 was Running and is Failed (Error)" in texts
     count = len(job.events)
     job.note_state(job.state)
+    known = job.state
+    job.note_state(replace(known, attempts=[]))
+    job.note_state(known)
     assert len(job.events) == count
 
 
@@ -88,6 +91,25 @@ def test_an_outage_is_a_line_and_keeps_what_was_seen(
         job.close()
     assert job.outage.endswith("this is the last one: connection refused")
     assert job.state.name == "gpt"
+
+
+def test_events_of_pods_are_shown_and_equal_ones_share_a_line(
+    live: Callable[..., LiveJob], fake: FakeApiServer
+) -> None:
+    job = live()
+    builder = JobBuilder(20)
+    for index in range(20):
+        builder.pod(index, "Pending" if index in (15, 17) else "Running")
+        builder.event("Pulling", "Pulling image", "Pod", f"gpt-worker-{index}", "2026-01-01T00:00:06Z")
+    builder.event("FailedScheduling", "no nodes", "Pod", "gpt-worker-17", "2026-01-01T00:00:07Z")
+    builder.add_to(fake)
+    job.state = builder.state()
+    job._read_events()
+    job._read_events()
+    assert [text for _, text in job.events] == [
+        "gpt-worker-5 and 7 more pods: Pulling: Pulling image",
+        "gpt-worker-17: FailedScheduling: no nodes",
+    ]
 
 
 class OneRound:
