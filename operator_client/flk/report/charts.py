@@ -133,6 +133,7 @@ def _attempts(reports: Sequence[Report]) -> Chart | None:
     told = {str(row["outcome"]) for row in rows}
     outcomes = [each for each in OUTCOMES if each in told]
     found = _marks(reports, {str(row["attempt"]) for row in rows})
+    shown = [each for each in MARKS if any(row["what"] == each for row in found)] or list(MARKS)
     x = {"type": "temporal", "title": None, "scale": {"type": "utc"}, "axis": {"format": _clock(rows)}}
     y = {"field": "attempt", "type": "nominal", "title": None, "sort": None}
     bars = {
@@ -154,8 +155,8 @@ def _attempts(reports: Sequence[Report]) -> Chart | None:
             "shape": {
                 "field": "what",
                 "type": "nominal",
-                "scale": {"domain": list(MARKS), "range": list(MARKS.values())},
-                "legend": {**_legend(list(MARKS)), "symbolFillColor": "var(--ink)", "symbolStrokeWidth": 0},
+                "scale": {"domain": shown, "range": [MARKS[each] for each in shown]},
+                "legend": {**_legend(shown), "symbolFillColor": "var(--ink)", "symbolStrokeWidth": 0},
             },
             "size": {"value": 60},
             "opacity": {"value": 1},

@@ -15,8 +15,9 @@ def facts_of(report: Report) -> dict[str, str]:
     state, telemetry = report.state, report.telemetry
     history = telemetry.history if telemetry else []
     last = latest_sample(history)
-    steps = state.goodput.step if state.goodput else None
-    steps = last.step if last and steps is None else steps
+    # The goodput of a job that has failed counts the steps only whose result is in storage.
+    told = [last.step if last else None, state.goodput.step if state.goodput else None]
+    steps = max((each for each in told if each is not None), default=None)
     total = telemetry.total_steps if telemetry else None
     rates = [(each.tokens_per_s, "tokens/s") for each in history if each.tokens_per_s]
     rates = rates or [(each.samples_per_s, "samples/s") for each in history if each.samples_per_s]

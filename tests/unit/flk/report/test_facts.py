@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flk.report.facts import differing_options, facts_of
-from tests.support.jobs import JobBuilder
+from flk_runtime.contract.record import Goodput
+from tests.support.jobs import NOW, JobBuilder
 from tests.support.reports import report, telemetry
 
 
@@ -17,6 +18,12 @@ def test_the_numbers_of_a_job() -> None:
     assert facts["Restarts"] == "1 of 3"
     assert facts["Newest checkpoint"] == "step 1,980"
     assert facts["Throughput"].endswith(" tokens/s")
+
+
+def test_steps_of_a_failed_job_are_those_that_it_did_though_none_was_stored() -> None:
+    made = report()
+    none = Goodput(NOW, {"lost": 6900.0}, 0, 0)
+    assert facts_of(replace(made, state=replace(made.state, goodput=none)))["Steps"] == "1,990 of 20,000"
 
 
 def test_what_is_not_known_is_empty() -> None:
