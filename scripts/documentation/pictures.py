@@ -33,7 +33,7 @@ from tests.support.terminal import on_a_terminal
 
 ASSETS: Final = ROOT / "docs" / "assets"
 LIMIT: Final = 100_000  # bytes of a picture
-SIZE: Final = (30, 96)  # rows and columns of the terminal
+SIZE: Final = (30, 108)  # rows and columns of the terminal
 JOB: Final = "gpt"
 ARGUMENTS: Final = (
     *("--name", JOB, "--replicas", "4", "--cpu", "50m", "--memory", "768Mi", "--restarts", "3", "--strategy", "ddp"),
