@@ -91,3 +91,16 @@ def test_a_collective_that_computation_hides_takes_processors_from_it(network: f
     assert found.exposed_seconds == pytest.approx(exposed + hidden / (1e3 * 0.8) * 16 / 132, rel=1e-4)
     alone = predict("full_shard", work, replace(cluster, gpu=replace(gpu, overlaps=False)))
     assert alone.exposed_seconds == pytest.approx(sum(each.seconds(cluster) for each in sent))
+
+
+@pytest.mark.parametrize(("strategy", "shards"), [("full_shard", RANKS), ("hybrid_shard", RANKS // 2)])
+def test_no_computation_hides_what_is_sent_of_the_root(strategy: str, shards: int) -> None:
+    """It is gathered first and reduced last: under hybrid strategies in a shard group, and then between the groups."""
+    gpu = replace(GPUS["h100"], bandwidth=1e30, link=1e30)  # only the network between nodes takes time
+    cluster = Cluster(2, RANKS // 2, gpu, 1.0)
+    work = workload(seconds=1e9)
+    sent = list(collectives(strategy, work.units, RANKS, shards))
+    of_root = sum(each.seconds(cluster) for each in sent if each.unit and each.unit.block == OUTSIDE)
+    found = predict(strategy, work, cluster)
+    assert of_root > 1
+    assert found.exposed_seconds == pytest.approx(of_root)
