@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -224,7 +228,55 @@ def test_sinks_that_are_away_do_not_end_the_training(job: Callable[..., Pods], t
     run.start("train.py", "20", "0")
     assert run.wait() == [0], run.log()
     assert run.log().count("flk tries again, and training goes on") == 2, run.log()
-    assert run.log().count("lines of metrics may be missing") == 2, run.log()
+    assert run.log().count("lines of metrics may be missing, steps ") == 2, run.log()
+
+
+RAISES = """
+    import flk_runtime as flk
+
+    run = flk.init(log_every=1)
+    for _ in range(4):
+        run.step(loss=1.0)
+    raise ValueError("of the test")
+"""
+
+
+@pytest.fixture
+def slow_server() -> Iterator[str]:
+    """The address of a server that answers each request after 3 s."""
+    ended = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            ended.wait(3)
+            with contextlib.suppress(OSError):  # the rank has ended
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_lines_that_a_slow_server_does_not_get_before_a_failed_rank_ends_are_named(
+    job: Callable[..., Pods], slow_server: str
+) -> None:
+    """The rank has 5 s, after which its launcher kills it."""
+    run = job(1, **{user_env.METRICS: "mlflow", "MLFLOW_TRACKING_URI": slow_server, pod_env.RESTARTS: "0"})
+    run.write(RAISES)
+    run.start("train.py")
+    assert run.wait() == [100], run.log()
+    found = re.findall(r"MLflow: not all is written after 3 s; .* may be missing, steps (.*)", run.log())
+    assert found == ["1-4"], run.log()
 
 
 def test_a_sink_that_is_not_installed_ends_the_job_before_it_trains(job: Callable[..., Pods], tmp_path: Path) -> None:
