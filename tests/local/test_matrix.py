@@ -13,7 +13,7 @@ from tests.support.small_model import SMALL_MODEL, told
 
 STEPS, RESUME = 6, 3
 SIZES = [(1, 2), (2, 3), (3, 4), (4, 1)]  # ranks that begin, and ranks that resume
-STRATEGIES = ("ddp", "full_shard", "shard_grad_op")
+STRATEGIES = ("ddp", "full_shard", "shard_grad_op", "hybrid_shard")
 # A kind and how far its losses may be from those of one process.
 KINDS = {
     "adamw": 1e-5,
@@ -23,6 +23,8 @@ KINDS = {
     "scaler": 1e-5,
     "bf16": 5e-3,
     "meta": 1e-5,
+    "average": 1e-5,
+    "adapter": 1e-5,
 }
 ORDINARY = [("scaler", "full_shard", 2, 3), ("meta", "full_shard", 3, 2)]
 
@@ -42,6 +44,20 @@ def optimizers_of(kind, parameters):
         return [optimizer]
     return [torch.optim.AdamW(parameters, lr=0.01)]
 
+class Adapted(nn.Module):  # as LoRA has it
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.inner = base, nn.Linear(6, 2, bias=False)
+        self.outer = nn.Linear(2, 25, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.outer(self.inner(x))
+
+def adapt(model):
+    model.requires_grad_(False)
+    for each in model.blocks:
+        each.up = Adapted(each.up)
+
 def go(kind, strategy, last, folder):
     with init(strategy, checkpoint=folder) as run:
         torch.manual_seed(3)
@@ -49,13 +65,18 @@ def go(kind, strategy, last, folder):
             model = Net()
         if kind == "meta":
             model.scale = torch.ones(1)
-        optimizers = optimizers_of(kind, list(model.parameters()))
+        if kind == "adapter":
+            adapt(model)
+        optimizers = optimizers_of(kind, [each for each in model.parameters() if each.requires_grad])
         model, optimizers = run.parallelize(
             model,
             optimizers,
             init="reset_parameters" if kind == "meta" else None,
             precision=flk.Precision() if kind == "bf16" else None,
+            save_frozen=kind != "adapter",
+            shard_size=2 - run.world_size % 2 if strategy == "hybrid_shard" else None,
         )
+        average = run.average(0.7) if kind == "average" else None
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2, enabled=kind == "scaler")
         run.register("scaler", scaler)
         words, size = torch.randint(0, 11, (6, 12, 9), generator=torch.Generator().manual_seed(5)), 12 // run.world_size
@@ -67,6 +88,10 @@ def go(kind, strategy, last, folder):
                 scaler.step(each)
                 each.zero_grad()
             scaler.update()
+            if average:
+                average.update()
+                with average.applied(), torch.no_grad():
+                    loss = loss_of(model, step[run.rank * size : (run.rank + 1) * size])
             run.step()
             seen.append(run.mean(loss.item()))
         return seen
