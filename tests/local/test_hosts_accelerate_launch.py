@@ -72,14 +72,22 @@ def shown(folder: Path, *command: str) -> list[Any]:
 def test_the_script_gets_the_variables_of_accelerate_launch(tmp_path: Path, configuration: str) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "accelerate.yaml").write_text(configuration)
-    script = ("--config_file", "accelerate.yaml", "--debug", "show.py", "--lr", "0.1")
+    script = ("--config_file", "accelerate.yaml", "show.py", "--lr", "0.1")
     here = ("--num_machines", "1", "--num_processes", "1", "--main_process_port", "0")
     (expected,) = shown(tmp_path, "-m", "accelerate.commands.launch", *here, *script)
-    assert expected[0]["ACCELERATE_DEBUG_MODE"] == "true"
-    found = shown(
-        tmp_path, "-m", "flk", "run", "--processes", "2", "-m", "flk_runtime.hosts.accelerate_launch", "--", *script
-    )
+    assert expected[0]["ACCELERATE_MIXED_PRECISION"] == ("bf16" if configuration == FSDP else "no")
+    flk = ("-m", "flk", "run", "--processes", "2")
+    found = shown(tmp_path, *flk, "--accelerate-config", "accelerate.yaml", "show.py", "--", "--lr", "0.1")
     assert found == [expected, expected]
+
+
+@pytest.mark.soak
+def test_the_module_takes_options_of_accelerate_launch(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "accelerate.yaml").write_text(CPU)
+    script = ("--config_file", "accelerate.yaml", "--debug", "show.py")
+    found = shown(tmp_path, "-m", "flk", "run", "-m", "flk_runtime.hosts.accelerate_launch", "--", *script)
+    assert found[0][0]["ACCELERATE_DEBUG_MODE"] == "true"
 
 
 def test_options_of_another_launcher_are_refused(tmp_path: Path) -> None:

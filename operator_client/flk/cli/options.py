@@ -214,13 +214,13 @@ def load_job_file(file: str | None) -> LoadedJob:
 
 def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     from flk.manifest.environment import warnings
-    from flk.manifest.files import check_requirements, find_script
+    from flk.manifest.files import check_named_files, find_script
     from flk.spec.overlay import load_job
 
     job, root = load_job(flags, os.environ, note)
     if job.ship is not False:
         find_script(job, root, here=here)
-        check_requirements(job, root)
+        check_named_files(job, root)
     for warning in warnings(job):
         note(warning)
     if job.strategy == AUTO and MEASURED not in job.env:

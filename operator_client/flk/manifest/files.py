@@ -50,7 +50,7 @@ def select_files(job: Job, root: Path) -> Selection:
             f"the script {job.command[0]} is outside of {root}, whose code is shipped",
             hint=f"run flk in the script's folder: cd {script.parent}",
         )
-    listed = _listed(job.ship if isinstance(job.ship, list) else [], root).union(check_requirements(job, root))
+    listed = _listed(job.ship if isinstance(job.ship, list) else [], root).union(check_named_files(job, root))
     at_home = Path(os.path.expanduser("~")).is_relative_to(root)
     in_git = None if at_home else _git_files(root)
     found, others = in_git or (_found(root, at_home), set[str]())
@@ -88,8 +88,17 @@ def select_files(job: Job, root: Path) -> Selection:
     )
 
 
-def check_requirements(job: Job, root: Path) -> list[str]:
-    """Return the files of requirements that travel with a job. Raises UsageError for one that cannot be used."""
+def check_named_files(job: Job, root: Path) -> list[str]:
+    """Return the files that options name and that travel with a job. Raises UsageError for one that cannot be used."""
+    config = job.accelerate_config
+    named = [] if config is None or config.startswith("/") else [config]
+    for name in named:
+        if not _is_file(root / name) or _leaves(root, name):
+            raise UsageError(f"accelerate_config: there is no file {name} in {root}, whose code is shipped")
+    return [*named, *_requirements(job, root)]
+
+
+def _requirements(job: Job, root: Path) -> list[str]:
     if job.requirements is None or job.requirements.startswith("/"):
         return []
     files = requirement_files(job.requirements, root)

@@ -121,6 +121,8 @@ def used_by(job: Job) -> frozenset[str]:
     used = {"preparation"} if job.pip or job.requirements or job.setup else set()
     if job.records:
         used.add("records")
+    if job.accelerate_config:
+        used |= {"hosts", "loops"}
     if job.target_or_default in (AUTO, "trainjob"):
         used.add("trainjobs")
     if job.memory_path:

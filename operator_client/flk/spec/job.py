@@ -140,6 +140,19 @@ class Job(StrictModel):
         default=None,
         description="arguments that the script gets after its own in later attempts, as a shell reads them",
     )
+    accelerate_config: Annotated[
+        RequirementsFile | None,
+        Option(
+            "FILE",
+            help="configuration of accelerate, whose variables the script gets as from accelerate launch",
+            example="accelerate.yaml",
+            variable=pod_env.ACCELERATE_CONFIG,
+        ),
+    ] = Field(
+        default=None,
+        description="file of accelerate config, whose variables the script gets as from accelerate launch: a path in "
+        "the code, or an absolute one in the image",
+    )
     replicas: Annotated[int, Option("N", Form.NUMBER, empty="1, or MAX of an elastic job")] = Field(
         default=1, ge=1, le=MOST_REPLICAS, description="number of pods"
     )

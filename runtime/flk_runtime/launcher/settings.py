@@ -177,7 +177,7 @@ class Settings:
         deadline = value(pod_env.DEADLINE)
         join_timeout = value(user_env.JOIN_TIMEOUT)
         return cls(
-            command=tuple(command),
+            command=_with_accelerate(tuple(command), value(pod_env.ACCELERATE_CONFIG)),
             on_restart=value(pod_env.ON_RESTART),
             job=value(user_env.JOB) or cls.job,
             job_uid=value(pod_env.JOB_UID),
@@ -290,3 +290,11 @@ def _rendezvous_address(text: str, pods: int) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise SetupError(f"{pod_env.RDZV_ENDPOINT} must be host:port in a job of several pods, not {text!r}")
     return host.strip("[]"), int(port)
+
+
+def _with_accelerate(command: tuple[str, ...], config: str) -> tuple[str, ...]:
+    """The command with the variables of a configuration of accelerate, if there is one."""
+    if not config:
+        return command
+    launch = ("-m", "flk_runtime.hosts.accelerate_launch", "--config_file", config)
+    return (*launch, "--module", *command[1:]) if command[:1] == ("-m",) else (*launch, *command)

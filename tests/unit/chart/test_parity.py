@@ -92,6 +92,7 @@ SAMPLES: dict[str, list[Any]] = {
     "image_pull_policy": ["Always"],
     "pip": [["torchmetrics>=1.4", "a @ https://example.com/a.whl?x=$(B)"]],
     "requirements": ["needs//all.txt", "/image/r.txt"],
+    "accelerate_config": ["a//accelerate.yaml", "/image/accelerate.yaml"],
     "on_restart": ["--init_from=resume", "--name 'a b'"],
     "setup": ["echo \"$HOME\" 'a' <b\n&& c\\d"],
     "command": ["train.py --lr 3e-4", ["-m", "team.train"]],

@@ -32,6 +32,7 @@ JOB_OPTIONS = [
     "--pip -r",
     "--requirements none.txt",
     "--setup ''",
+    "--accelerate-config none.yaml",
     '--on-restart "\'open"',
     "--strategy magic",
     "--strategy diloco --diloco every=0",
