@@ -127,6 +127,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- end }}
 {{- end }}
 {{- with $spec.requirements }}{{ $_ := set $spec "requirements" (clean .) }}{{ end }}
+{{- with $spec.accelerate_config }}{{ $_ := set $spec "accelerate_config" (clean .) }}{{ end }}
 {{- $name := include "flk.jobName" . }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
 {{- fail (printf "job.name must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is %q)" $name) }}

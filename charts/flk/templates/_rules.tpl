@@ -54,6 +54,9 @@ Rules of flk.spec between several fields, which no JSON schema can have. tests/u
 {{- define "flk.checkPackages" -}}
 {{- $files := first . }}
 {{- $spec := last . }}
+{{- with $spec.accelerate_config }}
+{{- if not (or (hasPrefix "/" .) (hasKey $files .) (empty $files)) }}{{ fail (printf "job.accelerate_config: there is no file %s in job.files" .) }}{{ end }}
+{{- end }}
 {{- with $spec.requirements }}
 {{- if not (or (hasPrefix "/" .) (hasKey $files .) (empty $files)) }}{{ fail (printf "job.requirements: there is no file %s in job.files" .) }}{{ end }}
 {{- if and $spec.pip (contains "--hash=" (get $files . | default "")) }}
