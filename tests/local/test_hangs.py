@@ -24,13 +24,16 @@ LIMIT = 2  # seconds without progress
 ALLOWED = 15  # seconds after the limit within which the job must have ended
 QUICK = {user_env.HANG_TIMEOUT: str(LIMIT), user_env.LEASE: "3"}  # launchers speak every second
 
-# Three ranks in three pods reduce in a loop; from step 5 on rank 1 is stuck, as {fault} says.
+# Three ranks in three pods reduce in a loop; from step 5 on rank 1 is stuck, as {fault} says. Before, rank 1 has sent
+# to the others, which must not count as collectives: ranks differ in it.
 SCRIPT = """
     import ctypes, os, pathlib, signal, sys, threading, time
     import torch, torch.distributed as dist
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    others = [each for each in range(dist.get_world_size()) if each != 1] if rank == 1 else [1]
+    [(dist.send if rank == 1 else dist.recv)(torch.ones(1), other) for other in others]
 
     def stuck():
         {fault}
@@ -77,8 +80,8 @@ STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
 @pytest.mark.parametrize(
     ("fault", "cause", "line"),
     [
-        (SLEEP, "did not reach all_reduce 6; it is at train.py:9 in stuck", "time.sleep(1000)"),
-        (LOCK, "did not reach all_reduce 6; it is at train.py:9 in stuck", "lock.acquire()"),
+        (SLEEP, "did not reach all_reduce 6; it is at train.py:11 in stuck", "time.sleep(1000)"),
+        (LOCK, "did not reach all_reduce 6; it is at train.py:11 in stuck", "lock.acquire()"),
         (NATIVE, "in native code that holds Python's lock (GIL)", "ctypes.PyDLL(None).sleep(1000)"),
         (IMPORT, "it is in a deadlock of imports with another of its threads", "from first import name"),
         (LOADER, "it waits in its DataLoader for a worker process", "in __getitem__: time.sleep(1000)"),
@@ -112,7 +115,7 @@ def test_a_hang_in_ranks_that_do_not_share_an_interpreter_is_found_too(forked_po
     assert job.wait() == [ExitCode.INFRASTRUCTURE], job.log()
     failure = job.record().failure
     assert failure is not None
-    assert "did not reach all_reduce 6; it is at train.py:9 in stuck" in failure.summary
+    assert "did not reach all_reduce 6; it is at train.py:11 in stuck" in failure.summary
 
 
 def test_ranks_that_outlive_others_at_the_end_of_a_hang_print_no_traceback(forked_pods: Callable[..., Pods]) -> None:

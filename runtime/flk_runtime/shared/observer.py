@@ -150,26 +150,23 @@ def collectives() -> dict[str, Any]:
 
     Empty without process groups, and with a torch that records nothing.
     """
-    trace = _flight_recorder(entries=True)
-    names: dict[str, str] = {}
+    groups: dict[str, int] = {}
     pending = []
-    for entry in trace.get("entries", []):
-        group = str(entry["process_group"][0])
-        names[str(entry["pg_id"])] = group
+    for entry in _flight_recorder(entries=True).get("entries", []):
+        group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+        if entry["is_p2p"]:  # counted apart, and ranks differ in them
+            group, number = f"{group} (p2p)", int(entry["p2p_seq_id"])
+        else:
+            groups[group] = max(number, groups.get(group, 0))
         if not entry["retired"] and entry["state"] != "completed":
             pending.append(
                 {
                     "group": group,
-                    "number": int(entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]),
+                    "number": number,
                     "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
                     "sizes": str(entry["input_sizes"])[:100],
                 }
             )
-    groups = {
-        names[number]: int(status["last_enqueued_collective"])
-        for number, status in trace.get("pg_status", {}).items()
-        if number in names
-    }
     return {"groups": groups, "pending": pending[:_PENDING_LIMIT]}
 
 
