@@ -64,10 +64,10 @@ class Steps:
 
         ``report``: print a line of metrics, even if none is due.
         """
-        if not isinstance(loss, SupportsFloat | None):
-            raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
         first = not self.began
         if first:
+            if not isinstance(loss, SupportsFloat | None):
+                raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
             self._saves.manager.finish_restoring()
             self.began = True
         self.done += 1

@@ -22,5 +22,7 @@ def test_a_keyword_that_parallelize_lacks_is_named() -> None:
 
 def test_a_step_takes_the_loss_and_no_optimizer() -> None:
     optimizer: Any = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    steps = object.__new__(Steps)
+    steps.began = False
     with pytest.raises(SetupError, match=r"run\.step takes the loss, a number, and not SGD"):
-        object.__new__(Steps).record(optimizer, {}, samples=1, epoch=None)
+        steps.record(optimizer, {}, samples=1, epoch=None)
