@@ -93,6 +93,7 @@ class ArchiveWriter:
                 record=seen.record or self._archived.record,
                 progress=seen.progress or self._archived.progress,
                 seen_by=self._client.commands.connection.caller,
+                diff=seen.diff or self._archived.diff,
             )
             if seen.gone is not None and self._archived.gone is None:
                 self._take(gone=self._archived.time)

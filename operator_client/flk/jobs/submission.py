@@ -17,7 +17,8 @@ from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.owner import current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
-from flk.manifest.commit import commit_of
+from flk.manifest.commit import commit_of, diff_of
+from flk.observe.archive.redaction import kept_diff
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.spec import defaults
@@ -32,6 +33,7 @@ class Submission:
     job: Job
     bundle: Bundle
     manifests: list[Object]
+    diff: str  # from the commit that the job names to its code, without secrets; empty: there is none, or no commit
 
     @property
     def name(self) -> str:
@@ -49,7 +51,7 @@ class Submission:
             command = self.client.commands.flk("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
-        remember(self.client, Observation(created, time=self.client.now()))
+        remember(self.client, Observation(created, time=self.client.now(), diff=self.diff))
         return JobHandle(self.client, self.name, created["metadata"]["uid"])
 
 
@@ -61,16 +63,18 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
     """
     job = chosen(client, defaults.apply(job, defaults.parse(client.list_defaults()))).named()
     bundle = make_bundle(job, root)
+    commit = commit_of(root) if bundle.code is not None else ""
     manifests = manifest.render(
         job,
         bundle,
         namespace=client.namespace,
         submission=str(uuid.uuid4()),
         owner=current_owner(),
-        commit=commit_of(root) if bundle.code is not None else "",
+        commit=commit,
         shared=True,
     )
-    return Submission(client, job, bundle, manifests)
+    diff = kept_diff(diff_of(root), job.env) if commit.endswith("-dirty") else ""
+    return Submission(client, job, bundle, manifests, diff)
 
 
 def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:

@@ -83,6 +83,7 @@ class Observation:
     place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist
     archived: float = 0.0  # when the objects were seen last that do not exist any more
     seen_by: str = ""  # the command that saw the job last: "flk status"
+    diff: str = ""  # of git, from the commit of the job to the code that was submitted, without secrets
     states: Sequence[StateChange] = ()  # oldest first
     cause: FoundCause | None = None  # of the last state before the deletion; None: nothing was wrong
 

@@ -41,9 +41,13 @@ def build(
     telemetry: Telemetry | None,
     excerpts: Sequence[Excerpt],
     states: Sequence[StateChange] = (),
+    diff: str = "",
     why_no_logs: str = "",
 ) -> Report:
-    """Return the report about a job. ``states`` are the archived changes of its state, oldest first."""
+    """Return the report about a job. ``states`` are the archived changes of its state, oldest first.
+
+    ``diff``: see `Submitted`.
+    """
     cause = next((each for each in CAUSES if state.cause and each.code == state.cause.code), None)
     around = view.around
     report = Report(
@@ -54,7 +58,7 @@ def build(
         state=state,
         answer=diagnose(view),
         explanation=page(cause) if cause else "",
-        submitted=_submitted(view),
+        submitted=_submitted(view, diff),
         moments=_moments(view, state, states, telemetry),
         pods=sorted(view.pods, key=lambda pod: (pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED), pod.index))[:PODS],
         telemetry=telemetry,
@@ -65,7 +69,7 @@ def build(
     return report
 
 
-def _submitted(view: JobView) -> Submitted:
+def _submitted(view: JobView, diff: str) -> Submitted:
     job: Object = kept_job(view.job) if view.job else {}
     annotations = (job.get("metadata") or {}).get("annotations") or {}
     kept = JobView(view.around, view.commands)
@@ -83,6 +87,7 @@ def _submitted(view: JobView) -> Submitted:
     return Submitted(
         command=shlex.join(map(str, words)),
         commit=str(annotations.get(labels.COMMIT, "")),
+        diff=diff,
         version=str(annotations.get(labels.VERSION, "")),
         options=dict(_flat(spec)),
         variables=variables,

@@ -52,6 +52,7 @@ def collect(client: JobClient, name: str, note: Callable[[str], None] = lambda t
         telemetry=_telemetry(client, name, lines),
         excerpts=[each for each in excerpts if each.lines],
         states=kept.states if kept else (),
+        diff=kept.diff if kept else "",
         why_no_logs=unread,
     )
     return masked(report, secrets_of(view.job))

@@ -29,6 +29,7 @@ def to_json(seen: Observation) -> str:
         "cause": seen.cause and asdict(seen.cause),
         "progress": [asdict(progress) for progress in seen.progress],
         "seen_by": seen.seen_by,
+        "diff": seen.diff,
         "updated": seen.time,
         "deleted": seen.gone,
     }
@@ -55,8 +56,9 @@ def _from_dict(data: Mapping[str, Any]) -> Observation:
         logs={pod: list(lines) for pod, lines in data["lines"].items()},
         states=[StateChange(**change) for change in data["states"]],
         cause=_cause(data["cause"]) if data["cause"] else None,
-        progress=[Progress(**each) for each in data.get("progress", ())],  # earlier versions wrote neither
+        progress=[Progress(**each) for each in data.get("progress", ())],  # earlier versions wrote none of these
         seen_by=str(data.get("seen_by", "")),
+        diff=str(data.get("diff", "")),
     )
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from flk import labels
 from flk.kube import Object
-from flk.secret_names import names_secret
+from flk.secret_names import file_names_secret, names_secret
 
 REDACTED: Final = "***"
 _ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
 # The password in an address: scheme://user:password@host.
 _IN_ADDRESS: Final = re.compile(r"(?<=://)([^\s/:@]*):([^\s/@]+)@")
+# A name before what is assigned to it, as code and settings have it: os.environ["HF_TOKEN"] = "hf_…", token: x.
+_NAME_IN_CODE: Final = re.compile(r"""([\w.-]+)["'\])]*[ \t]*(?::|=(?!=))[ \t]*(?=\S)""")
+_FILE_OF_DIFF: Final = re.compile(r"diff --git a/.* b/(.+)")
 # A copy of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _NOT_OF_CONTAINERS: Final = ("env", "envFrom", "command", "args", "lifecycle")
@@ -33,6 +37,25 @@ def kept_job(job: Object) -> Object:
     if labels.SPEC in annotations:
         annotations[labels.SPEC] = _redacted_spec(annotations[labels.SPEC])
     return kept
+
+
+def kept_diff(text: str, variables: Mapping[str, str]) -> str:
+    """Return a diff of git without the files whose names say that they are secret, and with ``***`` for such values.
+
+    The values of ``variables`` whose names say so are hidden wherever they stand.
+    """
+    for value in sorted((value for name, value in variables.items() if value and names_secret(name)), key=len)[::-1]:
+        text = text.replace(value, REDACTED)
+    kept: list[str] = []
+    secret = False
+    for line in text.splitlines():
+        if file := _FILE_OF_DIFF.fullmatch(line):
+            secret = file_names_secret(file[1].rpartition("/")[2])
+            kept += [line, "(not shown, since its name says that it is secret)"] if secret else [line]
+        elif not secret:
+            name = next((each for each in _NAME_IN_CODE.finditer(line) if names_secret(each[1])), None)
+            kept.append(f"{line[: name.end()]}{REDACTED}" if name else without_password(line))
+    return "".join(f"{line}\n" for line in kept)
 
 
 def _redacted_spec(text: str) -> str:

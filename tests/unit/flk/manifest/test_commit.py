@@ -1,4 +1,4 @@
-"""The commit of the code, as a job's annotation has it."""
+"""The commit of the code, as a job's annotation has it, and how the code differs from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flk.manifest.commit import commit_of
+from flk.manifest.commit import DIFF_LIMIT, commit_of, diff_of
 
 
 def git(root: Path, *words: str) -> str:
@@ -41,3 +41,15 @@ def test_a_folder_without_a_commit_has_none(tmp_path: Path) -> None:
 def test_without_git_there_is_none(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert commit_of(checkout) == ""
+    assert diff_of(checkout) == ""
+
+
+def test_the_diff_to_the_commit_is_bounded(checkout: Path) -> None:
+    assert diff_of(checkout) == ""
+    git(checkout, "config", "color.diff", "always")
+    (checkout / "train.py").write_text("2\n")
+    assert diff_of(checkout).splitlines()[-2:] == ["-1", "+2"]
+    (checkout / "train.py").write_text("".join(f"{number}\n" for number in range(50_000)))
+    lines = diff_of(checkout).splitlines()
+    assert len("\n".join(lines[:-1])) <= DIFF_LIMIT
+    assert lines[-1].endswith(" more characters are left out)")

@@ -23,7 +23,7 @@ from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.archive import LocalArchive, find
 from flk.observe.archive.format import from_json, to_json
-from flk.observe.archive.redaction import kept_job, kept_pod
+from flk.observe.archive.redaction import kept_diff, kept_job, kept_pod
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation, StateChange
 from flk.observe.progress import Progress
@@ -195,6 +195,48 @@ def test_no_secret_is_kept() -> None:
     assert CANARY in json.dumps(whole)  # the object itself stays as it is
 
 
+DIFF = f"""diff --git a/train.py b/train.py
+-lr = 0.1
++lr = 0.2
++    os.environ["HF_TOKEN"] = "{CANARY}"
++login(user="ada", token="{CANARY}")
++  api_key: {CANARY}
++"password": "{CANARY}",
++data = "https://me:{CANARY}@data.example"
++if token == end:
++print("another-canary")
+diff --git a/conf/.env b/conf/.env
++X={CANARY}
+diff --git a/model.py b/model.py
++tokens = 3
+"""
+
+
+def test_no_secret_of_a_diff_is_kept() -> None:
+    kept = kept_diff(DIFF, {"WANDB_API_KEY": "another-canary", "EMPTY_TOKEN": "", "LR": "0.1"})
+    assert CANARY not in kept
+    assert '+print("***")' in kept.splitlines()
+    for line in (
+        "-lr = 0.1",
+        '+    os.environ["HF_TOKEN"] = ***',
+        '+data = "https://me:***@data.example"',
+        "+tokens = 3",
+    ):
+        assert line in kept.splitlines()
+    assert "+if token == end:" in kept
+    assert "diff --git a/conf/.env b/conf/.env\n(not shown, since its name says that it is secret)\ndiff" in kept
+
+
+def test_the_diff_of_a_submission_stays_when_others_look_at_the_job(client: JobClient) -> None:
+    for version, diff in ((1, "+2\n"), (2, "")):
+        writer = ArchiveWriter(client)
+        writer.observe(Observation(job(version=version), [], diff=diff))
+        writer.close()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert kept.diff == "+2\n"
+
+
 def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flk.jobs.archive_writer.MAX_STATES", 10)
     writer = ArchiveWriter(client)
@@ -222,6 +264,7 @@ def test_it_survives_a_round_trip() -> None:
         progress=[Progress(0, 20, 1.0)],
         states=states,
         seen_by="flk status",
+        diff="+2\n",
     )
     assert from_json(to_json(seen)) == seen
 

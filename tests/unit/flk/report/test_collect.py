@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from flk.errors import JobNotFoundError
+from flk.jobs.archive_writer import remember
 from flk.jobs.logs import LogOptions, dump
 from flk.observe.client import JobClient
+from flk.observe.observation import Observation
 from flk.report.collect import collect
 from tests.support.reports import job
 
@@ -42,6 +44,8 @@ def test_a_job_in_the_cluster(fake: Any, client: JobClient) -> None:
 
 def test_a_deleted_job_has_what_was_archived(fake: Any, client: JobClient) -> None:
     add(fake)
+    made = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]
+    remember(client, Observation(made, diff="-a\n+b\n"))
     list(dump(client, "gpt", LogOptions()))  # `flk logs` keeps lines
     collect(client, "gpt")
     for kind in fake.objects.values():
@@ -51,6 +55,7 @@ def test_a_deleted_job_has_what_was_archived(fake: Any, client: JobClient) -> No
     assert report.place == "on this machine"
     assert report.submitted.options["resources.gpu"] == "8"
     assert report.submitted.commit.endswith("-dirty")
+    assert report.submitted.diff == "-a\n+b\n"
     assert [each.step for each in report.telemetry.history] == [1, 2, 3] if report.telemetry else False
     assert "is gone" in notes[0]
 
