@@ -65,7 +65,7 @@ COVERED = {
     "tests/local/test_hosts_torchtitan.py": "flk_runtime.hosts.torchtitan",
     "tests/local/test_hosts_transformers.py": "flk_runtime.hosts.transformers",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.ending flk_runtime.run.loop",
-    "tests/local/test_parallel.py": "flk_runtime.parallel.adopt flk_runtime.parallel.rebind",
+    "tests/local/test_parallel.py": "flk_runtime.parallel.adopt",
     "tests/local/test_other_system.py": "flk_runtime.contract.platform",
     "tests/local/test_profiling.py": "flk_runtime.profiling.ask flk_runtime.profiling.rank",
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
