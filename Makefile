@@ -30,9 +30,11 @@ endif
 	$(BIN)/python -c 'import torch.distributed.fsdp, flk_runtime'
 	@touch $@
 
-# The tools of contributors beside it; byte code of all of them would take as long as to install them.
+# The tools of contributors beside it. Byte code is made of what most ranks import, before the ranks of many tests would
+# make it at the same time; that of all the tools would take as long as to install them.
 $(INSTALLED): $(DEMO)
 	$(BIN)/pip install --quiet --no-compile --editable '.[dev,docs,runtime,examples]'
+	$(BIN)/python -m compileall -q -j 0 -x torch/testing/_internal .venv/lib/python3*/site-packages/torch .venv/lib/python3*/site-packages/sympy
 	@touch $@
 
 venv: $(INSTALLED) ## Everything into .venv; instant when it is there

@@ -90,14 +90,14 @@ _BOOTSTRAP: Final = "bootstrap.py"
 _MARKS: Final = {"WORD": "\1", "LETTER": "\2", "SPACE": " "}
 _NAMES: Final = r"""
 WORD LETTER @ SPACE . = ! : } ] [ ) , * \ { ' ( _ __future__ __init__ - > & + / z # 0 < | 1 2 3 4 ^ 5 6 7 9 8 ` $ s
-source stack samples sion save second selector self set settings shape shard share signal size slot snapshot socket
+source stack samples sion save second selector self set settings shape shard share signal slot size snapshot socket
 split start state status step stor str strateg g grad get group q ; a args ate able address age ain all and ange
-answer atch ault else attempt e enumerat each ent eader time ~ environ error est except end expected o own older
+answer atch ault else attempt e enumerat each ent time eader ~ environ error est except end expected o own older
 optimizer out u use user_env b broadcast bytes bucket backward begin block d data def describe device dict
 distributed draise ? f flight full failure orphans false file first flk_runtime float for found from frozen h r run
 replica requires_gra receive reduce raise rank read reason record report result return l last lea lambda launcher
 length limit line list load local_ m metrics member manager memory message meta model module n now name node none
-not number key " j join k kind t the trace ted tensor ter text tion torch true tuple type c close com captured check
+not number key " j join k kind t the trace ted tensor ter text tion torch true tuple type c close com check
 checkpoint chunk class code collec compute connec context contract count w wait weight with worker world_size write
 p port parallel problem par parameter path phase place plan pod pre precision process property progress v value ver
 is_ info ield import i index ing int isinstance item y % x
