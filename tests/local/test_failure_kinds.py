@@ -282,6 +282,20 @@ raise Late
         type="Late",
         words="the first error",
     ),
+    Kind(
+        "DataLoader worker that dies before an error is reported",
+        """
+def end(frame, event, argument):
+    if frame.f_code.co_name == "_ignore_ended_children":
+        sys.setprofile(None)
+        raise RuntimeError("DataLoader worker is killed")
+
+sys.setprofile(end)
+raise ValueError("the first error")
+""",
+        type="ValueError",
+        words="the first error",
+    ),
     Kind("out of Python memory", "bytearray(1 << 62)", type="MemoryError"),
     Kind("out of CPU memory", "torch.empty(1 << 60)", type="RuntimeError", words="can't allocate memory"),
     Kind(

@@ -41,30 +41,36 @@ def run(command: Sequence[str]) -> int:
     observer.start()
     _count_steps()
     try:
-        _run(command)
-    except SystemExit as exit_:
-        return _exit_code(exit_, reports=os.getpid() == rank)
-    except BaseException as error:
-        _ignore_ended_children()
-        sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
-        # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
-        hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
-        if os.getpid() == rank:
-            report = failure_report.describe(error)
-            left_to_launcher = Kind(report["kind"]).meaning.secondary and hook is sys.__excepthook__
-            failure_report.send(report | {"output": failure_report.format_error(error)} if left_to_launcher else report)
-            if left_to_launcher:
-                return 1
-        if isinstance(error, KeyboardInterrupt):
-            return ExitCode.INTERRUPTED
         try:
-            hook(
-                type(error), error.with_traceback(failure_report.user_frames(error.__traceback__)), error.__traceback__
-            )
-        except Exception:
-            sys.__excepthook__(type(error), error, error.__traceback__)
-        return 1
+            _run(command)
+        except SystemExit as exit_:
+            return _exit_code(exit_, reports=os.getpid() == rank)
+        except BaseException as error:
+            return _fail(error, reports=os.getpid() == rank)
+    except BaseException as error:  # of a handler of the script, before `_fail` could ignore its signal
+        return _fail(error.__context__ or error, reports=os.getpid() == rank)
     return 0
+
+
+def _fail(error: BaseException, *, reports: bool) -> int:
+    """Report the exception that ends this process, print it, and return the exit code."""
+    _ignore_ended_children()
+    sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
+    # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
+    hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
+    if reports:
+        report = failure_report.describe(error)
+        left_to_launcher = Kind(report["kind"]).meaning.secondary and hook is sys.__excepthook__
+        failure_report.send(report | {"output": failure_report.format_error(error)} if left_to_launcher else report)
+        if left_to_launcher:
+            return 1
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    try:
+        hook(type(error), error.with_traceback(failure_report.user_frames(error.__traceback__)), error.__traceback__)
+    except Exception:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return 1
 
 
 def _count_steps() -> None:
