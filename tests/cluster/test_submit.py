@@ -150,7 +150,7 @@ def test_ctrl_c_detaches(flk: Any, namespace: str, image: str, folder: Path, eve
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
         assert process.returncode == 130
-        assert f"flk wait long -n {namespace}" in err
+        assert f"flk {command[0]} long -n {namespace}" in err
         assert "Traceback" not in err
     assert state(flk, "long")["phase"] == "Running"
 
