@@ -18,7 +18,7 @@ from flk.jobs.owner import current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.commit import commit_of, diff_of
-from flk.observe.archive.redaction import kept_diff
+from flk.observe.archive.redaction import kept_diff, secrets_of
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.spec import defaults
@@ -73,7 +73,7 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         commit=commit,
         shared=True,
     )
-    diff = kept_diff(diff_of(root), job.env) if commit.endswith("-dirty") else ""
+    diff = kept_diff(diff_of(root), secrets_of(manifests[0])) if commit.endswith("-dirty") else ""
     return Submission(client, job, bundle, manifests, diff)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from flk import labels
@@ -13,6 +13,7 @@ from flk.kube import Object
 from flk.secret_names import file_names_secret, names_secret
 
 REDACTED: Final = "***"
+_LEAST: Final = 4  # characters of a value that is hidden wherever it stands: shorter ones are parts of other words
 _ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
 # The password in an address: scheme://user:password@host.
 _IN_ADDRESS: Final = re.compile(r"(?<=://)([^\s/:@]*):([^\s/@]+)@")
@@ -29,6 +30,19 @@ def without_password(text: str) -> str:
     return _IN_ADDRESS.sub(rf"\1:{REDACTED}@", text)
 
 
+def secrets_of(job: Object | None) -> list[str]:
+    """Return the values in a job's object that its variables and options name as secrets, the longest first."""
+    found = {value for value in _secrets(job or {}) if len(value) >= _LEAST}
+    return sorted(found, key=lambda value: (-len(value), value))
+
+
+def hidden(text: str, secrets: Sequence[str]) -> str:
+    """Return a text with ``***`` in place of the secrets and of passwords in addresses."""
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    return without_password(text)
+
+
 def kept_job(job: Object) -> Object:
     """Return a copy of a job in which values that may be secrets are replaced by ``***``."""
     kept = copy.deepcopy({**job, "metadata": _metadata(job)})
@@ -39,13 +53,12 @@ def kept_job(job: Object) -> Object:
     return kept
 
 
-def kept_diff(text: str, variables: Mapping[str, str]) -> str:
+def kept_diff(text: str, secrets: Sequence[str]) -> str:
     """Return a diff of git without the files whose names say that they are secret, and with ``***`` for such values.
 
-    The values of ``variables`` whose names say so are hidden wherever they stand.
+    ``secrets``, see `secrets_of`, are hidden wherever they stand.
     """
-    for value in sorted((value for name, value in variables.items() if value and names_secret(name)), key=len)[::-1]:
-        text = text.replace(value, REDACTED)
+    text = hidden(text, secrets)
     kept: list[str] = []
     secret = False
     for line in text.splitlines():
@@ -54,7 +67,7 @@ def kept_diff(text: str, variables: Mapping[str, str]) -> str:
             kept += [line, "(not shown, since its name says that it is secret)"] if secret else [line]
         elif not secret:
             name = next((each for each in _NAME_IN_CODE.finditer(line) if names_secret(each[1])), None)
-            kept.append(f"{line[: name.end()]}{REDACTED}" if name else without_password(line))
+            kept.append(f"{line[: name.end()]}{REDACTED}" if name else line)
     return "".join(f"{line}\n" for line in kept)
 
 
@@ -132,3 +145,28 @@ def _without_secrets(words: list[Any]) -> list[str]:
             kept.append(without_password(word))
         follows = match is None and word.startswith("-") and names_secret(word)
     return kept
+
+
+def _secrets(node: Any) -> Iterator[str]:
+    if isinstance(node, list):
+        for item in node:
+            yield from _secrets(item)
+    if not isinstance(node, dict):
+        return
+    for key, value in node.items():
+        if key == "env" and isinstance(value, list):
+            yield from (str(each.get("value") or "") for each in value if names_secret(str(each.get("name", ""))))
+        elif key in ("command", "args") and isinstance(value, list):
+            yield from _in_command([str(word) for word in value])
+        else:
+            yield from _secrets(value)
+
+
+def _in_command(words: list[str]) -> Iterator[str]:
+    """Yield the values of ``--api-token=x``, ``--api-token x`` and ``API_TOKEN=x``."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        assigned = _ASSIGNMENT.fullmatch(word)
+        if assigned and names_secret(assigned["name"]):
+            yield assigned["value"]
+        elif assigned is None and word.startswith("-") and names_secret(word) and not following.startswith("-"):
+            yield following

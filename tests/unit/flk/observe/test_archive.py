@@ -23,7 +23,7 @@ from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.archive import LocalArchive, find
 from flk.observe.archive.format import from_json, to_json
-from flk.observe.archive.redaction import kept_diff, kept_job, kept_pod
+from flk.observe.archive.redaction import kept_diff, kept_job, kept_pod, secrets_of
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation, StateChange
 from flk.observe.progress import Progress
@@ -205,6 +205,7 @@ DIFF = f"""diff --git a/train.py b/train.py
 +data = "https://me:{CANARY}@data.example"
 +if token == end:
 +print("another-canary")
++print("canary-of-a-command")
 diff --git a/conf/.env b/conf/.env
 +X={CANARY}
 diff --git a/model.py b/model.py
@@ -213,9 +214,11 @@ diff --git a/model.py b/model.py
 
 
 def test_no_secret_of_a_diff_is_kept() -> None:
-    kept = kept_diff(DIFF, {"WANDB_API_KEY": "another-canary", "EMPTY_TOKEN": "", "LR": "0.1"})
+    variables = {"WANDB_API_KEY": "another-canary", "EMPTY_TOKEN": "", "LR": "0.1"}
+    env = [{"name": name, "value": value} for name, value in variables.items()]
+    kept = kept_diff(DIFF, secrets_of({"env": env, "command": ["train.py", "--api-token", "canary-of-a-command"]}))
     assert CANARY not in kept
-    assert '+print("***")' in kept.splitlines()
+    assert kept.count('+print("***")\n') == 2
     for line in (
         "-lr = 0.1",
         '+    os.environ["HF_TOKEN"] = ***',

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flk.manifest.commit import DIFF_LIMIT
 from flk.report import page as module
 from flk.report.build import LINE, LINES
 from flk.report.model import Excerpt, Report
@@ -156,6 +157,7 @@ def test_two_large_jobs_take_no_more_room_than_one() -> None:
     lines = [Excerpt(title, ["x" * LINE] * LINES) for title in ("one", "two")]
     full = telemetry(1000, 8, HISTORY_LIMIT)
     large = [report(1000, name=name, telemetry=full, excerpts=lines) for name in ("gpt", "other")]
+    large = [replace(each, submitted=replace(each.submitted, diff="+x\n" * (DIFF_LIMIT // 3))) for each in large]
     one, two = (len(page_of(each, SCRIPT)) for each in (large[:1], large))
     assert two < 1.3 * one
     assert max(one, two) < 1_150_000  # beside the script that draws, of 0.85 MB
