@@ -286,7 +286,7 @@ Topology = Annotated[
 Package = Annotated[
     str, AfterValidator(packages.package), WithJsonSchema(text_schema(r"[^-\s\x00-\x1f]([^\x00-\x1f]*[^\s\x00-\x1f])?"))
 ]
-RequirementsFile = Annotated[
+CodeFile = Annotated[
     str,
     AfterValidator(packages.requirements_path),
     WithJsonSchema(text_schema(r"[^:\x00-\x1f]*[^:/\x00-\x1f][^:\x00-\x1f]*")),

@@ -22,6 +22,7 @@ from flk.spec.fields import (
     PULL_POLICIES,
     Arguments,
     Checkpoint,
+    CodeFile,
     Command,
     Elastic,
     FabricName,
@@ -35,7 +36,6 @@ from flk.spec.fields import (
     Package,
     PullPolicy,
     Queue,
-    RequirementsFile,
     SaveEvery,
     Seconds,
     SecretKey,
@@ -106,7 +106,7 @@ class Job(StrictModel):
         ),
     ] = Field(default=None, description="packages that pip installs in each pod before the ranks start, once")
     requirements: Annotated[
-        RequirementsFile | None,
+        CodeFile | None,
         Option(
             "FILE",
             help="file of requirements, which pip installs before the ranks start",
@@ -141,7 +141,7 @@ class Job(StrictModel):
         description="arguments that the script gets after its own in later attempts, as a shell reads them",
     )
     accelerate_config: Annotated[
-        RequirementsFile | None,
+        CodeFile | None,
         Option(
             "FILE",
             help="configuration of accelerate, whose variables the script gets as from accelerate launch",

@@ -1,4 +1,4 @@
-"""The operating system: flk's pods are Linux, and `flk run` is on macOS too."""
+"""The operating system: pods run Linux, and `flk run` supports macOS too."""
 
 from __future__ import annotations
 

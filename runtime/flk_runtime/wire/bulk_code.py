@@ -1,4 +1,4 @@
-"""Codes of bulk data: AES-GMAC (NIST SP 800-38D) by the OpenSSL that Python's hashlib uses, or else HMAC-SHA256.
+"""Message authentication codes of bulk data: AES-GMAC (NIST SP 800-38D) by Python's OpenSSL, or else HMAC-SHA256.
 
 Both are computed in hardware, and GMAC four times as fast: where a state is saved in memory in every step, the code is
 most of the work for each byte. Python has no module for it, so OpenSSL is called directly, if it can be.

@@ -110,7 +110,7 @@ class Keeper:
                         self._saves_noted += 1
                         self._saves.append(Save(round(time.time(), 3), self._attempt, step, is_stored))
             if len(self._saves) > 2 * SAVES_LIMIT:
-                self._saves = self._saves[:-1:2] + self._saves[-1:]
+                self._saves = thinned(self._saves, SAVES_LIMIT)
 
     def compare(self, work: Mapping[int, float], slow: Sequence[SlowRank]) -> None:
         """Note the share of the time in which each rank works, and the ranks that the others wait for."""
