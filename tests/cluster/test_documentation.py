@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scripts.documentation.outputs import run_page
-from scripts.documentation.pages import ROOT, all_pages, blocks
+from scripts.documentation.pages import all_pages, blocks
+from tests.support.pages import name_of, parameters
 
 PAGES = [page for page in all_pages() if any((b.key, b.value) == ("run", "cluster") for b in blocks(page))]
 # Every pod of a page imports torch. These pages cover the kinds of commands; the soak runs the others too.
@@ -23,15 +24,7 @@ ONE_PROCESSOR = {
 }
 
 
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=() if name_of(page) in EVERY_TIME else pytest.mark.soak) for page in PAGES],
-    ids=name_of,
-)
+@pytest.mark.parametrize("page", parameters(PAGES, EVERY_TIME), ids=name_of)
 def test_commands_for_a_cluster_print_what_the_page_shows(
     page: Path,
     image: str,

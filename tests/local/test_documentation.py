@@ -10,6 +10,7 @@ import pytest
 
 from scripts.documentation.outputs import run_page
 from scripts.documentation.pages import ROOT, all_pages, blocks, python_script
+from tests.support.pages import name_of, parameters
 
 SCRIPTS = [page for page in all_pages() if python_script(page)]
 LOCAL = [page for page in all_pages() if any((b.key, b.value) == ("run", "local") for b in blocks(page))]
@@ -26,14 +27,6 @@ EVERY_TIME = (
 )
 
 NEEDS = ("accelerate", "lightning", "transformers")  # packages with a page of the same name
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-def local_pages() -> list[Any]:
-    return [pytest.param(page, marks=() if name_of(page) in EVERY_TIME else pytest.mark.soak) for page in LOCAL]
 
 
 @pytest.mark.parametrize("page", SCRIPTS, ids=name_of)
@@ -61,7 +54,7 @@ def test_the_pages_that_run_every_time_have_commands_for_this_machine() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", local_pages(), ids=name_of)
+@pytest.mark.parametrize("page", parameters(LOCAL, EVERY_TIME), ids=name_of)
 def test_commands_for_this_machine_print_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if page.stem in NEEDS:
         pytest.importorskip(page.stem)
