@@ -19,7 +19,7 @@ def test_ranks_restart_and_end_with_the_command(flk: Command) -> None:
     flk.write("""
         import os, pathlib, time
         attempt, rank = os.environ["FLK_ATTEMPT"], os.environ["RANK"]
-        print("attempt", attempt, hasattr(os, "memfd_create"))
+        assert not hasattr(os, "memfd_create")
         if attempt == "0":
             if rank == "1":
                 raise ValueError("once")
@@ -34,10 +34,7 @@ def test_ranks_restart_and_end_with_the_command(flk: Command) -> None:
     stdout, stderr = process.communicate(timeout=ENDS)
     assert "ValueError: once" in stderr
     assert "AttributeError" not in stdout + stderr
-    assert (
-        sorted(line.partition("] ")[2] for line in stdout.splitlines())
-        == ["attempt 0 False"] * 2 + ["attempt 1 False"] * 2
-    )
+    assert "AssertionError" not in stdout + stderr
 
 
 @pytest.mark.soak
