@@ -29,7 +29,7 @@ spec:
 """
 
 
-def test_commands_and_ports(flk: Any, image: str, tmp_path: Path, eventually: Any) -> None:
+def test_commands_and_ports(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
     (tmp_path / "train.py").write_text(SERVER)
     (tmp_path / "patch.yaml").write_text(SIDECAR.format(image=image))
     args = ["submit", "train.py", "--name", "web", "--replicas", "2", "--image", image, "--cpu", "50m"]
@@ -71,6 +71,7 @@ def test_commands_and_ports(flk: Any, image: str, tmp_path: Path, eventually: An
 
     copies_in_both_directions(flk, tmp_path)
     waits_for_several_jobs(flk, image, tmp_path)
+    forwards_until_the_pod_is_gone(flk, kubectl)
 
 
 def copies_in_both_directions(flk: Any, folder: Path) -> None:
@@ -113,6 +114,19 @@ def waits_for_several_jobs(flk: Any, image: str, folder: Path) -> None:
     watch.send_signal(2)
     assert watch.wait(timeout=30) == 130
     assert "short [rank 0] done\n" in flk("logs", "-l", "team=web", "--no-follow").stdout
+
+
+def forwards_until_the_pod_is_gone(flk: Any, kubectl: Any) -> None:
+    """A pod that is deleted, and a job that is."""
+    for rank, (command, *words), code in (
+        (1, (kubectl, "delete", "pod", "web-worker-1"), 1),
+        (0, (flk, "delete", "web"), 103),
+    ):
+        forward = flk.start("port-forward", "web", "0:8000", "--rank", str(rank))
+        assert f"of web-worker-{rank}" in forward.stderr.readline()
+        command(*words)
+        said = forward.communicate(timeout=60)[1]
+        assert (forward.returncode, "error: " in said, f"web-worker-{rank}" in said) == (code, True, True), said
 
 
 def fetched(port: int) -> bytes:

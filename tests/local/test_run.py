@@ -87,7 +87,7 @@ def test_a_failing_rank_is_named_and_gives_the_code_of_the_contract(flk: Command
     code, _, stderr = flk("run", "train.py", "--replicas", "2", "--processes", "2", "--restarts", "0", "--name", "gpt")
     assert code == ExitCode.TRAINING
     last = stderr.splitlines()[-1]
-    assert last == "flk: failed: rank 2 in gpt-worker-1 raised KeyError: 'no such feature'"
+    assert last == "error: job gpt failed: rank 2 in gpt-worker-1 raised KeyError: 'no such feature'"
 
 
 def test_a_killed_launcher_is_restarted_as_a_pod_would_be(flk: Command) -> None:

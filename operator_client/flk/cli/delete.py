@@ -10,7 +10,6 @@ from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_ref,
 from flk.cli.several import Chosen, worst
 from flk.commands import program_name
 from flk.errors import FlkError, UsageError
-from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.jobs.lifecycle.deletion import Selection
@@ -79,9 +78,10 @@ def delete(
             codes.append(several.failed(job, existed))
         elif existed:
             print(job.name, flush=True)
-        elif selection is None:
-            codes.append(0 if ignore_not_found else int(ExitCode.NOT_FOUND))
+        elif selection is None and ignore_not_found:
             note(f"there is no job {job} in namespace {client.namespace}")
+        elif selection is None:
+            codes.append(several.failed(job, client.no_job(job, explained=not several.are_several)))
     if dry_run:
         note("nothing was deleted (dry run)")
     return worst(codes)

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from flk.cli.options import LoadedJob, note, takes_job
+from flk.errors import JobFailedError
+from flk.terminal import print_error
 from flk_runtime.contract.ranges import plural
 
 
@@ -41,5 +43,5 @@ def run(
     local = LocalRun(job, here)
     code = local.run()
     if local.record and local.record.failure:
-        note(f"failed: {local.record.failure.summary}")
+        print_error(JobFailedError(f"job {job.name} failed: {local.record.failure.summary}"))
     return code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
-from flk.errors import NoKubeconfigError, UsageError
+from flk.errors import FlkError, NoKubeconfigError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
@@ -71,9 +71,7 @@ def submit(
     for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")
     if check:
-        failed = _check(submission)
-        if failed is not None:
-            return failed
+        _check(submission)
     if dry_run:
         made = submission.manifests
         if dry_run == "server":
@@ -100,8 +98,8 @@ def submit(
     return follow_to_end(job.client, job.name, job.uid, timeout=limit)
 
 
-def _check(submission: Submission) -> int | None:
-    """Print on stderr what would prevent the job from running, and return the exit code if something does."""
+def _check(submission: Submission) -> None:
+    """Print on stderr what would prevent the job from running. Raises FlkError if something does."""
     from flk.cli.doctor import with_remedies
     from flk.health.cluster import Level, Pods
     from flk.health.table import examine
@@ -112,11 +110,8 @@ def _check(submission: Submission) -> int | None:
     bad = [result for result in results if result.level in (Level.FAILED, Level.WARNING)]
     for result, remedy in with_remedies(bad):
         note(f"check {result.level.value}: {result.check}: {result.found}" + f"; {remedy}" * bool(remedy))
-    failed = any(result.level is Level.FAILED for result in bad)
-    if failed:
-        note(f"{submission.name}: nothing was created")
-        return int(ExitCode.INFRASTRUCTURE)
-    return None
+    if any(result.level is Level.FAILED for result in bad):
+        raise FlkError(f"{submission.name}: nothing was created", code=ExitCode.INFRASTRUCTURE)
 
 
 def _show(output: str, submission: Submission, manifests: list[dict[str, object]]) -> None:

@@ -23,7 +23,7 @@ from flk.kube.credentials import Access
 from flk.kube.discovery import ServedVersions, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
 from flk.kube.options import Exchange, connection_options
-from flk.kube.resources import Object, RequestTarget, Resource
+from flk.kube.resources import Document, Object, RequestTarget, Resource
 
 PAGE: Final = 500  # objects in one answer to a list request
 LINE_LIMIT: Final = 1 << 24  # bytes of a line of a stream; an object has at most 3 MiB
@@ -98,9 +98,12 @@ class ApiClient:
             try:
                 served = self._versions.look_up(target)
             except ForbiddenError:
-                served = asked
-            if served == asked:
                 raise missing from None
+            if served == asked:
+                if isinstance(asked, Document) or not asked.resource.group:
+                    raise missing from None
+                # Its discovery names the kind: it has just started, or reads the definition of the kind anew.
+                self._sleep(self.retries.backoffs[0])
             return self._answer(verb, served, query=query, body=in_version(body, served), find_created=find_created)
 
     def served(self, resource: Resource) -> Resource:

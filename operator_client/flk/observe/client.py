@@ -164,7 +164,9 @@ class JobClient:
     ) -> list[Object]:
         """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
-        With ``metadata_only`` they have neither spec nor status. Raises UsageError for a selector that is none.
+        With ``metadata_only`` they have neither spec nor status. Kinds that the cluster does not serve, and those that
+        the user may not list, are left out. Raises UsageError for a selector that is none, MissingApiError if no kind
+        is served, and ForbiddenError if there are no others and the user may not list PyTorchJobs.
         """
         if selector:
             check_selector(selector.removeprefix(f"{labels.JOB},"))
@@ -186,6 +188,8 @@ class JobClient:
         unknown = [*refused, *missing]
         if len(unknown) == len(futures):
             raise unknown[0]
+        if not found and isinstance(futures[0].exception(), ForbiddenError):
+            raise refused[0]  # "there are no jobs" would be a guess
         return found
 
     def _list_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
 import threading
@@ -88,6 +89,28 @@ def test_several_ports_on_several_addresses(
     assert {port for _, port, _ in opened} == {8000, 6006}
     for client in clients:
         client.close()
+
+
+@pytest.mark.parametrize(
+    ("job", "pod", "code", "said"),
+    [
+        ({}, {}, 1, "pod gpt-worker-1 was deleted: its ports are no longer forwarded"),
+        ({}, {"phase": "Failed"}, 1, "pod gpt-worker-1 has ended (failed): its ports are no longer forwarded"),
+        ({"deletionTimestamp": "2026-01-01T02:00:00Z"}, {}, 103, "job gpt was deleted, and pod gpt-worker-1 with it"),
+    ],
+)
+def test_it_says_that_the_pod_is_gone_and_ends(
+    fake: Any, run: Callable[..., tuple[int, str, str]], job: Any, pod: Any, code: int, said: str
+) -> None:
+    jobs.add(fake, "running")
+    pods = "/api/v1/namespaces/team/pods"
+    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]["metadata"] |= job
+    item = fake.objects[pods]["gpt-worker-1"]
+    kind, changed = ("MODIFIED", {**item, "status": pod}) if pod else ("DELETED", item)
+    fake.watches[pods].append([json.dumps({"type": kind, "object": changed}).encode() + b"\n"])
+    ended, _, errors = run("port-forward", "gpt", "0:8000", "--pod", "1")
+    assert ended == code
+    assert errors.splitlines()[1] == f"error: {said}"
 
 
 start = threading.Thread.start

@@ -112,3 +112,10 @@ def test_where_the_versions_may_not_be_read_the_first_error_counts(fake: FakeApi
     fake.refused["/apis/jobset.x-k8s.io"] = (403, 'User "ada" cannot get path "/apis/jobset.x-k8s.io"')
     with pytest.raises(MissingApiError, match=r"does not serve JobSets \(API jobset.x-k8s.io/v1alpha2\)"):
         client.list_all(RequestTarget(JOBSETS, "team"))
+
+
+def test_a_kind_that_discovery_names_is_asked_for_again(fake: FakeApiServer, client: ApiClient) -> None:
+    """As of an API server that has just started, which knows its own kinds before those of definitions."""
+    fake.objects[collection(JOBSETS, "v1alpha2")] = {"gpt": {"metadata": {"name": "gpt"}}}
+    fake.fail(404, b"404 page not found\n")
+    assert [each["metadata"]["name"] for each in client.list_all(RequestTarget(JOBSETS, "team"))[0]] == ["gpt"]

@@ -58,3 +58,13 @@ def test_templates_and_objects(
     created.job["metadata"]["managedFields"] = [{"manager": "flk"}]
     created.add_to(fake)
     assert terminal(f"flk list {options}") == snapshot
+
+
+def test_no_jobs_is_not_said_of_jobs_that_may_not_be_listed(terminal: Terminal, fake: FakeApiServer) -> None:
+    path = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
+    said = 'pytorchjobs.kubeflow.org is forbidden: User "ada" cannot list resource "pytorchjobs"'
+    fake.objects["/apis/batch/v1/namespaces/team/jobs"] = {}
+    fake.refused[path] = (403, said)
+    shown = terminal("flk list")
+    assert "error: no permission to list pytorchjobs.kubeflow.org in namespace team (as ada)" in shown
+    assert "there are no jobs" not in shown
