@@ -41,6 +41,7 @@ NAMES: Final = (
     "scale",
     "submit",
     "large_jobs",
+    "many_jobs",
     "slow_link",
     "diloco_loss",
 )

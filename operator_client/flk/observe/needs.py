@@ -22,7 +22,9 @@ from flk.targets.gang import gang_of
 from flk.units import timestamp
 from flk_runtime.contract import log_format
 
-EVENTS_AFTER: Final = 10.0  # seconds in which a pod may be pending before its events are read
+EVENTS_AFTER: Final = (
+    10.0  # seconds in which a pod may start before its events are read; one that finds no node does not
+)
 LATE: Final = 30.0  # seconds after the job's start: a pod that was created later may have taken another one's place
 STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
 SUSPECTS: Final = 3  # nodes that are read because they may be at fault
@@ -204,7 +206,10 @@ def _representatives(view: JobView) -> list[PodState]:
         for pod in view.pods
         if pod.phase in _UNFINISHED
         and pod.name in view.objects
-        and view.now - timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp")) > EVENTS_AFTER
+        and (
+            pod.reason == "Unschedulable"
+            or view.now - timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp")) > EVENTS_AFTER
+        )
     ]
     kinds = {(pod.phase, pod.reason): pod for pod in reversed(troubled)}
     chosen = [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())]

@@ -16,6 +16,7 @@ from flk.observe.observation import Need, Observation
 from flk.observe.progress import Progress
 from flk.observe.reader import view_job
 from flk.observe.view import JobView
+from flk.units import timestamp
 from flk_runtime.contract.log_format import RECORD_MARKER
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
@@ -77,6 +78,16 @@ def test_pods_without_a_node_need_events_and_then_nodes() -> None:
     assert ("events", "gpt") in first
     assert 1 < len(first) <= 5  # of a few pods only
     assert ("nodes", "") in second
+
+
+def test_a_pod_without_a_node_needs_events_and_nodes_at_once_and_one_that_starts_only_later() -> None:
+    first, second = asked(replace(jobs.unschedulable().seen(), time=timestamp(MADE) + 1))
+    assert ("events", "gpt-worker-0") in first
+    assert ("nodes", "") in second
+    starting = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}}).seen()
+    early, late = (asked(replace(starting, time=timestamp(MADE) + seconds)) for seconds in (1, 60))
+    assert ("events", "gpt-worker-0") not in early[0]
+    assert ("events", "gpt-worker-0") in late[0]
 
 
 def test_a_pod_whose_volume_is_on_another_node_needs_the_claim_and_then_its_volume() -> None:
