@@ -79,7 +79,7 @@ class LineFilter:
     def __init__(self, view: JobView, options: LogOptions) -> None:
         self.options, self.job = options, view.name
         self._target, self._processes = view.target, view.processes
-        self._fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
+        self.fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
         self.names = [pod.name for pod in view.pods]
         self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}
         last = view.sizes[1] * view.processes - 1
@@ -112,7 +112,7 @@ class LineFilter:
         """Return whether the pod at this position is chosen, or has one of the chosen ranks."""
         if self._chosen and index not in self._chosen:
             return False
-        if not self.options.ranks or not self._fixed_ranks:
+        if not self.options.ranks or not self.fixed_ranks:
             return True
         return any(rank // self._processes == index for rank in self.options.ranks)
 
@@ -127,11 +127,15 @@ class PodLines:
     def __init__(self, chosen: LineFilter, name: str, index: int) -> None:
         self._chosen, self._name, self._index = chosen, name, index
         self._attempt = 0
+        self._begun: LogLine | None = None  # that an attempt has begun, not yet yielded
 
     def chosen(self, lines: Iterable[tuple[str, str]]) -> Iterator[LogLine]:
         """Yield the chosen ones among lines, pairs of a time and a text: tagged and without control characters."""
         for time, text in lines:
             if line := self._parsed(time, text):
+                if self._begun:
+                    yield self._begun
+                    self._begun = None
                 yield line
 
     def _parsed(self, time: str, text: str) -> LogLine | None:
@@ -141,7 +145,11 @@ class PodLines:
             self._attempt = number
             # The launcher of pod 0 announces attempts in words.
             if number > 1 and (options.ranks or (options.pods and self._index)) and not options.raw:
-                return LogLine(f"attempt {number}", tag=launcher, **self._where(time))
+                begun = LogLine(f"attempt {number}", tag=launcher, **self._where(time))
+                if not options.ranks or self._chosen.fixed_ranks:
+                    return begun
+                self._begun = begun  # whether a chosen rank is in this pod now, its first line tells
+                return None
         if log_format.is_record(text) and not options.raw:
             return None
         match = _TAG.match(text)

@@ -9,6 +9,7 @@ import pytest
 
 from flk import Job
 from flk.errors import ApiError, UsageError
+from flk.jobs.logs.lines import LineFilter, LogOptions
 from flk.jobs.state import Phase, derive
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
@@ -176,3 +177,16 @@ def test_the_pod_of_a_rank_that_does_not_exist(fake: Any, client: JobClient) -> 
     with pytest.raises(ApiError, match="pod gpt-worker-1 does not exist"):
         pod_of_rank(client, "gpt", 1)
     assert not [path for path in fake.asked("GET") if path.endswith("/log")]
+
+
+def test_the_log_of_a_rank_marks_attempts_only_in_the_pods_where_it_was() -> None:
+    chosen = LineFilter(elastic().all("pod").view(), LogOptions(ranks=frozenset({1})))
+    logs = {1: ["flk-attempt 1", "rank 1", "flk-attempt 2", "rank 0"], 2: ["flk-attempt 2", "flk-attempt 3", "rank 1"]}
+    shown = [
+        line.text
+        for pod, words in logs.items()
+        for line in chosen.lines(f"gpt-worker-{pod}").chosen(
+            ("", f"[pod {pod}] {word}" if word.startswith("flk") else f"[{word}] hello") for word in words
+        )
+    ]
+    assert shown == ["[rank 1] hello", "[pod 2] attempt 3", "[rank 1] hello"]
