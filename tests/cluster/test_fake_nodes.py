@@ -278,7 +278,7 @@ def test_gpus_that_no_node_has_and_nodes_that_are_cordoned(world: World, eventua
         assert (code, "no node accepts the job's pods: it is cordoned" in said) == (104, True), said
         world.submit("kept", 1)
         answer = world.why("kept", "NodesNotReady")
-        assert "are not ready or take no pods (2 node(s) were unschedulable)" in answer["summary"], answer
+        assert "are not ready or take no pods (node(s) were unschedulable)" in answer["summary"], answer
         assert world.status("busy")["phase"] == "Running"
     finally:
         for name in ("fake-a", "fake-b"):
@@ -388,14 +388,13 @@ def test_a_node_and_a_device_that_report_a_fault(world: World, eventually: Any) 
     ended = {"exitCode": 104, "reason": "Error", "startedAt": now, "finishedAt": now}
     container = {"name": "pytorch", "image": "none:1", "imageID": "", "ready": False, "restartCount": 0}
 
-    def launcher_ends(name: str) -> None:
+    def launcher_ends(name: str, **status: Any) -> None:
         """What the kubelet writes when the launcher of a pod has ended because its GPU failed."""
         pod = f"{name}-worker-0"
         failure = Failure(Kind.GPU, 0, 0, pod, host, 0, time.time(), "RuntimeError", "CUDA error: unknown error")
         container["state"] = {"terminated": {**ended, "message": record(failure).to_json()}}
-        world.set_status("pod", pod, {"phase": "Failed", "containerStatuses": [container]})
+        world.set_status("pod", pod, {"phase": "Failed", "containerStatuses": [container], **status})
 
-    device = {"name": GPU, "resources": [{"resourceID": "GPU-8", "health": "Unhealthy"}]}
     world.set_status("node", host, {"conditions": [{**condition, **times}]})
     launcher_ends("node-fault")
     answer = world.why("node-fault", "NodeFaulty")
@@ -404,10 +403,12 @@ def test_a_node_and_a_device_that_report_a_fault(world: World, eventually: Any) 
     assert world.status("node-fault")["code"] == 104
     world.set_status("node", host, {"conditions": [{**condition, **times, "status": "False"}]})
 
-    container["allocatedResourcesStatus"] = [device]
-    launcher_ends("device-fault")
+    # A device that the kubelet calls unhealthy is left out: the API server drops it where ResourceHealthStatus is off.
+    left = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByDeviceTaintManager"}
+    left |= {"message": "Device Taint manager: deleting due to NoExecute taint", "lastTransitionTime": now}
+    launcher_ends("device-fault", conditions=[left])
     answer = world.why("device-fault", "DeviceUnhealthy")
-    assert "device-fault-worker-0: device GPU-8 (nvidia.com/gpu) is unhealthy" in answer["summary"]
+    assert "device-fault-worker-0 had to leave a device that is tainted: Device Taint manager" in answer["summary"]
 
 
 def test_a_job_in_a_queue_of_kueue(world: World, eventually: Any) -> None:
