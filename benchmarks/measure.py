@@ -204,11 +204,13 @@ def environment() -> str:
 
 
 def _commit() -> str:
-    folder = Path(__file__).parent
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty=-modified"], cwd=folder, capture_output=True, text=True
+    """The commit, with "-modified" if files that no page of the documentation is differ from it."""
+    root = Path(__file__).parents[1]
+    asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ".", ":(exclude)docs"])
+    commit, modified = (
+        subprocess.run(["git", *words], cwd=root, capture_output=True, text=True).stdout.strip() for words in asked
     )
-    return described.stdout.strip() or "unknown"
+    return f"{commit}{'-modified' if modified else ''}" or "unknown"
 
 
 def _version(distribution: str) -> str:

@@ -1,15 +1,18 @@
 """Run all benchmarks, print their results as tables, and name the goals that are missed.
 
     python benchmarks/run_all.py [NAME ...] [--rounds N] [--write PAGE]
+    python benchmarks/run_all.py --mark PAGE
 
 A benchmark that misses a goal, fails or cannot run here does not stop the others. --write puts the tables into a page
 in Markdown, between the lines BEGIN and END, in place of the older ones of the same benchmarks. Exit code: 1 if a goal
-is missed or a benchmark fails, else 0.
+is missed or a benchmark fails, else 0. --mark measures nothing: it writes below each table of a page whether the code
+has changed since, as --write does.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import subprocess
 import sys
@@ -19,8 +22,10 @@ from pathlib import Path
 from typing import Final
 
 import measure
+import measured
 from measure import Result, Verdict
 
+ROOT: Final = Path(__file__).parents[1]
 NAMES: Final = (
     "cli",
     "start",
@@ -96,10 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run (default: {' '.join(NAMES)})")
     parser.add_argument("--rounds", type=int, help="measurements of each side, instead of each benchmark's default")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="a page in Markdown to put the tables into")
+    parser.add_argument("--mark", type=Path, metavar="PAGE", help="a page whose tables get marks, without measuring")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(NAMES))
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]} (there are {', '.join(NAMES)})")
+    if options.mark:
+        try:
+            options.mark.write_text(measured.marked(options.mark.read_text(), ROOT))
+        except measured.HistoryError as error:
+            parser.error(str(error))
+        return 0
     problems: list[str] = []
     skipped: list[str] = []
     for name in options.names or NAMES:
@@ -116,7 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made = table(environment, found)
         print(f"\n{made}\n", flush=True)
         if options.write:
-            options.write.write_text(replaced(options.write.read_text(), {name: made}))
+            page = replaced(options.write.read_text(), {name: made})
+            with contextlib.suppress(measured.HistoryError):
+                page = measured.marked(page, ROOT)
+            options.write.write_text(page)
     for problem in problems:
         print(problem)
     if skipped:

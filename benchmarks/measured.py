@@ -1,0 +1,93 @@
+"""The code that each benchmark measures, and whether it has changed since a result was taken, as git says.
+
+A table of results names the commit that it was measured on. `marked` writes below it whether the code is still the same;
+`run_all.py --mark PAGE` and `--write PAGE` do so for a page, and a test compares.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+CHANGED: Final = "The code that it measures has changed since."
+UNKNOWN: Final = "The code that it measures is in no commit of this history."
+
+_LAUNCHER: Final = ("runtime/flk_runtime/launcher", "runtime/flk_runtime/wire")
+_RUN: Final = ("runtime/flk_runtime/run", "runtime/flk_runtime/metrics")
+_SUBMIT: Final = tuple(f"operator_client/flk/{part}" for part in ("cli", "jobs", "kube", "manifest", "spec", "targets"))
+
+# By benchmark, the folders and files where what it measures is spent. Its own script counts too.
+CODE: Final[dict[str, tuple[str, ...]]] = {
+    "cli": ("operator_client/flk",),
+    "start": _LAUNCHER,
+    "recovery": _LAUNCHER,
+    "pod_recovery": (*_LAUNCHER, "operator_client/flk/manifest", "operator_client/flk/targets"),
+    "elastic": (*_LAUNCHER, "runtime/flk_runtime/checkpoint/memory.py", "runtime/flk_runtime/run"),
+    "rendezvous": (
+        "benchmarks/simulated_launchers.py",
+        "runtime/flk_runtime/launcher/coordinator",
+        "runtime/flk_runtime/launcher/transport",
+        "runtime/flk_runtime/wire",
+    ),
+    "overhead": (*_LAUNCHER, *_RUN, "examples/gpt"),
+    "loop": (*_RUN, "runtime/flk_runtime/data"),
+    "streams": ("runtime/flk_runtime/data",),
+    "curves": (*_RUN, "runtime/flk_runtime/sinks"),
+    "telemetry": (*_RUN, "runtime/flk_runtime/sinks", "runtime/flk_runtime/launcher/telemetry"),
+    "checkpoint": ("runtime/flk_runtime/checkpoint",),
+    "memory": (*_LAUNCHER, "runtime/flk_runtime/checkpoint", "runtime/flk_runtime/shared/shard_file.py"),
+    "memory_headers": ("runtime/flk_runtime/checkpoint", "runtime/flk_runtime/shared/shard_file.py"),
+    "parallel": (*_RUN, "runtime/flk_runtime/parallel"),
+    "plan": (
+        "benchmarks/small_models.py",
+        "operator_client/flk/bench",
+        "operator_client/flk/planning.py",
+        "runtime/flk_runtime/bench",
+        "runtime/flk_runtime/plan",
+    ),
+    "scale": ("runtime/flk_runtime/parallel", "runtime/flk_runtime/run"),
+    "submit": (*_SUBMIT, *_LAUNCHER),
+    "large_jobs": tuple(f"operator_client/flk/{part}" for part in ("cli", "health", "jobs", "kube", "observe")),
+    "slow_link": ("benchmarks/torchft_gpt.py", "runtime/flk_runtime/diloco"),
+    "diloco_loss": ("runtime/flk_runtime/diloco",),
+}
+
+_TABLE: Final = re.compile(
+    rf"(?ms)^(### (?P<name>\w+)\n\nMeasured on commit (?P<commit>[^,\s]+),[^\n]*?)(?: (?:{CHANGED}|{UNKNOWN}))?$"
+)
+
+
+class HistoryError(Exception):
+    """The history of this checkout cannot be asked; the text says why."""
+
+
+def marked(page: str, root: Path) -> str:
+    """The text of a page whose tables of results say what `changes` says of them. Raises HistoryError as that does."""
+
+    def with_mark(table: re.Match[str]) -> str:
+        return " ".join(filter(None, (table[1], changes(table["name"], table["commit"], root))))
+
+    return _TABLE.sub(with_mark, page)
+
+
+def changes(name: str, commit: str, root: Path) -> str:
+    """CHANGED if the code of a benchmark differs from a commit's, UNKNOWN if the commit does not say it, or nothing.
+
+    ``commit`` is as `measure.environment` writes it: with "-modified" behind it, the code was in no commit. Raises
+    HistoryError without git, and in a checkout without the whole history, whose answers would not be those of another.
+    """
+    if _git(root, "rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        raise HistoryError("this is no git checkout with its whole history")
+    if commit.endswith("-modified") or _git(root, "merge-base", "--is-ancestor", commit, "HEAD").returncode:
+        return UNKNOWN
+    code = _git(root, "diff", "--quiet", commit, "--", f"benchmarks/{name}.py", *CODE[name]).returncode
+    return CHANGED if code else ""
+
+
+def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise HistoryError("git is not installed") from None

@@ -1,0 +1,97 @@
+"""Whether the page of benchmarks says, at each table, if the code has changed since it was measured."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import measured
+import run_all
+from measured import CHANGED, UNKNOWN, HistoryError
+
+PAGE = run_all.ROOT / "docs" / "contributing" / "benchmarks.md"
+IDENTITY = ("-c", "user.name=ada", "-c", "user.email=ada@example.com", "-c", "commit.gpgsign=false")
+
+
+def git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *IDENTITY, *arguments], cwd=root, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> tuple[Path, str]:
+    """A repository with the code of two benchmarks, and the commit that they were measured on."""
+    root = tmp_path / "history"
+    for name in ("benchmarks/loop.py", "benchmarks/streams.py", "runtime/flk_runtime/data/loader.py", "README.md"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("first\n")
+    git(root.parent, "init", "--quiet", str(root))
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message", "first")
+    return root, git(root, "rev-parse", "--short", "HEAD")
+
+
+def page(commit: str, mark: str = "") -> str:
+    line = f"Measured on commit {commit}, load average 1.0, 2.0, 3.0, 2 cores, Python 3.11.7, torch 2.13.0+cpu.{mark}"
+    return f"before\n\n### streams\n\n{line}\n\n| what |\n| --- |\n| a / b |\n\nafter\n"
+
+
+def test_a_table_is_marked_once_its_code_has_changed_and_loses_the_mark_with_a_new_measurement(
+    history: tuple[Path, str],
+) -> None:
+    root, commit = history
+    (root / "README.md").write_text("no code\n")
+    assert measured.marked(page(commit), root) == page(commit)
+    (root / "runtime/flk_runtime/data/loader.py").write_text("second\n")
+    once = measured.marked(page(commit), root)
+    assert once == page(commit, f" {CHANGED}")
+    assert measured.marked(once, root) == once
+    git(root, "commit", "--quiet", "--all", "--message", "second")
+    assert measured.marked(once, root) == once
+    now = git(root, "rev-parse", "--short", "HEAD")
+    assert measured.marked(page(now, f" {CHANGED}"), root) == page(now)
+
+
+def test_the_script_of_a_benchmark_counts_for_itself_only(history: tuple[Path, str]) -> None:
+    root, commit = history
+    (root / "benchmarks/streams.py").write_text("second\n")
+    assert measured.changes("streams", commit, root) == CHANGED
+    assert measured.changes("loop", commit, root) == ""
+
+
+def test_code_that_was_not_committed_or_is_of_another_branch_is_not_known(history: tuple[Path, str]) -> None:
+    root, commit = history
+    git(root, "checkout", "--quiet", "-b", "branch")
+    git(root, "commit", "--quiet", "--allow-empty", "--message", "branch")
+    branch = git(root, "rev-parse", "--short", "HEAD")
+    git(root, "checkout", "--quiet", commit)
+    for each in (f"{commit}-modified", branch, "0123456", "unknown"):
+        assert measured.marked(page(each), root) == page(each, f" {UNKNOWN}")
+
+
+def test_without_the_whole_history_nothing_is_said(history: tuple[Path, str], tmp_path: Path) -> None:
+    root, commit = history
+    git(root, "commit", "--quiet", "--allow-empty", "--message", "second")
+    git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{root}", "shallow")
+    (tmp_path / "folder").mkdir()
+    for place in ("shallow", "folder"):
+        with pytest.raises(HistoryError, match="no git checkout with its whole history"):
+            measured.changes("streams", commit, tmp_path / place)
+
+
+def test_the_code_of_every_benchmark_is_named_and_exists() -> None:
+    assert list(measured.CODE) == list(run_all.NAMES)
+    for name, paths in measured.CODE.items():
+        for path in paths:
+            assert (run_all.ROOT / path).exists(), f"{name}: {path}"
+
+
+def test_the_page_says_which_tables_are_older_than_their_code() -> None:
+    text = PAGE.read_text()
+    try:
+        expected = measured.marked(text, run_all.ROOT)
+    except HistoryError as error:
+        pytest.skip(str(error))
+    assert text == expected, f"`python benchmarks/run_all.py --mark {PAGE.relative_to(run_all.ROOT)}` marks them anew"
