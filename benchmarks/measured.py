@@ -1,6 +1,6 @@
 """The code that each benchmark measures, and whether it has changed since a result was taken, as git says.
 
-A table of results names the commit that it was measured on. `marked` writes below it whether the code is still the same;
+A table of results names the commit that it was measured on. `marked` says behind it whether the code is the same;
 `run_all.py --mark PAGE` and `--write PAGE` do so for a page, and a test compares.
 """
 

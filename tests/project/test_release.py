@@ -120,11 +120,12 @@ def docker(tmp_path: Path) -> dict[str, str]:
     program.write_text(
         """#!/bin/bash
 echo "$@" >>"$HERE/calls"
-case "$*" in *RepoDigests*) echo "${*: -1}@sha256:00" ;; "image inspect"*) cat "$HERE/identity" ;; esac
+case "$*" in *RepoDigests*) echo "library@$(cat "$HERE/digest")" ;; "image inspect"*) cat "$HERE/identity" ;; esac
 """
     )
     program.chmod(0o755)
     (tmp_path / "identity").write_text("sha256:one\n")
+    (tmp_path / "digest").write_text("sha256:00\n")
     return os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "HERE": str(tmp_path)}
 
 
@@ -144,3 +145,39 @@ def test_the_images_that_were_saved_are_pushed_under_the_names_that_the_client_u
     assert done.returncode == 1
     assert done.stderr.endswith("is another image than the one that was saved\n")
     assert "push" not in (tmp_path / "calls").read_text()
+
+
+def base(docker: dict[str, str], image: str) -> subprocess.CompletedProcess[str]:
+    environment = docker | {"PYTHON_IMAGE": image}
+    return subprocess.run([ROOT / "docker" / "base"], env=environment, capture_output=True, text=True)
+
+
+def test_the_base_of_the_images_is_named_by_the_digest_of_what_was_pulled(
+    docker: dict[str, str], tmp_path: Path
+) -> None:
+    assert base(docker, "").stdout == "python:3.11-slim-bookworm@sha256:00\n"
+    assert (tmp_path / "calls").read_text().startswith("pull --quiet python:3.11-slim-bookworm\n")
+    (tmp_path / "calls").unlink()
+    assert base(docker, "host:5000/python:3@sha256:11").stdout == "host:5000/python:3@sha256:11\n"
+    assert not (tmp_path / "calls").exists()
+    (tmp_path / "digest").write_text("\n")
+    done = base(docker, "mine:1")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "docker/base: mine:1 has no digest of a registry\n")
+
+
+@pytest.mark.parametrize("digest", ["", "@sha256:00"])
+def test_an_image_says_what_it_was_built_on(docker: dict[str, str], tmp_path: Path, digest: str) -> None:
+    environment = docker | {"PYTHON_IMAGE": f"host:5000/python:3{digest}"}
+    subprocess.run([ROOT / "docker" / "build", "cpu"], env=environment, check=True, capture_output=True)
+    (call,) = (line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("build "))
+    assert f"--build-arg PYTHON_IMAGE=host:5000/python:3{digest} " in call
+    assert "--label org.opencontainers.image.base.name=host:5000/python:3 " in call
+    assert ("--label org.opencontainers.image.base.digest=sha256:00 " in call) == bool(digest)
+
+
+def test_a_release_builds_on_a_base_by_its_digest() -> None:
+    steps = [step.get("run", "") for step in WORKFLOWS["release"]["jobs"]["build"]["steps"]]
+    (resolved,) = (number for number, step in enumerate(steps) if "docker/base" in step)
+    (built,) = (number for number, step in enumerate(steps) if "images" in step.split() and step.startswith("make"))
+    assert resolved < built
+    assert steps[resolved] == 'base=$(docker/base)\necho "PYTHON_IMAGE=$base" >>"$GITHUB_ENV"\n'
