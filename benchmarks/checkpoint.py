@@ -12,6 +12,7 @@ checkpoint is compared with torch.load on rank 0 and a broadcast, goal 1.0.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -74,7 +75,6 @@ def run_rank(rank: int, ranks: int, port: int, size: float, rounds: int, folder:
     own = Path(folder)
     group = dist.new_group(backend="gloo")
     source, target = torch.ones(state // ranks // 4), torch.zeros(state // ranks // 4)
-    found: dict[str, list[float]] = {}
 
     def save_with_torch() -> None:
         if rank == 0:
@@ -101,22 +101,34 @@ def run_rank(rank: int, ranks: int, port: int, size: float, rounds: int, folder:
     before = peak_memory()
     flk.save(1, checkpoint=own / "flk", wait=True, model=model, optimizer=optimizer)
     share = (peak_memory() - before) / (state / ranks)
-    pending: list[Any] = []
-    for number in range(-1, rounds):
-        values = {"torch.save": timed(save_with_torch)}
-        step = number + 3
-        values["flk"] = timed(partial(flk.save, step, checkpoint=own / "flk", model=model, optimizer=optimizer))
+    steps = itertools.count(2)
+
+    def save_with_flk() -> float:
+        step = next(steps)
+        seconds = timed(partial(flk.save, step, checkpoint=own / "flk", model=model, optimizer=optimizer))
         wait_for(own / "flk", step)
-        values["copy"] = timed(lambda: target.copy_(source))
-        values["async_save"] = timed(lambda: pending.append(save_async()))
+        return seconds
+
+    def save_with_torch_async() -> float:
+        pending: list[Any] = []
+        seconds = timed(lambda: pending.append(save_async()))
         pending.pop().result()
-        values["torch.load"] = timed(load_with_torch)
-        values["restore"] = timed(lambda: flk.restore(f"{own}/./flk", model=model, optimizer=optimizer))
-        if number >= 0:
-            for name, value in values.items():
-                found.setdefault(name, []).append(value)
-            if rank == 0:
-                measure.progress(", ".join(f"{name} {value:.3f} s" for name, value in values.items()))
+        return seconds
+
+    save_with_torch()  # in the first round it is read before it is written
+    found = measure.alternate(
+        {
+            "torch.save": partial(timed, save_with_torch),
+            "flk": save_with_flk,
+            "copy": partial(timed, lambda: target.copy_(source)),
+            "async_save": save_with_torch_async,
+            "torch.load": partial(timed, load_with_torch),
+            "restore": partial(timed, lambda: flk.restore(f"{own}/./flk", model=model, optimizer=optimizer)),
+        },
+        rounds,
+        warmup=1,
+        show="{:.3f} s".format if rank == 0 else None,
+    )
     shares = torch.tensor(share)
     dist.all_reduce(shares, op=dist.ReduceOp.MAX)
     if rank == 0:

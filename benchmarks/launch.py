@@ -125,15 +125,18 @@ def packages_folder(peer: str, needs: tuple[str, ...]) -> Path | None:
     return folder
 
 
-def run_ranks(script: Sequence[str], ranks: int) -> list[Any]:
-    """Run a script as ranks under flk's launcher. Returns what its rank 0 passed to `write_result`, in order.
+def run_ranks(
+    script: Sequence[str], ranks: int, launcher: Launcher = flk, variables: Mapping[str, str] | None = None
+) -> list[Any]:
+    """Run a script as ranks under one launcher. Returns what its rank 0 passed to `write_result`, in order.
 
-    The ranks' stderr goes to this process's stderr. Raises SystemExit if the job fails.
+    ``variables`` are added to the launcher's environment. The ranks' stderr goes to this process's stderr. Raises
+    SystemExit if the job fails.
     """
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "results"
-        (process,) = flk(script, ranks)
-        with_file = Process(process.command, {**process.variables, RESULT: str(file)})
+        (process,) = launcher(script, ranks, 1, 0)
+        with_file = Process(process.command, {**process.variables, **(variables or {}), RESULT: str(file)})
         code = with_file.start(Path.cwd(), stdout=subprocess.DEVNULL).wait()
         if code:
             raise SystemExit(f"the ranks of {script[0]} ended with {code}")

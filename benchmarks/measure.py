@@ -108,7 +108,7 @@ class Result:
     ours: float  # flk's median
     theirs: float  # the peer's median
     ratio: float  # median of the ratios of the rounds, flk's value divided by the peer's
-    interval: Interval
+    interval: Interval | None  # None: the values are computed, and the same in every run
     rounds: int
     goal: Goal
 
@@ -122,9 +122,16 @@ class Result:
         medians = statistics.median(ours), statistics.median(theirs)
         return cls(benchmark, what, unit, *medians, statistics.median(ratios), interval, len(ratios), goal)
 
+    @classmethod
+    def computed(cls, benchmark: str, what: str, ours: float, theirs: float, goal: Goal, unit: str) -> Result:
+        """Compare two numbers that are the same in every run: they have no interval and need no rounds."""
+        return cls(benchmark, what, unit, ours, theirs, ours / theirs, None, 1, goal)
+
     @property
     def verdict(self) -> Verdict:
         """Whether the goal is met, by the whole interval; if the goal is inside it, the median is said."""
+        if self.interval is None:
+            return Verdict.MET if self.goal.is_met(self.ratio) else Verdict.MISSED
         if self.interval.coverage < CONFIDENCE:
             return Verdict.NOT_JUDGED
         ends = {self.goal.is_met(end) for end in (self.interval.low, self.interval.high)}
@@ -134,7 +141,7 @@ class Result:
 
     def __str__(self) -> str:
         better = "higher" if self.goal.higher_is_better else "lower"
-        span = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]"
+        span = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]" if self.interval else "(computed)"
         return f"ratio {self.what} {self.ratio:.3f} {span} goal {self.goal} ({better} is better): {self.verdict}"
 
     def to_json(self) -> str:
@@ -143,7 +150,7 @@ class Result:
     @classmethod
     def from_json(cls, text: str) -> Result:
         fields: dict[str, Any] = json.loads(text)
-        fields["interval"] = Interval(**fields["interval"])
+        fields["interval"] = Interval(**fields["interval"]) if fields["interval"] else None
         fields["goal"] = Goal(**fields["goal"])
         return cls(**fields)
 
@@ -231,9 +238,16 @@ class Report:
 
     def compare(self, what: str, ours: Sequence[float], theirs: Sequence[float], goal: Goal, unit: str) -> None:
         """Add the ratio of flk's values to the peer's. ``what`` names both, as in "flk --version / kubectl version"."""
-        result = Result.of(self.benchmark, what, ours, theirs, goal, unit)
+        self._add(Result.of(self.benchmark, what, ours, theirs, goal, unit))
+
+    def compute(self, what: str, ours: float, theirs: float, goal: Goal, unit: str) -> None:
+        """Add the ratio of two numbers that are the same in every run."""
+        self._add(Result.computed(self.benchmark, what, ours, theirs, goal, unit))
+
+    def _add(self, result: Result) -> None:
         self.results.append(result)
-        print(f"median {what}: {result.ours:.4g} {unit} / {result.theirs:.4g} {unit}")
+        unit = result.unit
+        print(f"median {result.what}: {result.ours:.4g} {unit} / {result.theirs:.4g} {unit}")
 
     def finish(self) -> int:
         """Print the ratios. Returns 1 if a goal is missed, else 0."""

@@ -151,10 +151,9 @@ def compare_published(report: measure.Report, rounds: int) -> None:
             if published is None:
                 continue
             measure.progress(f"{title}, {what}: predicted {predicted:.4g}, published {published:.4g} {unit}")
-            # A prediction is the same in every round.
             larger, smaller = max(predicted, published), min(predicted, published)
             name = f"deviation of {what}, {title}"
-            report.compare(name, [larger] * rounds, [smaller] * rounds, measure.at_most(limit), unit)
+            report.compute(name, larger, smaller, measure.at_most(limit), unit)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ NAMES: Final = (
     "rendezvous",
     "overhead",
     "loop",
+    "hosted",
     "streams",
     "curves",
     "telemetry",
@@ -76,7 +77,8 @@ def table(environment: str, results: Iterable[Result]) -> str:
     ]
     for result in results:
         median = f"{result.ours:.4g} / {result.theirs:.4g} {result.unit}"
-        ratio = f"{result.ratio:.3f} ({result.interval.low:.3f} to {result.interval.high:.3f})"
+        span = f"{result.interval.low:.3f} to {result.interval.high:.3f}" if result.interval else "computed"
+        ratio = f"{result.ratio:.3f} ({span})"
         limit = f"at {'least' if result.goal.higher_is_better else 'most'} {result.goal.limit:g}"
         lines.append(f"| {result.what} | {median} | {ratio} | {limit} | {result.verdict} |")
     return "\n".join(lines)

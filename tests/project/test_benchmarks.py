@@ -89,6 +89,15 @@ def test_too_few_rounds_judge_no_goal() -> None:
     assert result(9.0, 9.9, at_most(0.5), coverage=0.9375).verdict is Verdict.NOT_JUDGED
 
 
+@pytest.mark.parametrize(("ours", "verdict"), [(11.0, Verdict.MET), (12.1, Verdict.MISSED)])
+def test_what_is_computed_needs_no_rounds_and_has_no_interval(ours: float, verdict: Verdict) -> None:
+    found = Result.computed("b", "prediction / publication", ours, 10.0, at_most(1.2), "s")
+    assert found.verdict is verdict
+    assert Result.from_json(found.to_json()) == found
+    assert str(found).startswith(f"ratio prediction / publication {ours / 10:.3f} (computed) goal <= 1.2 ")
+    assert f"| {ours / 10:.3f} (computed) | at most 1.2 | {verdict} |" in run_all.table("here", [found])
+
+
 def test_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     # Only the peer is slow in the second round, and both sides are in the third. The ratio of the medians would be 0.1.
     found = Result.of("b", "flk / peer", [1.0, 1.0, 10.0], [2.0, 20.0, 10.0], at_most(0.5), "s")
