@@ -81,7 +81,8 @@ def with_lightning(adopted: bool, ranks: int, steps: int, step: Callable[[], Non
 
         def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:
             inputs, targets = batch
-            return (self.network(inputs) - targets).square().mean()
+            loss: torch.Tensor = (self.network(inputs) - targets).square().mean()
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters())
