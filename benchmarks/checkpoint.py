@@ -86,11 +86,10 @@ def run_rank(rank: int, ranks: int, port: int, size: float, rounds: int, folder:
             content = torch.load(own / "whole.pt", weights_only=True)
             model.module.load_state_dict(content["model"])
             optimizer.load_state_dict(content["optimizer"])
-        for values in optimizer.state.values():
-            for value in values.values():
-                dist.broadcast(value, src=0)
         for parameter in model.parameters():
             dist.broadcast(parameter.detach(), src=0)
+            for _, value in sorted(optimizer.state[parameter].items()):  # a restore and a load make different orders
+                dist.broadcast(value, src=0)
 
     def save_async() -> Any:
         model_state, optimizer_state = get_state_dict(model, optimizer)
