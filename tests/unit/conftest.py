@@ -11,6 +11,7 @@ import pytest
 
 from flk.__main__ import main
 from flk.manifest import runtime
+from flk.manifest.minify import minified
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 
 
@@ -24,10 +25,10 @@ def state_folder(tmp_path: Path, cache_home: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="session", autouse=True)
-def stripped_once() -> Iterator[None]:
-    """Each source is stripped once: it takes half of the processor time of each kind of archive that tests pack."""
+def minified_once() -> Iterator[None]:
+    """Each source is minified once: it takes half of the processor time of each kind of archive that tests pack."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime, "stripped", functools.cache(runtime.stripped))
+        patch.setattr(runtime, "minified", functools.cache(minified))
         yield
 
 

@@ -1,11 +1,10 @@
-"""flk_runtime as it travels with a job: the packages that the job uses, without comments, docstrings and annotations.
+"""flk_runtime as it travels with a job: the packages that the job uses, minified and compressed.
 
-Every line keeps its number, so that tracebacks match the sources. Equal sources make equal archives.
+Equal sources make equal archives.
 """
 
 from __future__ import annotations
 
-import ast
 import bz2
 import contextlib
 import hashlib
@@ -15,10 +14,12 @@ import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Final
 
+from flk.manifest import minify
+from flk.manifest.minify import minified
 from flk.spec.job import Job
 from flk.user_files import cache_folder, write_whole
 from flk_runtime import contract
@@ -107,13 +108,6 @@ _CODES: Final = {symbol: code for code, symbol in enumerate(_SYMBOLS)}
 _SYMBOL: Final = re.compile("|".join(map(re.escape, sorted(_SYMBOLS, key=len, reverse=True))))
 _PARSING: Final = threading.Lock()  # before Python 3.12, ast fails in two threads at once
 _DIGEST: Final = hashlib.sha256().digest_size
-# Functions of flk_runtime.contract with the position of the argument that only the documentation reads.
-_DOCUMENTED: Final = {"Variable": 1, "Setting": 1, "Meaning": 0}
-_STRING_OR_COMMENT: Final = re.compile(
-    r"""(?:\"\"\"(?:[^"\\]|\\.|"(?!""))*\"\"\"|\'\'\'(?:[^'\\]|\\.|'(?!''))*\'\'\')"""
-    r"""|(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|[ \t]*(?P<comment>\#[^\n]*)""",
-    re.DOTALL,
-)
 
 
 def used_by(job: Job) -> frozenset[str]:
@@ -155,7 +149,8 @@ def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:
     folder = Path(contract.__file__).parents[1]
     modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.py")}
     kept = cache_folder() / "-".join(["runtime", *sorted(optional)])
-    made_from = repr((kept.name, Path(__file__).read_bytes(), sorted(modules.items()))).encode()
+    own = [Path(file).read_bytes() for file in (__file__, minify.__file__)]
+    made_from = repr((kept.name, own, sorted(modules.items()))).encode()
     with contextlib.suppress(OSError):
         content = kept.read_bytes()
         digest, archive = content[:_DIGEST], content[_DIGEST:]
@@ -170,19 +165,19 @@ def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:
 def module_source(name: str) -> str:
     """Return the source of a module of flk_runtime, by its path in the package, as an archive has it."""
     with _PARSING:
-        return stripped((Path(contract.__file__).parents[1] / name).read_text())
+        return minified((Path(contract.__file__).parents[1] / name).read_text())
 
 
 def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     """Return modules, by their paths, as an archive without some of the OPTIONAL packages."""
     sources = {
-        f"flk_runtime/{name}": _relative(stripped(source.decode()))
+        f"flk_runtime/{name}": _relative(minified(source.decode()))
         for name, source in sorted(modules.items())
         if name != _BOOTSTRAP and (name in _OF_ALL_JOBS or _ELSEWHERE.get(name, name.partition("/")[0]) not in left_out)
     }
     symbols = zlib.compress("\n".join(_SYMBOLS).encode(), 9)
     members = {
-        "__main__.py": stripped(modules[_BOOTSTRAP].decode()).encode(),
+        "__main__.py": minified(modules[_BOOTSTRAP].decode()).encode(),
         "flk_runtime.packed": symbols + bz2.compress(_coded(json.dumps(sources))),
     }
     buffer = io.BytesIO()
@@ -210,78 +205,3 @@ def _relative(source: str) -> str:
             line = chr(58 + level - before) + text
         lines.append(line)
     return "\n".join(lines)
-
-
-def stripped(source: str) -> str:
-    """Return the source of a module of flk without what only its readers need; all lines keep their numbers.
-
-    Comments, annotations, imports and protocols for them, and lists of public names are left out. Docstrings, and texts
-    that only the documentation reads, are empty. The fields of classes keep their annotations, which make dataclasses
-    and messages.
-    """
-    source = _STRING_OR_COMMENT.sub(lambda match: "" if match["comment"] else match[0], source)
-    lines = [line.encode() for line in source.split("\n")]  # columns count bytes
-    tree = ast.parse(source)
-    parts = list(_parts_for_readers(tree, lines))
-    parts += _imports_for_readers(tree, [node for node, _, _ in parts])
-    for node, start, text in sorted(parts, key=lambda part: -part[1]):
-        first, last = node.lineno - 1, (node.end_lineno or 0) - 1
-        rest = lines[last][node.end_col_offset :]
-        lines[first : last + 1] = [lines[first][:start] + text, *[b""] * (last - first)]
-        lines[last] += rest
-    return b"\n".join(lines).decode()
-
-
-def _parts_for_readers(tree: ast.Module, lines: Sequence[bytes]) -> Iterator[tuple[ast.expr | ast.stmt, int, bytes]]:
-    """Yield the nodes that are left out, the columns where they begin, and what takes their place."""
-    fields = {field for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for field in node.body}
-    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    for node in ast.walk(tree):
-        match node:
-            case ast.Expr(ast.Constant(str()) as docstring):
-                yield docstring, docstring.col_offset, b'""'
-            case ast.Call(ast.Name(name), arguments) if name in _DOCUMENTED:
-                meaning = arguments[_DOCUMENTED[name]]
-                yield meaning, meaning.col_offset, b'""'
-            case ast.If(ast.Name("TYPE_CHECKING")):
-                yield node, node.col_offset, b""
-            case ast.Assign([ast.Name("__all__")]) if names.count("__all__") == 1:  # this module does not read it
-                yield node, node.col_offset, b""
-            case ast.ClassDef(name, [ast.Name("Protocol")], decorator_list=[]):  # modules import the name
-                yield node, node.col_offset, f"{name}=0".encode()
-            case ast.arg(name, ast.expr() as annotation):
-                yield annotation, node.col_offset + len(name.encode()), b""
-            case ast.AnnAssign(target, annotation, ast.expr()) if node not in fields and _is_on_one_line(annotation):
-                yield annotation, target.end_col_offset or 0, b""
-            case (
-                ast.FunctionDef(returns=ast.expr() as annotation)
-                | ast.AsyncFunctionDef(returns=ast.expr() as annotation)
-            ) if _is_on_one_line(annotation):
-                before = lines[annotation.lineno - 1][: annotation.col_offset]
-                yield annotation, len(before[: before.rindex(b"->")].rstrip()), b""
-
-
-def _imports_for_readers(tree: ast.Module, left_out: Sequence[ast.AST]) -> Iterator[tuple[ast.stmt, int, bytes]]:
-    """Yield the imports of names that only the parts that are ``left_out`` read, as `_parts_for_readers` does."""
-    nodes = {node for part in left_out if not isinstance(part, ast.Assign) for node in ast.walk(part)}
-    read = {name for node in ast.walk(tree) if node not in nodes for name in _names(node)}
-    unread = {name for node in nodes for name in _names(node)} - read
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            needed = [each for each in node.names if (each.asname or each.name.partition(".")[0]) not in unread]
-            if len(needed) < len(node.names):
-                node.names = needed
-                yield node, 0, ast.unparse(node).encode() if needed else b""
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    """Yield the name that a node reads; of a list of public names, which other modules may import, all names."""
-    match node:
-        case ast.Name(name):
-            yield name
-        case ast.Assign([ast.Name("__all__")], ast.List(values)):
-            yield from (ast.literal_eval(value) for value in values)
-
-
-def _is_on_one_line(node: ast.expr) -> bool:
-    return node.lineno == node.end_lineno

@@ -1,4 +1,4 @@
-"""The runtime that travels with a job: what the job uses, as the sources have it, line by line."""
+"""The runtime that travels with a job: what the job uses, minified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 import flk_runtime
 from flk.manifest import runtime
-from flk.manifest.runtime import OPTIONAL, runtime_archive, stripped, used_by
+from flk.manifest.minify import minified
+from flk.manifest.runtime import OPTIONAL, runtime_archive, used_by
 from flk.spec.job import validated
 from flk_runtime.bootstrap import decoded, modules
 
@@ -30,126 +31,6 @@ def members(archive: bytes) -> dict[str, str]:
     with zipfile.ZipFile(io.BytesIO(archive)) as outer:
         sources = modules(outer.read("flk_runtime.packed"))
     return {name.removeprefix("flk_runtime/"): source for name, source in sources.items()}
-
-
-def names(tree: ast.AST) -> set[str]:
-    """The names that a module reads or sets."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-class Needed(ast.NodeTransformer):
-    """Takes away what only readers need: annotations but those of a class's fields, and the texts of documentation."""
-
-    def visit_Module(self, node: ast.Module) -> ast.AST:
-        before = names(node)
-        for each in node.body:
-            if isinstance(each, ast.Assign) and getattr(each.targets[0], "id", "") == "__all__":
-                before -= set(ast.literal_eval(each.value))
-        self.reads_all = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)].count("__all__") > 1
-        self.generic_visit(node)
-        unread = before - names(node)
-        for each in node.body:
-            if isinstance(each, ast.Import | ast.ImportFrom):
-                each.names = [one for one in each.names if (one.asname or one.name.split(".")[0]) not in unread]
-        node.body = [each for each in node.body if getattr(each, "names", True)]
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        public = getattr(node.targets[0], "id", "") == "__all__" and not self.reads_all
-        return None if public else self.generic_visit(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        if not node.decorator_list and [getattr(base, "id", "") for base in node.bases] == ["Protocol"]:
-            target, value = ast.Name(node.name, ast.Store()), ast.Constant(0)
-            return ast.copy_location(
-                ast.Assign([ast.copy_location(target, node)], ast.copy_location(value, node)), node
-            )
-        node.body = [each if isinstance(each, ast.AnnAssign) else self.visit(each) for each in node.body]
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node)) if node.value else node
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            node.value.value = ""
-        return self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if getattr(node.test, "id", "") == "TYPE_CHECKING" else self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        place = {"Variable": 1, "Setting": 1, "Meaning": 0}.get(getattr(node.func, "id", ""))
-        if place is not None:
-            node.args[place] = ast.copy_location(ast.Constant(""), node.args[place])
-        return self.generic_visit(node)
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        for name in ("annotation", "returns"):
-            if hasattr(node, name):
-                setattr(node, name, None)
-        return super().generic_visit(node)
-
-
-def tree(source: str) -> list[Any]:
-    """What a module does: its syntax with the number of each line, without what only readers need."""
-    return [
-        (
-            type(node).__name__,
-            getattr(node, "lineno", 0) if type(node) is not ast.alias else node.name,
-            getattr(node, "value", "") if type(node) is ast.Constant else "",
-        )
-        for node in ast.walk(Needed().visit(ast.parse(source)))
-    ]
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_a_module_does_the_same_on_the_same_lines(path: Path) -> None:
-    source = path.read_text()
-    assert tree(stripped(source)) == tree(source)
-
-
-STRIPPED = {
-    "comments and docstrings": (
-        'def f():\n    """A docstring, # of\n    two lines."""\n    # a comment\n    g()  # yes\nX = 1\n"""Of X."""\n',
-        'def f():\n    ""\n\n\n    g()\nX = 1\n""\n',
-    ),
-    "other strings": ('return_("# no", x("""\n"""), {1:\n"""y"""})', 'return_("# no", x("""\n"""), {1:\n"""y"""})'),
-    "annotations": (
-        "def f(a: int, *b: str, c: set[\n  int\n] = ()) -> list[\n  int\n]:\n    é: str = g('é', d=2)\n    e: int\n",
-        "def f(a, *b, c\n\n = ()) -> list[\n  int\n]:\n    é = g('é', d=2)\n    e: int\n",
-    ),
-    "imports": ("import a\nif TYPE_CHECKING:\n    import b\n\n    c = 1\nd = 2", "import a\n\n\n\n\nd = 2"),
-    "imports of names that only annotations have": (
-        "import a\nimport b.c\nfrom d import (\n    e,\n    f as g,\n    h,\n)\ndef i(j: a.b, k: e = h) -> b.d:\n"
-        "    l: g = e\n",
-        "\n\nfrom d import e, h\n\n\n\n\ndef i(j, k = h):\n    l = e\n",
-    ),
-    "imports of names that code or a field has too": (
-        "import a\nfrom b import c, d\nclass A:\n    x: c\ndef e(f: a, g: d): a()\n",
-        "import a\nfrom b import c\nclass A:\n    x: c\ndef e(f, g): a()\n",
-    ),
-    "protocols": (
-        "class A(Protocol):\n    def f(self) -> int: ...\n@runtime_checkable\nclass B(Protocol):\n    x: int\n",
-        "A=0\n\n@runtime_checkable\nclass B(Protocol):\n    x: int\n",
-    ),
-    "lists of public names": ("__all__ = [\n    'A',\n]\nf()", "\n\n\nf()"),
-    "a list of public names that is read": ("__all__ = ['A']\nf(__all__)", "__all__ = ['A']\nf(__all__)"),
-    "coroutines": ("async def h(a: int) -> str: ...", "async def h(a): ..."),
-    "fields of classes": (
-        "class A:\n    x: int\n    y: int = 1\n    def m(self) -> int:\n        self.z: int = 2\n",
-        "class A:\n    x: int\n    y: int = 1\n    def m(self):\n        self.z = 2\n",
-    ),
-    "documentation": (
-        "A: Final = Setting(\n    'A', 'what it\\n'\n    'means', 1\n)\nB = {K: Meaning('what', reason='why')}\n",
-        "A = Setting(\n    'A', \"\"\n, 1\n)\nB = {K: Meaning(\"\", reason='why')}\n",
-    ),
-}
-
-
-@pytest.mark.parametrize(("source", "expected"), STRIPPED.values(), ids=STRIPPED.keys())
-def test_what_only_readers_need_is_left_out(source: str, expected: str) -> None:
-    assert stripped(source) == expected
 
 
 @pytest.mark.parametrize(
@@ -178,7 +59,7 @@ def test_a_plain_job_ships_nothing_that_it_does_not_use() -> None:
         & members(runtime_archive({"bench", "plan"})).keys()
     )
     assert members(runtime_archive()) == {
-        path.relative_to(FOLDER).as_posix(): stripped(path.read_text())
+        path.relative_to(FOLDER).as_posix(): minified(path.read_text())
         for path in SOURCES
         if path.name != "bootstrap.py" or path.parent != FOLDER
     }

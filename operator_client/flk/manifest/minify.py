@@ -1,0 +1,188 @@
+"""A module of flk_runtime without what only its readers need, so that less of it travels with a job."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import string
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Final
+
+# Functions of flk_runtime.contract with the position of the argument that only the documentation reads.
+_DOCUMENTED: Final = {"Variable": 1, "Setting": 1, "Meaning": 0}
+_STRING: Final = (
+    r"""(?:\"\"\"(?:[^"\\]|\\.|"(?!""))*\"\"\"|\'\'\'(?:[^'\\]|\\.|'(?!''))*\'\'\')"""
+    r"""|(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+)
+_COMMENT: Final = re.compile(rf"{_STRING}|(?P<left_out>[ \t]*\#[^\n]*)", re.DOTALL)
+# Spaces in a line beside a character that no name, number or string has.
+_SPACE: Final = re.compile(rf"""{_STRING}|(?P<left_out>(?<=[^\w"'\n ]) +|(?<=[^\n ]) +(?=[^\w"' ]))""", re.DOTALL)
+_PRIVATE_CONSTANT: Final = re.compile(r"_[A-Z][A-Z_0-9]+")
+_BINDING: Final = (
+    ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.alias, ast.Global, ast.Nonlocal,
+    ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping,
+)  # fmt: skip
+_SHORT: Final = [*string.ascii_lowercase]
+_SHORT_CONSTANTS: Final = [f"_{letter}" for letter in string.ascii_uppercase]
+
+
+def minified(source: str) -> str:
+    """Return the source of a module of flk that does the same on the same lines, in fewer bytes when compressed."""
+    return _without(_SPACE, with_short_names(stripped(source)))
+
+
+def _without(left_out: re.Pattern[str], source: str) -> str:
+    return left_out.sub(lambda match: "" if match["left_out"] else match[0], source)
+
+
+def stripped(source: str) -> str:
+    """Return the source of a module of flk without what only its readers need; all lines keep their numbers.
+
+    Comments, annotations, imports and protocols for them, and lists of public names are left out. Docstrings, and texts
+    that only the documentation reads, are empty. The fields of classes keep their annotations, which make dataclasses
+    and messages.
+    """
+    source = _without(_COMMENT, source)
+    lines = [line.encode() for line in source.split("\n")]  # columns count bytes
+    tree = ast.parse(source)
+    parts = list(_parts_for_readers(tree, lines))
+    parts += _imports_for_readers(tree, [node for node, _, _ in parts])
+    for node, start, text in sorted(parts, key=lambda part: -part[1]):
+        first, last = node.lineno - 1, (node.end_lineno or 0) - 1
+        rest = lines[last][node.end_col_offset :]
+        lines[first : last + 1] = [lines[first][:start] + text, *[b""] * (last - first)]
+        lines[last] += rest
+    return b"\n".join(lines).decode()
+
+
+def _parts_for_readers(tree: ast.Module, lines: Sequence[bytes]) -> Iterator[tuple[ast.expr | ast.stmt, int, bytes]]:
+    """Yield the nodes that are left out, the columns where they begin, and what takes their place."""
+    fields = {field for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for field in node.body}
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(ast.Constant(str()) as docstring):
+                yield docstring, docstring.col_offset, b'""'
+            case ast.Call(ast.Name(name), arguments) if name in _DOCUMENTED:
+                meaning = arguments[_DOCUMENTED[name]]
+                yield meaning, meaning.col_offset, b'""'
+            case ast.If(ast.Name("TYPE_CHECKING")):
+                yield node, node.col_offset, b""
+            case ast.Assign([ast.Name("__all__")]) if names.count("__all__") == 1:  # this module does not read it
+                yield node, node.col_offset, b""
+            case ast.ClassDef(name, [ast.Name("Protocol")], decorator_list=[]):  # modules import the name
+                yield node, node.col_offset, f"{name}=0".encode()
+            case ast.arg(name, ast.expr() as annotation):
+                yield annotation, node.col_offset + len(name.encode()), b""
+            case ast.AnnAssign(target, annotation, ast.expr()) if node not in fields and _is_on_one_line(annotation):
+                yield annotation, target.end_col_offset or 0, b""
+            case (
+                ast.FunctionDef(returns=ast.expr() as annotation)
+                | ast.AsyncFunctionDef(returns=ast.expr() as annotation)
+            ) if _is_on_one_line(annotation):
+                before = lines[annotation.lineno - 1][: annotation.col_offset]
+                yield annotation, len(before[: before.rindex(b"->")].rstrip()), b""
+
+
+def _imports_for_readers(tree: ast.Module, left_out: Sequence[ast.AST]) -> Iterator[tuple[ast.stmt, int, bytes]]:
+    """Yield the imports of names that only the parts that are ``left_out`` read, as `_parts_for_readers` does."""
+    nodes = {node for part in left_out if not isinstance(part, ast.Assign) for node in ast.walk(part)}
+    read = {name for node in ast.walk(tree) if node not in nodes for name in _names(node)}
+    unread = {name for node in nodes for name in _names(node)} - read
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            needed = [each for each in node.names if (each.asname or each.name.partition(".")[0]) not in unread]
+            if len(needed) < len(node.names):
+                node.names = needed
+                yield node, 0, ast.unparse(node).encode() if needed else b""
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Yield the name that a node reads; of a list of public names, which other modules may import, all names."""
+    match node:
+        case ast.Name(name):
+            yield name
+        case ast.Assign([ast.Name("__all__")], ast.List(values)):
+            yield from (ast.literal_eval(value) for value in values)
+
+
+def _is_on_one_line(node: ast.expr) -> bool:
+    return node.lineno == node.end_lineno
+
+
+def with_short_names(source: str) -> str:
+    """Return the source of a module with short names for local variables and for the module's private constants.
+
+    Parameters, which callers may name, keep theirs. So do names in f-strings, since before Python 3.12 the syntax tree
+    does not say where they stand.
+    """
+    tree = ast.parse(source)
+    functions = list(_outermost_functions(tree))
+    constants = {
+        name.id
+        for node in tree.body
+        for name in _assigned(ast.iter_child_nodes(node))
+        if _PRIVATE_CONSTANT.fullmatch(name.id)
+    }
+    within = {node for function in functions for node in ast.walk(function)}
+    of_module = {name for node in ast.walk(tree) if node not in within for name in _names_in(node)}
+    of_module |= vars(builtins).keys()
+    short = list(_renamed(ast.walk(tree), constants, set(), _SHORT_CONSTANTS))
+    for function in functions:
+        nodes = list(ast.walk(function))
+        of_classes = {name.id for node in nodes if isinstance(node, ast.ClassDef) for name in _assigned(ast.walk(node))}
+        if "locals" not in {node.id for node in nodes if isinstance(node, ast.Name)}:
+            local = {name.id for name in _assigned(nodes)}
+            short += _renamed(nodes, local, of_module | of_classes, _SHORT)
+    lines = [line.encode() for line in source.split("\n")]  # columns count bytes
+    for name, new in sorted(short, key=lambda each: -each[0].col_offset):
+        line = lines[name.lineno - 1]
+        lines[name.lineno - 1] = line[: name.col_offset] + new.encode() + line[name.end_col_offset :]
+    return b"\n".join(lines).decode()
+
+
+def _renamed(
+    nodes: Iterable[ast.AST], wanted: Set[str], others: Set[str], free: Sequence[str]
+) -> Iterator[tuple[ast.Name, str]]:
+    """Yield the names among ``nodes``, of those ``wanted``, that can have another one, each with its new one.
+
+    ``others`` are names that stay, and ``free`` the new ones, of which those that nodes have are not used.
+    """
+    nodes = list(nodes)
+    formatted = {each for node in nodes if isinstance(node, ast.JoinedStr) for each in ast.walk(node)}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    kept = {name for node in nodes if not isinstance(node, ast.Name) or node in formatted for name in _names_in(node)}
+    taken = kept | others | {name.id for name in names}
+    renamed = dict.fromkeys(
+        name.id
+        for name in sorted(names, key=lambda each: (each.lineno, each.col_offset))
+        if name.id in wanted - kept - others and len(name.id) > 1
+    )
+    new = dict(zip(renamed, (name for name in free if name not in taken), strict=False))
+    return ((name, new[name.id]) for name in names if name.id in new)
+
+
+def _outermost_functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions below a node that are in no other function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        else:
+            yield from _outermost_functions(child)
+
+
+def _assigned(nodes: Iterable[ast.AST]) -> Iterator[ast.Name]:
+    """The names among nodes that are assigned to."""
+    return (node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node reads or binds itself."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, _BINDING):
+        for _, value in ast.iter_fields(node):
+            for name in value if isinstance(value, list) else [value]:
+                if isinstance(name, str):
+                    yield name.partition(".")[0]  # of an import
