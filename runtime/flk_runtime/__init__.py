@@ -17,7 +17,6 @@ other.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from flk_runtime.contract import VERSION as __version__
@@ -107,19 +106,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = f"{__name__}.{_MODULES[name]}"
-    try:
-        value = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        from flk_runtime.errors import SetupError
+    from flk_runtime.errors import shipped
 
-        raise SetupError(
-            f"flk.{name} has not travelled with this job, none of whose files says it: write it into a comment of the "
-            "script if a package of the image calls it"
-        ) from None
-    globals()[name] = value
+    globals()[name] = value = getattr(shipped(f"{__name__}.{_MODULES[name]}", f"flk.{name}", "it"), name)
     return value
 
 

@@ -30,7 +30,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import ClassVar
 
 from flk_runtime.contract.failure import Kind
@@ -48,6 +50,22 @@ class SetupError(RuntimeFailure, ValueError):
 
     kind = Kind.USAGE
     output = ""  # the last lines of a command that failed
+
+
+def shipped(module: str, what: str, words: str) -> ModuleType:
+    """Return a module that travels only with jobs whose code says one of ``words``.
+
+    Raises SetupError, which says that ``what`` has not travelled, if this job's code does not.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise SetupError(
+            f"{what} has not travelled with this job, none of whose files says {words}: write it into a comment of the "
+            "script if a package of the image needs it"
+        ) from None
 
 
 class DiscoveryError(SetupError):

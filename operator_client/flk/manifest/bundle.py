@@ -62,7 +62,7 @@ def make_bundle(job: Job, root: Path) -> Bundle:
     root = root.resolve()
     selection = select_files(job, root)
     try:
-        used = used_by(job) | used_by_code(_python(root, selection.script, selection.files))
+        used = used_by(job) | used_by_code(_contents(root, selection.script, selection.files))
     except OSError as error:
         raise unreadable(error) from None
     return Bundle(
@@ -74,11 +74,11 @@ def make_bundle(job: Job, root: Path) -> Bundle:
     )
 
 
-def _python(root: Path, script: str | None, files: Sequence[str]) -> Iterator[bytes] | None:
-    """The contents of the Python files that travel; None if the script is a module, which may be one of the image."""
+def _contents(root: Path, script: str | None, files: Sequence[str]) -> Iterator[tuple[str, bytes]] | None:
+    """The files that travel, with their contents; None if the script is a module, which may be one of the image."""
     if script is None:
         return None
-    return ((root / path).read_bytes() for path in files if path.endswith((".py", ".ipynb")))
+    return ((path, (root / path).read_bytes()) for path in files)
 
 
 def _code_archive(root: Path, files: Sequence[str]) -> bytes:

@@ -32,25 +32,29 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # records in the cluster, "preparation" installs packages or runs a setup command, "check" checks a start, "disk" keeps
 # checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow Trainer, "trainjobs"
 # for the status of TrainJobs.
+# "s3" keeps checkpoints there, "weights" has files of weights for `export`, `import`, `load_weights` and `init=`.
 # "sinks" writes metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
-        "trainjobs", "sinks", "page", "mesh",
+        "trainjobs", "sinks", "page", "mesh", "s3", "weights",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
+_S3: Final = "s3:"  # begins the address of checkpoints
 _MENTIONED: Final = {
     "hosts": (b"flk_runtime.hosts",),
     "loops": (b"flk_runtime.hosts", b"adopt"),
+    "s3": (_S3.encode(),),
     "mesh": (b"mesh", b"tp=", b"tp_plan", b"'tp'", b'"tp"'),
     "sinks": (b"metrics=",),
+    "weights": (b"weights", b"export", b"init=", b"'init'", b'"init"'),
     "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
 }
 """What the code of a job says that uses an OPTIONAL package which no option of the job tells."""
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
 _OF_PROGRAMS: Final = {
-    "": {"training", "check"},
+    "": {"training", "check", "weights"},
     "bench": {"bench", "plan"},
     "check": {"training", "check"},
     "diloco": {"diloco"},
@@ -60,12 +64,15 @@ _OF_PROGRAMS: Final = {
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
 _OF_TELEMETRY: Final = ("__init__", "gpus", "history", "idle", "keeper", "meter", "usage")
+_OF_WEIGHTS: Final = ("__init__", "export", "safetensors", "weights")
 # Modules that only an OPTIONAL package needs, outside of it.
 _ELSEWHERE: Final = {
     "check.py": "check",
     "checkpoint/gather.py": "training",
     "contract/sinks.py": "sinks",
     "checkpoint/pod_exchange.py": "training",
+    "checkpoint/storage/s3.py": "s3",
+    **dict.fromkeys((f"checkpoint/files/{each}.py" for each in _OF_WEIGHTS), "weights"),
     "launcher/health.py": "training",
     "launcher/hub.py": "diloco",
     "launcher/ledger.py": "training",
@@ -121,6 +128,8 @@ def used_by(job: Job) -> frozenset[str]:
         used.add("trainjobs")
     if job.memory_path:
         used.add("disk")
+    if job.secrets or job.patch or _S3 in repr(job):  # they may hold an address
+        used.add("s3")
     if job.metrics or implied_sinks(job.env | job.secrets):
         used.add("sinks")
     if user_env.METRICS_PORT in job.env.keys() | job.secrets.keys() or user_env.METRICS_PORT in str(job.patch):
@@ -131,12 +140,18 @@ def used_by(job: Job) -> frozenset[str]:
     return frozenset(used.union({"training"}, {AUTO: {"plan"}, DILOCO: {"diloco"}}.get(job.strategy, ())))
 
 
-def used_by_code(files: Iterable[bytes] | None) -> frozenset[str]:
-    """Return which OPTIONAL packages the code of a job may use, from its files; None: it may be any code."""
+def used_by_code(files: Iterable[tuple[str, bytes]] | None) -> frozenset[str]:
+    """Return which OPTIONAL packages the code of a job may use, from the names and contents of its files.
+
+    None: it may be any code. Files that are not Python's may hold the address of checkpoints.
+    """
     if files is None:
         return frozenset(_MENTIONED)
     return frozenset(
-        name for file in files for name, words in _MENTIONED.items() if any(word in file for word in words)
+        package
+        for name, content in files
+        for package, words in _MENTIONED.items()
+        if (name.endswith((".py", ".ipynb")) or package == "s3") and any(word in content for word in words)
     )
 
 

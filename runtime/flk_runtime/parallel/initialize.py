@@ -20,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, shipped
 from flk_runtime.parallel.meta_init import reset_method, reset_modules
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.system import pytree
@@ -103,6 +103,7 @@ def initialize(
 
 def load_weights(parallel: ParallelModel, path: str | os.PathLike[str]) -> None:
     """Load the weights at ``path`` into a model; each rank reads the chunks that it needs. Collective."""
+    shipped("flk_runtime.checkpoint.files", "flk's code for files of weights", "weights or init=")
     from flk_runtime.checkpoint.files import Weights
     from flk_runtime.checkpoint.load import SavedObject
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import is_sharded
 from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, shipped
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.compilation import compile_module
@@ -214,11 +213,7 @@ def _own_parallelism(
     given = next((each for each in ("mesh", "parallelize", "tp", "tp_plan") if getattr(options, each) is not None), "")
     if not given:
         return {}, None
-    if importlib.util.find_spec("flk_runtime.parallel.mesh_model") is None:
-        raise SetupError(
-            f"{given}=: flk's code for meshes has not travelled with this job, none of whose files says mesh= or tp=: "
-            "write it into a comment of the script"
-        )
+    shipped("flk_runtime.parallel.mesh_model", f"{given}=: flk's code for meshes", "mesh= or tp=")
     if not STRATEGIES[strategy].shards:
         raise SetupError(f"{given}= needs a strategy that shards, and this run has {strategy}: use full_shard")
     if options.tp is None and options.tp_plan is None:

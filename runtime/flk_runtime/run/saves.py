@@ -14,7 +14,7 @@ from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval, FixedInterva
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import MismatchError
+from flk_runtime.errors import MismatchError, shipped
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
 from flk_runtime.shared.progress import Phase
@@ -112,6 +112,7 @@ class Saves:
 
     def export(self, steps: int, file: str | os.PathLike[str]) -> None:
         """Save, and write the model in that checkpoint to a safetensors file. Collective."""
+        shipped("flk_runtime.checkpoint.files", "run.export", "export")
         from flk_runtime.checkpoint.files import export_weights
 
         place = self.manager.place

@@ -9,6 +9,7 @@ import importlib
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,7 +21,7 @@ import pytest
 import flk_runtime
 from flk_runtime import errors
 from flk_runtime.checkpoint.memory import PodMemory
-from flk_runtime.checkpoint.storage import restore
+from flk_runtime.checkpoint.storage import open_destination, restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.contract.failure import Kind, Retry
 from flk_runtime.discovery import RankInfo
@@ -220,3 +221,15 @@ def test_an_error_with_a_private_name_stays_in_its_module() -> None:
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         words = set(re.findall(r"\w+", path.read_text()))
         assert all(where == module for name, where in private.items() if name in words), path
+
+
+def test_a_module_that_has_not_travelled_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flk_runtime.checkpoint.storage.s3", None)
+    with pytest.raises(
+        errors.SetupError, match=r"flk's code for S3 has not .* none of whose files says s3:"
+    ):
+        open_destination("s3://b/run")
+    with pytest.raises(
+        ModuleNotFoundError, match="no_such"
+    ):
+        errors.shipped("no_such.module", "it", "that")

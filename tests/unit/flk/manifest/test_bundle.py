@@ -104,10 +104,13 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
         ("train.py", "loop = flk.adopt(model=model)", {"loops"}),
         ("train.py", "from trl import SFTTrainer", {"trainers"}),
         ("train.py", "run.parallelize(model, optimizer, tp=2)", {"mesh"}),
+        ("train.py", "run.load_weights(path)", {"weights"}),
+        ("train.py", "run.parallelize(model, optimizer, init=path)", {"weights"}),
+        ("train.py", "flk.init(checkpoint='s3://bucket/run')", {"s3"}),
         (
             ["-m", "package.train"],
             "import torch",
-            {"hosts", "loops", "mesh", "sinks", "trainers"},
+            {"hosts", "loops", "mesh", "s3", "sinks", "trainers", "weights"},
         ),  # a module may be one of the image
     ],
 )
@@ -117,6 +120,12 @@ def test_what_is_for_frameworks_travels_with_the_code_that_may_use_it(
     write("train.py", "package/train.py", content=content)
     runtime = make_bundle(job().changed(command=command), tmp_path).runtime
     assert runtime == runtime_archive({"training", *travel})
+
+
+def test_an_address_in_a_file_of_settings_is_one_of_the_job(tmp_path: Path, write: Write) -> None:
+    write("train.py", "settings.yaml", content="checkpoint: s3://bucket/weights")
+    (tmp_path / "train.py").write_text("import yaml")
+    assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training", "s3"})
 
 
 def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, git: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -59,6 +61,6 @@ def test_complex_parameters_that_gloo_cannot_send_are_named(monkeypatch: pytest.
 
 
 def test_a_mesh_in_a_job_that_did_not_mention_one_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "flk_runtime.parallel.mesh_model", None)
     with pytest.raises(SetupError, match="tp=: flk's code for meshes has not travelled"):
         apply("full_shard", ParallelOptions(tp=2))
