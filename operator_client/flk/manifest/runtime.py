@@ -29,7 +29,7 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
 # All but the packages are the modules of _ELSEWHERE: "training" is for jobs that train, "records" for those that keep
-# records in the cluster, "preparation" installs packages or runs a setup command, "check" checks a start, "disk" keeps
+# records in the cluster or on a volume, "preparation" installs packages or runs a setup command, "check" checks a start, "disk" keeps
 # checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow Trainer, "trainjobs"
 # for the status of TrainJobs.
 # "s3" keeps checkpoints there, "weights" has files of weights for `export`, `import`, `load_weights` and `init=`.
@@ -79,6 +79,7 @@ _ELSEWHERE: Final = {
     "launcher/metrics_page.py": "page",
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
+    "launcher/record_place.py": "records",
     "launcher/trainer_forward.py": "trainjobs",
     "parallel/mesh_model.py": "mesh",
     "parallel/tensor_parallel.py": "mesh",
@@ -120,7 +121,7 @@ _DIGEST: Final = hashlib.sha256().digest_size
 def used_by(job: Job) -> frozenset[str]:
     """Return which OPTIONAL packages a job uses, as far as its options tell."""
     used = {"preparation"} if job.pip or job.requirements or job.setup else set()
-    if job.records:
+    if job.records or (job.checkpoint and not job.checkpoint.address):
         used.add("records")
     if job.accelerate_config:
         used |= {"hosts", "loops"}

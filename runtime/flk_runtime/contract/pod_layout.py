@@ -18,3 +18,8 @@ RUNTIME_ARCHIVE: Final = "flk_runtime.zip"  # key of the archive of this package
 CODE_ARCHIVE: Final = "code.tar.gz"  # prefix of the keys of the code: code.tar.gz.000, code.tar.gz.001, … in order
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 TERMINATION_LOG_LIMIT: Final = 4096  # bytes; the kubelet drops what exceeds them
+
+
+def on_volume(checkpoint: str) -> str:
+    """The folder of a job's checkpoints (FLK_CHECKPOINT) if it outlives the pods; else empty, as in S3."""
+    return "" if "://" in checkpoint or checkpoint == CHECKPOINT_FOLDER else checkpoint

@@ -174,7 +174,7 @@ def entry_key(job: str, uid: str) -> str:
 
 @dataclass(frozen=True)
 class ArchivedRecord:
-    """The entry of a job in RECORDS: the launcher of pod 0 keeps it in the cluster, for when the pods are gone."""
+    """The entry of a job in RECORDS or on its volume: the launcher of pod 0 keeps it for when the pods are gone."""
 
     job: str
     uid: str  # of the job; empty: not known
@@ -187,6 +187,7 @@ class ArchivedRecord:
     step_seconds: float | None = None  # mean duration of its steps
     lines: list[str] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
     telemetry: str = ""  # as flk_runtime.contract.telemetry_archive packs it; empty: none is known
+    start: float = 0.0  # when the job was started or resumed, as its pods were told (FLK_STARTED); 0: they were not
 
     @property
     def key(self) -> str:

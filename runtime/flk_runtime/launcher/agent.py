@@ -62,6 +62,10 @@ if TYPE_CHECKING:
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
+_UNKNOWN = (
+    "attempts are counted from 1: if this job has had launchers before, nothing has kept their record "
+    "(there is no ConfigMap for records, and no volume with checkpoints)"
+)
 EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 
 
@@ -489,6 +493,8 @@ class Agent:
         attempt.history[-1] = replace(attempt.history[-1], restored=page.restored, restored_from=source)
         if self.rendezvous:
             self.records.write_running(attempt.history)
+            if not (attempt.started.number or self.records.kept or self.settings.parent) and page.restored > 0:
+                self.records.log(_UNKNOWN)
 
     def _select_timeout(self) -> float | None:
         """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""

@@ -59,18 +59,25 @@ def shorten(history: Sequence[Attempt]) -> list[Attempt]:
     ]
 
 
-def after_kill(entry: ArchivedRecord, pod_name: str) -> list[Attempt]:
-    """The attempts of a job whose launchers were all killed while they ran; empty if they have ended otherwise.
+def former_attempts(entry: ArchivedRecord, pod_name: str, start: float) -> list[Attempt]:
+    """The attempts of a job whose launchers were all killed or told to end; empty if the job begins anew.
 
     ``entry`` is the record that they had kept, and ``pod_name`` the name of pod 0. Its step is the last that was kept.
+    A job whose launchers were told to end begins anew unless nobody has started it again since ``start``, which is when
+    it was started or resumed; 0: not known.
     """
-    if entry.record.outcome != "running" or not entry.record.attempts:
+    record = entry.record
+    told = record.outcome == "preempted" and start and entry.start == start
+    if not record.attempts or not (told or record.outcome == "running"):
         return []
-    *others, last = entry.record.attempts
+    *others, last = record.attempts
     ended = max(entry.updated, last.started)
-    killed = Failure(Kind.CONTAINER_KILLED, 0, pod_name=pod_name, attempt=last.number, time=ended)
+    kind = Kind.PREEMPTED if told else Kind.CONTAINER_KILLED
+    failure = (record.failure if told else None) or Failure(
+        kind, 0, pod_name=pod_name, attempt=last.number, time=ended, message="all launchers were told to end" * bool(told)
+    )
     step = entry.step if entry.step is not None else last.restored
-    return [*others, replace(last, ended=ended, failure=killed, step=step)]
+    return [*others, replace(last, ended=ended, failure=failure, step=step)]
 
 
 def job_record(

@@ -15,7 +15,7 @@ from flk_runtime.contract import log_format, pod_layout, telemetry_archive, user
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.telemetry import PodUsage
-from flk_runtime.launcher.history import after_kill, job_record, new_record
+from flk_runtime.launcher.history import former_attempts, job_record, new_record
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
 from flk_runtime.shared.progress import ProgressPage
@@ -40,7 +40,7 @@ class RecordWriter:
         """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` returns the latest lines."""
         self._settings = settings
         self._write = write
-        self._kept = self._open_archive(last_lines) if settings.records and settings.pod == 0 else None
+        self._kept = self._open_archive(last_lines) if settings.pod == 0 else None
         self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
         """What the time of the job goes into; None: another pod knows, or nobody asks."""
         self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
@@ -83,7 +83,7 @@ class RecordWriter:
         former = telemetry_archive.unpack(entry.telemetry) if entry and self.telemetry else None
         if former and self.telemetry:
             self.telemetry.resume(former)
-        return after_kill(entry, self._settings.pod_name) if entry else []
+        return former_attempts(entry, self._settings.pod_name, self._settings.started) if entry else []
 
     def keep_progress(self, pages: Mapping[int, ProgressPage], usage: PodUsage | None = None) -> None:
         """Show the progress of ranks, by their numbers, in the metrics, and keep the first one's in the cluster.
@@ -168,10 +168,22 @@ class RecordWriter:
         self.log(f"failed: {failure.summary}")
         return failure.code if self._settings.pods == 1 else 128 + signal.SIGKILL
 
-    def _open_archive(self, last_lines: Callable[[int], list[str]]) -> RecordArchive:
-        from flk_runtime.launcher.record_archive import RecordArchive  # only jobs that keep records have this module
+    @property
+    def kept(self) -> bool:
+        """Whether the record of the job outlives its pods."""
+        return self._kept is not None
 
-        return RecordArchive(self._settings, last_lines, self.log, telemetry=self._packed_telemetry)
+    def _open_archive(self, last_lines: Callable[[int], list[str]]) -> RecordArchive | None:
+        settings = self._settings
+        if not (settings.records or settings.record_folder):
+            return None
+        try:  # only jobs that keep records have these modules
+            from flk_runtime.launcher.record_archive import RecordArchive
+            from flk_runtime.launcher.record_place import ConfigMap, Folder
+        except ModuleNotFoundError:  # the image names a folder of checkpoints, and not the job
+            return None
+        place = ConfigMap(settings.records) if settings.records else Folder(settings.record_folder)
+        return RecordArchive(settings, place, last_lines, self.log, telemetry=self._packed_telemetry)
 
     def _open_page(self) -> MetricsPage | None:
         try:

@@ -85,6 +85,7 @@ class Settings:
     memory_limit: int | None = None  # bytes that they may take; 0: none are kept
     termination_log: str = ""
     records: str = ""  # ConfigMap in which pod 0 keeps the record of the job; empty: none
+    volume: str = ""  # folder of the checkpoints that outlives the pods; empty: there is none
     parent: int = 0  # process id; the launcher ends with it. 0: none
 
     def session(self, purpose: str = "rendezvous", *, serves: bool, other: str = "it") -> Session:
@@ -105,6 +106,15 @@ class Settings:
     def telemetry(self) -> bool:
         """Whether the launchers measure the job."""
         return self.measures and self.trains
+
+    @property
+    def record_folder(self) -> str:
+        """Folder in which pod 0 keeps the record of the job where no ConfigMap has it; empty: none.
+
+        There is none where records of two jobs could not be told apart, and none under `flk run`, whose launchers end
+        with it.
+        """
+        return self.volume if self.job_uid and self.trains and self.workers == 1 and not self.parent else ""
 
     @property
     def pod_in_job(self) -> int:
@@ -233,6 +243,7 @@ class Settings:
             memory_limit=value(user_env.MEMORY_LIMIT),
             termination_log=value(pod_env.TERMINATION_LOG),
             records=value(pod_env.RECORDS),
+            volume=pod_layout.on_volume(value(user_env.CHECKPOINT)),
             parent=value(pod_env.PARENT),
         )
 

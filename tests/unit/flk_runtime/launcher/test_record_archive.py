@@ -20,10 +20,12 @@ from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
-from flk_runtime.launcher import record_archive
-from flk_runtime.launcher.history import after_kill
+from flk_runtime.launcher import record_place
+from flk_runtime.launcher.coordinator.policy import decide
+from flk_runtime.launcher.history import former_attempts
 from flk_runtime.launcher.record_archive import RecordArchive
-from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.record_place import ConfigMap
+from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.shared.progress import ProgressPage
 from tests.support.api_server import FakeApiServer
 from tests.support.certificates import make_certificate
@@ -31,6 +33,7 @@ from tests.support.certificates import make_certificate
 FAILURE = Failure(Kind.EXCEPTION, 0, 0, "gpt-worker-0", type="ValueError", message="no label", traceback="Traceback")
 FAILED = JobRecord("failed", 100, failure=FAILURE, attempts=[Attempt(0, 1e9, 1e9 + 60, FAILURE)])
 RUNNING = JobRecord("running", 0, attempts=[Attempt(0, 1e9)])
+PREEMPTED = replace(RUNNING, outcome="preempted")
 
 
 @pytest.fixture
@@ -85,7 +88,8 @@ def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, li
     def make(lines: Sequence[str] = ()) -> tuple[RecordArchive, list[str]]:
         log: list[str] = []
         settings = Settings(("train.py",), job="gpt", job_uid="uid-1", pods=2, processes=4, records="records")
-        return RecordArchive(settings, lambda number: list(lines[-number:]), log.append, folder=str(tmp_path)), log
+        place = ConfigMap("records", str(tmp_path))
+        return RecordArchive(settings, place, lambda number: list(lines[-number:]), log.append), log
 
     return make
 
@@ -135,7 +139,7 @@ def test_the_attempts_of_launchers_that_were_killed_are_read(
     kept.flush(8.0)
     entry = keeper()[0].read()
     assert entry is not None
-    (attempt,) = after_kill(entry, "gpt-worker-0")
+    (attempt,) = former_attempts(entry, "gpt-worker-0", 0.0)
     assert attempt.failure is not None
     assert attempt.failure.kind is Kind.CONTAINER_KILLED
     assert attempt.failure.summary == "gpt-worker-0 was killed, probably at the memory limit of its container"
@@ -143,9 +147,30 @@ def test_the_attempts_of_launchers_that_were_killed_are_read(
     assert log == []
 
 
-@pytest.mark.parametrize("record", [FAILED, replace(RUNNING, outcome="preempted"), JobRecord("running", 0)])
-def test_launchers_that_have_ended_by_themselves_leave_no_attempts(record: JobRecord) -> None:
-    assert after_kill(ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, record), "gpt-worker-0") == []
+@pytest.mark.parametrize(
+    ("record", "start"),
+    [
+        (FAILED, 5.0),
+        (JobRecord("running", 0), 5.0),
+        (PREEMPTED, 6.0),  # `flk suspend`, and `flk resume` later: the budgets are whole again
+        (PREEMPTED, 0.0),  # nobody knows who has started it
+    ],
+)
+def test_a_job_that_has_ended_or_was_started_again_begins_anew(record: JobRecord, start: float) -> None:
+    entry = ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, record, start=5.0 if start else 0.0)
+    assert former_attempts(entry, "gpt-worker-0", start) == []
+
+
+@pytest.mark.parametrize("failure", [None, Failure(Kind.PREEMPTED, 1, attempt=3)])
+def test_a_job_whose_pods_were_all_deleted_goes_on_with_its_attempts(failure: Failure | None) -> None:
+    record = replace(PREEMPTED, failure=failure, attempts=[Attempt(3, 10.0, restarts=2, disruptions=4)])
+    entry = ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 20.0, record, step=7, start=5.0)
+    (attempt,) = former_attempts(entry, "gpt-worker-0", 5.0)
+    assert attempt.failure
+    assert (attempt.failure.kind, attempt.failure.attempt) == (Kind.PREEMPTED, 3)
+    assert (attempt.number, attempt.ended, attempt.step) == (3, 20.0, 7)
+    decision = decide([attempt], Limits(restarts=3))
+    assert (decision.restart, decision.restarts, decision.disruptions) == (True, 2, 5)
 
 
 def test_no_attempts_are_read_of_another_job_or_without_an_answer(server: Any, keeper: Any) -> None:
@@ -170,7 +195,7 @@ def test_an_answer_that_is_cut_off_is_no_answer(server: Any, keeper: Any) -> Non
 
 
 def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_archive, "LIMIT", 3_000)
+    monkeypatch.setattr(record_place, "LIMIT", 3_000)
     for number in range(6):
         old = ArchivedRecord(f"old-{number}", "u", 1, 1, 0.0, float(number), RUNNING, lines=["x" * 300])
         server.data[old.key] = old.to_json()
