@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def _reader(hint: Any) -> _Reader:
         if args[-1] is Ellipsis:
             return lambda values: tuple(map(items[0], _checked(values, list)))
         return lambda values: tuple(read(value) for read, value in zip(items, _checked(values, list), strict=True))
-    if origin is list:
+    if origin in (list, Sequence):
         item = _reader(args[0])
         return lambda values: [item(value) for value in _checked(values, list)]
     if origin in (dict, Mapping):

@@ -25,17 +25,19 @@ class Connection(Generic[M]):
     which the other end was last heard of.
     """
 
+    __slots__ = ("_received", "_registry", "_unsent", "heard", "lease", "session", "socket")
+
     def __init__(self, sock: socket.socket, session: Session, registry: Registry[M], lease: float, now: float) -> None:
         """The kernel gives up data that the peer does not confirm within the ``lease``, a time in seconds."""
         sock.setblocking(False)
-        self.lease = Lease(lease)
+        self.lease = lease if isinstance(lease, Lease) else Lease(lease)
         _configure(sock, self.lease)
         self.socket = sock
         self.session = session
         self.heard = now
         self._registry = registry
         self._received = bytearray()
-        self._unsent = session.greeting
+        self._unsent, session.greeting = session.greeting, b""  # a leader has many sessions, and sends it once
         self.flush()
 
     @property

@@ -8,6 +8,8 @@ from flk_runtime.contract import user_env
 class Lease(float):
     """A time in seconds. An end that has nothing to send says that it is there three times in it."""
 
+    __slots__ = ()
+
     @property
     def interval(self) -> float:
         """Seconds without another message after which an end says that it is there."""

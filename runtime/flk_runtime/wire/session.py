@@ -10,6 +10,7 @@ says what its end can compute.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -43,15 +44,17 @@ class VersionError(SetupError, ConnectionError):
 class Session:
     """One end of one connection. It has no socket: `flk_runtime.wire.Connection` and `Stream` send and receive."""
 
+    __slots__ = (
+        "_ends", "_gmac", "_job", "_keys", "_nonce", "_received", "_secret", "_sent", "_serves", "greeting", "other"
+    )  # fmt: skip
+
     def __init__(self, secret: str, realm: Sequence[str | int], *, serves: bool, other: str = "it") -> None:
         """``realm`` is the purpose of the connection and the job: both ends must name the same.
 
         ``serves`` says whether this end has accepted the connection. ``other`` is the other end, for messages.
         """
         self.other = other
-        name = json.dumps(list(realm)).encode()
-        self._job = hashlib.sha256(name).digest()[:8]
-        self._secret = hmac.digest(secret.encode(), name, DIGEST)
+        self._job, self._secret = _identity(secret, *realm)
         self._serves = serves
         self._ends = (b"server", b"client") if serves else (b"client", b"server")
         self._nonce = secrets.token_bytes(15) + bytes([bulk_code.HAS_GMAC])
@@ -93,6 +96,7 @@ class Session:
         nonces = (self._nonce, nonce) if self._serves else (nonce, self._nonce)
         key = hmac.digest(self._secret, b"".join(nonces), DIGEST)
         self._keys = (hmac.digest(key, self._ends[0], DIGEST), hmac.digest(key, self._ends[1], DIGEST))
+        self._nonce = b""
         return _GREETING.size
 
     def seal(self, message: bytes, data_length: int = 0) -> bytes:
@@ -135,3 +139,10 @@ class Session:
 
     def _proof(self, end: bytes) -> bytes:
         return hmac.digest(self._secret, end, DIGEST)[:16]
+
+
+@functools.lru_cache(8)
+def _identity(secret: str, *realm: str | int) -> tuple[bytes, bytes]:
+    """What names a purpose and a job in greetings, and the secret for them: once for all sessions of a leader."""
+    name = json.dumps(realm).encode()
+    return hashlib.sha256(name).digest()[:8], hmac.digest(secret.encode(), name, DIGEST)

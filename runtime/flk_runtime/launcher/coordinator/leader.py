@@ -26,6 +26,7 @@ from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication.plan import CheckpointId
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
@@ -102,6 +103,7 @@ class Leader:
         self._phase = _Phase.JOINING
         self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
         self._membership = Membership(settings)
+        self._checkpoints: dict[CheckpointId, CheckpointId] = {}  # in the memory of the members that have joined
         self._joined: dict[int, Join] = {}  # members that are ready for the next attempt, spares included
         self._waiting: dict[int, float] = {}  # pods that joined while an attempt ran without them, and when
         self._drain = Drain()
@@ -270,7 +272,7 @@ class Leader:
             if self._record:
                 self._send([pod], JobEnded(self._record))
             return
-        self._joined[pod] = join
+        self._joined[pod] = join.compact(self._checkpoints)
         if self._phase is _Phase.RUNNING:
             if pod not in self._admitted and not join.fault:  # else it had succeeded, and lost its connection then
                 self._waiting[pod] = now
@@ -448,10 +450,11 @@ class Leader:
         if self._telemetry:
             self._telemetry.start_attempt(number, self._places)
         plans, readers = self._memory_plans.make(pods, self._joined)
-        for pod, plan in plans.items():
+        for pod, plan in plans:
             self._send([pod], plan)
         for pod in pods:
             del self._joined[pod]
+        self._checkpoints.clear()
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()

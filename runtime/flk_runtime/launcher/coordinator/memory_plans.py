@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from flk_runtime.launcher.replication.plan import Copy, MemoryPlan, make_plan
 from flk_runtime.launcher.transport.messages import Join
@@ -23,10 +23,10 @@ class MemoryPlans:
         """Do not read these copies again, as long as their pods have them."""
         self._unreadable |= set(copies)
 
-    def make(self, pods: Sequence[int], joined: Mapping[int, Join]) -> tuple[dict[int, MemoryPlan], list[int]]:
+    def make(self, pods: Sequence[int], joined: Mapping[int, Join]) -> tuple[Iterator[tuple[int, MemoryPlan]], list[int]]:
         """Choose the checkpoint from which the attempt of ``pods`` starts, and the partners in it.
 
-        Returns the part of each pod, and the rank that reads each shard; none: the one that wrote it. ``joined`` are
+        Returns each pod with its part, and the rank that reads each shard; none: the one that wrote it. ``joined`` are
         the members that are ready, spares included.
         """
         inventories = {pod: join.memory for pod, join in joined.items()}
@@ -38,7 +38,7 @@ class MemoryPlans:
             self._log(loss)
         self.exist = plan is not None
         if plan is None:
-            return {}, []
+            return iter(()), []
         ranks = {pod: range(index * self._processes, (index + 1) * self._processes) for index, pod in enumerate(pods)}
         readers = plan.readers(ranks)
         return plan.slices(ranks, readers), readers

@@ -15,7 +15,8 @@ from flk_runtime.launcher.hangs import report, watchdog
 from flk_runtime.launcher.hangs.diagnosis import diagnose, told_with_waiting
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.hangs.snapshot import Snapshot
-from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
+from flk_runtime.launcher.hangs.status import PodStatus
+from flk_runtime.launcher.hangs.statuses import Statuses
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 
 _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
@@ -79,7 +80,7 @@ class HangDetector:
         self._compare = compare
         self._attempt = -1  # -1: none runs
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node, by pod
-        self._statuses: dict[int, list[RankStatus]] = {}  # by pod
+        self._statuses = Statuses()
         self._collection: _Collection | None = None
         self._number = 0  # of the latest request
         self._look_at = 0.0  # time of the next look at all ranks
@@ -109,7 +110,7 @@ class HangDetector:
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Note the status of a pod's ranks."""
         if status.attempt == self._attempt and pod in self._places:
-            self._statuses[pod] = status.ranks
+            self._statuses.put(pod, status.ranks)
 
     def want_stacks(self, asker: Asker, now: float) -> None:
         """Gather the stacks of all ranks, and send a report to ``asker``."""
@@ -135,9 +136,9 @@ class HangDetector:
         if self._attempt < 0 or now < self._look_at:
             return None
         self._look_at = now + self._interval
-        if len(self._statuses) == len(self._places):
-            ranks = [status for statuses in self._statuses.values() for status in statuses]
-            self._find_slow(ranks, now)
+        ranks = self._statuses
+        if ranks.pods == len(self._places):
+            self._find_slow(now)
             if self._compare:
                 self._compare(self._stragglers.work, self._slow)
             self._limits.note(ranks)
@@ -180,7 +181,7 @@ class HangDetector:
         found = report.to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
             self._answer(asker, found)
-        ranks = [status for statuses in self._statuses.values() for status in statuses]
+        ranks = self._statuses
         idle = min((min(status.idle, status.beat) for status in ranks), default=0.0)
         first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
         if collection.purpose is _Purpose.STANDSTILL and watchdog.hangs(ranks, _standstill):
@@ -221,9 +222,9 @@ class HangDetector:
             self._show(self._slow, found)
             self._log(found.summary)
 
-    def _find_slow(self, ranks: Sequence[RankStatus], now: float) -> None:
-        found = self._stragglers.update(now, ranks)
-        pods = {status.rank: pod for pod, statuses in self._statuses.items() for status in statuses}
+    def _find_slow(self, now: float) -> None:
+        found = self._stragglers.update(now, self._statuses)
+        pods = {status.rank: pod for pod, status in self._statuses.by_pod() if status.rank in found}
         slowest = sorted(found, key=lambda rank: (-found[rank], rank))[:_SLOW_LIMIT]
         if set(slowest) == {each.rank for each in self._slow} or now - self._slow_at < _SLOW_INTERVAL:
             return

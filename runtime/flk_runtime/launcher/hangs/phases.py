@@ -8,7 +8,7 @@ never less than the table says. The leader keeps what it has learned for all att
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from flk_runtime.contract.hang_timeout import ALL
@@ -78,7 +78,7 @@ class PhaseLimits:
         """Note that an attempt starts."""
         self._silence = None
 
-    def note(self, statuses: Sequence[RankStatus]) -> None:
+    def note(self, statuses: Iterable[RankStatus]) -> None:
         """Learn from the status of all ranks. Only a silence counts that ended with progress: others may be hangs."""
         latest = min(statuses, key=lambda status: status.idle, default=None)  # the job is silent when all ranks are
         if latest is None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import statistics
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from flk_runtime.launcher.hangs.status import RankStatus
 
 _SAMPLES: Final = 40  # that a rank needs in the window: the share is then known to about 0.08
+_LOOKS: Final = 4  # that are kept of a window
 _EXCESS: Final = 0.2  # by which the share must exceed the median's; without it, ranks that only wait would be compared
 
 
@@ -30,24 +31,24 @@ class Stragglers:
         self.work: dict[int, float] = {}
         """The share of the window in which each rank works, of those that are known well enough."""
 
-    def update(self, now: float, statuses: Sequence[RankStatus]) -> dict[int, float]:
+    def update(self, now: float, statuses: Iterable[RankStatus]) -> dict[int, float]:
         """Add the statuses of all ranks at the time ``now``. Returns the slow ranks, each with its factor."""
-        current = {status.rank: status for status in statuses}
         seen = array("q")
         for status in statuses:
             seen.extend((status.rank, status.samples, status.pending))
-        self._seen.append((now, seen))
+        if not self._seen or now - self._seen[-1][0] >= self._window / _LOOKS:
+            self._seen.append((now, seen))
         while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
             self._seen.popleft()
         since, first = self._seen[0]
         before = dict(zip(first[::3], zip(first[1::3], first[2::3], strict=True), strict=True))
         self.work = work = {}
-        for rank, status in current.items():
+        for rank, samples, pending in zip(seen[::3], seen[1::3], seen[2::3], strict=True):
             samples_before, pending_before = before.get(rank, (0, 0))
-            samples, pending = status.samples - samples_before, status.pending - pending_before
+            samples, pending = samples - samples_before, pending - pending_before
             if samples >= _SAMPLES:
                 work[rank] = 1 - pending / samples
-        if now - since < self._window or len(work) < 2 or len(work) < len(current):
+        if now - since < self._window or len(work) < 2 or len(work) < len(seen) // 3:
             return {}
         usual = statistics.median_low(work.values())
         return {

@@ -6,7 +6,8 @@ all shards were written in the same attempt, so shards of two states never meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class Held(NamedTuple):
     """The ranks whose shards of a checkpoint a pod holds."""
 
     checkpoint: CheckpointId
-    ranks: list[int]
+    ranks: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,18 @@ class Inventory:
         for checkpoint, rank in sorted(shards):
             held.setdefault(checkpoint, []).append(rank)
         return cls(host, port, [Held(*each) for each in held.items()])
+
+    def compact(self, known: dict[CheckpointId, CheckpointId]) -> Inventory:
+        """An equal inventory in less memory: a leader keeps those of all pods, which hold the same checkpoints.
+
+        ``known`` are the checkpoints of the inventories before this one.
+        """
+        ranks: dict[tuple[int, ...], array[int]] = {}  # a pod holds the same ranks of each of its checkpoints
+        held = [
+            Held(known.setdefault(checkpoint, checkpoint), ranks.setdefault(tuple(each), array("q", each)))
+            for checkpoint, each in self.held
+        ]
+        return replace(self, held=held)
 
     @property
     def shards(self) -> list[ShardId]:
@@ -101,15 +114,21 @@ class JobPlan:
         same = self.restore is None or self.restore.checkpoint.world_size == sum(map(len, ranks.values()))
         return [] if self.restore is None or same else readers(self.restore, ranks)
 
-    def slices(self, ranks: Mapping[int, range], readers: Sequence[int]) -> dict[int, MemoryPlan]:
-        """The part of the plan for each pod. ``ranks`` are by pod, and ``readers`` as `readers` returns them."""
-        read: dict[int, list[int]] = {pod: [] for pod in ranks}  # shards, by the pod that reads them
-        if self.restore:
+    def slices(self, ranks: Mapping[int, range], readers: Sequence[int]) -> Iterator[tuple[int, MemoryPlan]]:
+        """The part of the plan for each pod, made one after the other, since all of them together take much memory.
+
+        ``ranks`` are by pod, and ``readers`` as `readers` returns them.
+        """
+        read: Mapping[int, Sequence[int]] = ranks if self.restore else {}  # shards, by the pod that reads them
+        if readers:
             pods = {rank: pod for pod, own in ranks.items() for rank in own}
-            for shard, reader in enumerate(readers or range(self.restore.checkpoint.world_size)):
-                read[pods[reader]].append(shard)
+            lists: dict[int, list[int]] = {pod: [] for pod in ranks}
+            for shard, reader in enumerate(readers):
+                lists[pods[reader]].append(shard)
+            read = lists
         copied = {partner: pod for pod, partner in self.partners.items()}
-        return {pod: self._slice(pod, copied.get(pod), shards) for pod, shards in read.items()}
+        for pod in ranks:
+            yield pod, self._slice(pod, copied.get(pod), read.get(pod, ()))
 
     def _slice(self, pod: int, copied: int | None, shards: Sequence[int]) -> MemoryPlan:
         restore, partner = self.restore, self.partners.get(pod)
@@ -131,7 +150,7 @@ def newest_whole(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = f
     return _newest_whole(holders, _holders(inventories, unreadable) if unreadable else holders)
 
 
-_Holders = dict[CheckpointId, dict[int, list[int]]]  # pods by checkpoint and rank
+_Holders = dict[CheckpointId, dict[int, tuple[int, ...]]]  # pods by checkpoint and rank
 
 
 def _newest_whole(holders: _Holders, readable: _Holders) -> Restore | None:
@@ -144,23 +163,27 @@ def _newest_whole(holders: _Holders, readable: _Holders) -> Restore | None:
     latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
     # Two attempts' checkpoints after the same step are of the same training: the one with more copies is safer.
     best = max(latest.values(), key=lambda each: (each.step, sum(map(len, readable[each].values())), each.written_in))
-    return Restore(best, {rank: readable[best][rank] for rank in range(best.world_size)}, doubtful)
+    lists: dict[tuple[int, ...], list[int]] = {}  # the ranks of a pod have the same holders
+    found = {rank: lists.setdefault(pods := readable[best][rank], list(pods)) for rank in range(best.world_size)}
+    return Restore(best, found, doubtful)
 
 
 def _holders(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = frozenset()) -> _Holders:
     holders: _Holders = {}
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}  # the ranks of a pod have the same holders
     for pod, inventory in sorted(inventories.items()):
         for checkpoint, ranks in inventory.held:
             of_rank = holders.setdefault(checkpoint, {})
             for rank in ranks:
                 if not unreadable or (pod, ShardId(checkpoint, rank)) not in unreadable:
-                    of_rank.setdefault(rank, []).append(pod)
+                    pods = (*of_rank.get(rank, ()), pod)
+                    of_rank[rank] = known.setdefault(pods, pods)
     return holders
 
 
 def _whole(holders: _Holders) -> list[CheckpointId]:
     full = [each for each, shards in holders.items() if len(shards) == each.world_size > 0]
-    return [each for each in full if sorted(holders[each]) == list(range(each.world_size))]
+    return [each for each in full if all(0 <= rank < each.world_size for rank in holders[each])]
 
 
 def _newest_partial(holders: _Holders) -> tuple[int, list[int]] | None:

@@ -26,6 +26,7 @@ from flk_runtime.contract.telemetry import (
 )
 from flk_runtime.contract.telemetry_archive import thinned
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
+from flk_runtime.launcher.hangs.statuses import Statuses
 from flk_runtime.launcher.telemetry.history import History
 from flk_runtime.launcher.telemetry.idle import IdleGpus
 
@@ -45,7 +46,7 @@ class Keeper:
         self._diverged: int | None = None
         self._history = History()
         self._places: Mapping[int, tuple[str, str]] = {}  # names of pod and node, by pod
-        self._ranks: dict[int, list[RankStatus]] = {}  # by pod
+        self._ranks = Statuses()
         self._usage: dict[int, PodUsage] = {}
         self._work: Mapping[int, float] = {}
         self._slow: Mapping[int, float] = {}
@@ -72,7 +73,8 @@ class Keeper:
             self._idle.start_attempt(places)
             self._newest = {}
             self._usage = {pod: usage for pod, usage in self._usage.items() if pod in places}
-            self._ranks, self._work, self._slow, self._steps, self._look_at = {}, {}, {}, {}, 0.0
+            self._ranks.clear()
+            self._work, self._slow, self._steps, self._look_at = {}, {}, {}, 0.0
 
     def add_line(self, line: bytes) -> None:
         """Add what a line of rank 0 says, if it is a line of metrics."""
@@ -93,7 +95,7 @@ class Keeper:
                 self._idle.add(pod, status.usage, time.monotonic())
             if status.attempt != self._attempt or pod not in self._places:
                 return
-            self._ranks[pod] = status.ranks
+            self._ranks.put(pod, status.ranks)
             latest = self._history.latest
             step = max((rank.step for rank in status.ranks), default=-1)
             if pod == 0 and (latest is None or time.time() - latest.time >= _LOOK) and self._is_ahead(step):
@@ -125,9 +127,7 @@ class Keeper:
     def read(self) -> Telemetry:
         """The measurements until now."""
         with self._lock:
-            ranks = sorted(
-                (self._measurements(pod, status) for pod, found in self._ranks.items() for status in found), key=_worst
-            )
+            ranks = sorted((self._measurements(pod, status) for pod, status in self._ranks.by_pod()), key=_worst)
             pods = dict.fromkeys([rank.pod for rank in ranks if rank.pod in self._usage])
             pods |= dict.fromkeys(sorted(self._usage))
             return Telemetry(
@@ -169,8 +169,7 @@ class Keeper:
         if now < self._look_at:
             return
         self._look_at = now + _LOOK
-        seconds = {rank.rank: rank.step_seconds for found in self._ranks.values() for rank in found}
-        seconds = {rank: each for rank, each in seconds.items() if each > 0}
+        seconds = {rank.rank: rank.step_seconds for rank in self._ranks if rank.step_seconds > 0}
         self._steps = {}
         if seconds:
             self._steps["step_seconds"] = statistics.median_low(seconds.values())

@@ -28,14 +28,14 @@ _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance b
 _BIND_INTERVAL = 0.5  # seconds between two tries
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Peer:
-    """The other end of a connection. ``hello``, ``began`` and ``pod`` are set when it is admitted."""
+    """The other end of a connection. ``incarnation``, ``began`` and ``pod`` are set when it is admitted."""
 
     connection: Connection[Message]
     address: str
     opened: float
-    hello: Hello | None = None
+    incarnation: str = ""  # as in Hello
     began: float = 0.0  # when its launcher's process began, by time.monotonic of this one
     pod: int | None = None
     refused: str = ""  # why it is not admitted; it is expected to read that and to close the connection
@@ -71,6 +71,7 @@ class Server:
         ``post`` receives the thread's exception, if it ends with one; ``log`` writes a line to the pod's log.
         """
         self._settings = settings
+        self._lease = Lease(settings.lease)
         self._post = post
         self._log = log
         self._identity = uuid.uuid4().hex
@@ -132,7 +133,7 @@ class Server:
             oldest = next(peer for peer in self._peers.values() if peer.pod is None)
             self._break(oldest, "it made room for newer ones")
         try:
-            connection = Connection(sock, self._settings.session(serves=True), MESSAGES, self._settings.lease, now)
+            connection = Connection(sock, self._settings.session(serves=True), MESSAGES, self._lease, now)
         except OSError:  # the peer has gone again
             sock.close()
             return
@@ -186,20 +187,20 @@ class Server:
         """Make an authenticated peer the member of its pod, in the place of a former one."""
         former, peer.began = self._members.get(hello.pod), now - hello.age
         # A new leader does not know which launcher has replaced another one. The later one counts.
-        again = former and former.hello and former.hello.incarnation == hello.incarnation
+        again = former and former.incarnation == hello.incarnation
         if former and not again and former.began > peer.began:
             self._replaced.add(hello.incarnation)
         if hello.incarnation in self._replaced:
             self._refuse(peer, f"another launcher has taken the place of pod {hello.pod}", now)
             return
-        if former and former.hello:
+        if former:
             self._leader.disconnected(hello.pod, "it connected again", now)
             if again:
                 self._break(former, "it connected again")
             else:
-                self._replaced.add(former.hello.incarnation)
+                self._replaced.add(former.incarnation)
                 self._refuse(former, f"another launcher has taken the place of pod {hello.pod}", now)
-        peer.pod, peer.hello = hello.pod, hello
+        peer.pod, peer.incarnation = hello.pod, hello.incarnation
         self._members[hello.pod] = peer
         self._send_to([peer], Welcome(self._identity, time.time()))
         self._leader.connected(hello.pod, hello.incarnation)

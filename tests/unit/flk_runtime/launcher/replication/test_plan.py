@@ -71,7 +71,7 @@ def copies(restore: Restore, pods: int, partners: dict[int, int]) -> dict[int, l
     """The shards that each pod, of one rank, sends to its partner at first."""
     plan = JobPlan("second", {pod: ("10.0.0.1", pod) for pod in range(3)}, partners, restore)
     ranks = {pod: range(pod, pod + 1) for pod in range(pods)}
-    slices = plan.slices(ranks, plan.readers(ranks))
+    slices = dict(plan.slices(ranks, plan.readers(ranks)))
     return {pod: [shard.rank for shard in copied_to_partner(each, pod, pods)] for pod, each in slices.items()}
 
 
@@ -90,7 +90,7 @@ def test_each_pod_gets_the_part_of_the_plan_that_it_needs() -> None:
     plan, _ = make_plan("second", inventories, {pod: f"node-{pod}" for pod in range(4)})
     assert plan
     ranks = {pod: range(pod, pod + 1) for pod in range(4)}
-    slices = plan.slices(ranks, plan.readers(ranks))
+    slices = dict(plan.slices(ranks, plan.readers(ranks)))
     address = ("10.0.0.1", 5000)
     assert slices[1] == MemoryPlan("second", 2, 0, {2: address}, Restore(new, {1: [2]}), [old])
     assert slices[0] == MemoryPlan("second", 1, 3, {1: address}, Restore(new, {0: [0]}), [old])
@@ -103,7 +103,7 @@ def test_with_other_ranks_than_saved_each_pod_reads_what_it_holds() -> None:
     assert plan
     ranks = {0: range(1), 1: range(1, 2)}
     assert plan.readers(ranks) == [0, 1, 1, 0]
-    slices = plan.slices(ranks, plan.readers(ranks))
+    slices = dict(plan.slices(ranks, plan.readers(ranks)))
     assert [each.restore and list(each.restore.holders) for each in slices.values()] == [[0, 3], [1, 2]]
 
 
