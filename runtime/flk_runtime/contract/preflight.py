@@ -18,6 +18,7 @@ PREFLIGHT_CHECKS: Final = (
     "gpu",
     "local-rank",
     "shm",
+    "links",
     "options",
     "health",
 )
