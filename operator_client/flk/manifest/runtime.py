@@ -29,10 +29,10 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
 # All but the packages are the modules of _ELSEWHERE: "training" is for jobs that train, "records" for those that keep
-# records in the cluster or on a volume, "preparation" installs packages or runs a setup command, "check" checks a start, "disk" keeps
-# checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow Trainer, "trainjobs"
-# for the status of TrainJobs.
-# "s3" keeps checkpoints there, "weights" has files of weights for `export`, `import`, `load_weights` and `init=`.
+# records in the cluster or on a volume, "preparation" installs packages or runs a setup command, "check" checks a
+# start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow
+# Trainer, "trainjobs" for the status of TrainJobs, "s3" for checkpoints there, "weights" for files of weights that
+# `export`, `import`, `load_weights` and `init=` use.
 # "sinks" writes metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {

@@ -74,7 +74,12 @@ def former_attempts(entry: ArchivedRecord, pod_name: str, start: float) -> list[
     ended = max(entry.updated, last.started)
     kind = Kind.PREEMPTED if told else Kind.CONTAINER_KILLED
     failure = (record.failure if told else None) or Failure(
-        kind, 0, pod_name=pod_name, attempt=last.number, time=ended, message="all launchers were told to end" * bool(told)
+        kind,
+        0,
+        pod_name=pod_name,
+        attempt=last.number,
+        time=ended,
+        message="all launchers were told to end" * bool(told),
     )
     step = entry.step if entry.step is not None else last.restored
     return [*others, replace(last, ended=ended, failure=failure, step=step)]

@@ -23,7 +23,9 @@ class MemoryPlans:
         """Do not read these copies again, as long as their pods have them."""
         self._unreadable |= set(copies)
 
-    def make(self, pods: Sequence[int], joined: Mapping[int, Join]) -> tuple[Iterator[tuple[int, MemoryPlan]], list[int]]:
+    def make(
+        self, pods: Sequence[int], joined: Mapping[int, Join]
+    ) -> tuple[Iterator[tuple[int, MemoryPlan]], list[int]]:
         """Choose the checkpoint from which the attempt of ``pods`` starts, and the partners in it.
 
         Returns each pod with its part, and the rank that reads each shard; none: the one that wrote it. ``joined`` are
