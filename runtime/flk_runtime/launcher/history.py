@@ -72,15 +72,9 @@ def former_attempts(entry: ArchivedRecord, pod_name: str, start: float) -> list[
         return []
     *others, last = record.attempts
     ended = max(entry.updated, last.started)
-    kind = Kind.PREEMPTED if told else Kind.CONTAINER_KILLED
-    failure = (record.failure if told else None) or Failure(
-        kind,
-        0,
-        pod_name=pod_name,
-        attempt=last.number,
-        time=ended,
-        message="all launchers were told to end" * bool(told),
-    )
+    failure = Failure(Kind.CONTAINER_KILLED, 0, pod_name=pod_name, attempt=last.number, time=ended)
+    if told:
+        failure = record.failure or replace(failure, kind=Kind.PREEMPTED, message="all launchers were told to end")
     step = entry.step if entry.step is not None else last.restored
     return [*others, replace(last, ended=ended, failure=failure, step=step)]
 
