@@ -74,7 +74,10 @@ def _times_in_a_row(history: Sequence[Attempt]) -> int:
     times = 1
     for previous, last in zip(reversed(history[:-1]), reversed(history), strict=False):
         same = previous.failure and last.failure and previous.failure.signature == last.failure.signature
-        if not same or made_progress(previous, last):
+        # An attempt that goes on after a later step than was known of the one before it shows how far that one came:
+        # of launchers that were all killed, the latest steps are not known.
+        further = last.restored is not None and previous.step is not None and last.restored > previous.step
+        if not same or further or made_progress(previous, last):
             break
         times += 1
     return times

@@ -111,6 +111,16 @@ def test_the_table_says_of_each_kind_who_retries_or_why_nobody_does(kind: Kind) 
     assert list(MEANINGS) == sorted(MEANINGS, key=lambda each: MEANINGS[each].precedence)  # as the page shows them
 
 
+def test_attempts_that_went_further_than_is_known_of_them_are_no_failures_at_one_step() -> None:
+    """Of launchers that were all killed at once, the record has the step after which their ranks began."""
+
+    def killed(number: int, began: int) -> Attempt:
+        return Attempt(number, 0.0, 60.0, CONTAINER_KILLED, step=began, restored=began)
+
+    assert decide([killed(0, 100), killed(1, 150)], Limits()).restart
+    assert not decide([killed(0, 100), killed(1, 100)], Limits()).restart
+
+
 def test_a_container_that_is_killed_twice_at_one_step_is_final() -> None:
     history, decision = run([CONTAINER_KILLED] * 9, Limits(), steps=[7, 7])
     assert len(history) == 2
