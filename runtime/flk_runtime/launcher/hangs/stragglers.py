@@ -36,18 +36,18 @@ class Stragglers:
         seen = array("q")
         for status in statuses:
             seen.extend((status.rank, status.samples, status.pending))
+        if self._seen and self._seen[0][1][::3] != seen[::3]:
+            self._seen.clear()  # other ranks than before
         if not self._seen or now - self._seen[-1][0] >= self._window / _LOOKS:
             self._seen.append((now, seen))
         while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
             self._seen.popleft()
         since, first = self._seen[0]
-        before = dict(zip(first[::3], zip(first[1::3], first[2::3], strict=True), strict=True))
         self.work = work = {}
-        for rank, samples, pending in zip(seen[::3], seen[1::3], seen[2::3], strict=True):
-            samples_before, pending_before = before.get(rank, (0, 0))
-            samples, pending = samples - samples_before, pending - pending_before
+        for place in range(0, len(seen), 3):  # without objects for each rank, of which there may be many
+            samples, pending = seen[place + 1] - first[place + 1], seen[place + 2] - first[place + 2]
             if samples >= _SAMPLES:
-                work[rank] = 1 - pending / samples
+                work[seen[place]] = 1 - pending / samples
         if now - since < self._window or len(work) < 2 or len(work) < len(seen) // 3:
             return {}
         usual = statistics.median_low(work.values())

@@ -164,7 +164,7 @@ def _newest_whole(holders: _Holders, readable: _Holders) -> Restore | None:
     # Two attempts' checkpoints after the same step are of the same training: the one with more copies is safer.
     best = max(latest.values(), key=lambda each: (each.step, sum(map(len, readable[each].values())), each.written_in))
     lists: dict[tuple[int, ...], list[int]] = {}  # the ranks of a pod have the same holders
-    found = {rank: lists.setdefault(pods := readable[best][rank], list(pods)) for rank in range(best.world_size)}
+    found = {rank: lists.setdefault(pods := readable[best][rank], list(pods)) for rank in sorted(readable[best])}
     return Restore(best, found, doubtful)
 
 
