@@ -32,12 +32,13 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # records in the cluster or on a volume, "preparation" installs packages or runs a setup command, "check" checks a
 # start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow
 # Trainer, "trainjobs" for the status of TrainJobs, "s3" for checkpoints there, "weights" for files of weights that
-# `export`, `import`, `load_weights` and `init=` use.
+# `export`, `import`, `load_weights` and `init=` use, "links" measures the network of three nodes or more, and "gpus" is
+# for jobs that request GPUs.
 # "sinks" writes metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
-        "trainjobs", "sinks", "page", "mesh", "s3", "weights",
+        "trainjobs", "sinks", "page", "mesh", "s3", "weights", "links", "gpus",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
@@ -63,7 +64,7 @@ _OF_PROGRAMS: Final = {
 }
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
-_OF_TELEMETRY: Final = ("__init__", "gpus", "history", "idle", "keeper", "meter", "usage")
+_OF_TELEMETRY: Final = ("__init__", "history", "idle", "keeper", "meter", "usage")
 _OF_WEIGHTS: Final = ("__init__", "export", "safetensors", "weights")
 # Modules that only an OPTIONAL package needs, outside of it.
 _ELSEWHERE: Final = {
@@ -80,15 +81,18 @@ _ELSEWHERE: Final = {
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
     "launcher/record_place.py": "records",
+    "launcher/telemetry/gpus.py": "gpus",
     "launcher/trainer_forward.py": "trainjobs",
     "parallel/mesh_model.py": "mesh",
     "parallel/tensor_parallel.py": "mesh",
     "launcher/trainer_status.py": "trainers",
+    "launcher/xids.py": "gpus",
     **dict.fromkeys((f"launcher/telemetry/{each}.py" for each in _OF_TELEMETRY), "training"),
     "launcher/replication/disk.py": "disk",
     **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
     "run/adopt.py": "loops",
     "run/curves.py": "sinks",
+    "run/links.py": "links",
     "run/loop.py": "loops",
 }
 _BOOTSTRAP: Final = "bootstrap.py"
@@ -123,6 +127,10 @@ def used_by(job: Job) -> frozenset[str]:
     used = {"preparation"} if job.pip or job.requirements or job.setup else set()
     if job.records or (job.checkpoint and not job.checkpoint.address):
         used.add("records")
+    if job.most_pods > 2:
+        used.add("links")
+    if job.resources.gpu:
+        used.add("gpus")
     if job.accelerate_config:
         used |= {"hosts", "loops"}
     if job.target_or_default in (AUTO, "trainjob"):

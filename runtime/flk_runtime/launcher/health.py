@@ -27,20 +27,6 @@ _PAGE: Final = 4096  # bytes that are written to each place
 _OF_DISK: Final = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT)
 _NVML: Final = "libnvidia-ml.so.1"
 _GPU_IS_LOST: Final = 15  # NVML_ERROR_GPU_IS_LOST
-_XID_EVENT: Final = 8  # nvmlEventTypeXidCriticalError
-_MOST_EVENTS: Final = 1000  # that are read at once
-# Xid errors after which NVIDIA's catalogue of them has the GPU reset or the node repaired. Others are errors of
-# programs, or are seen in the remapped rows.
-_XIDS: Final = {
-    48: "an uncorrectable memory error",
-    62: "its power management has halted",
-    64: "a row of its memory could not be replaced",
-    74: "an error of NVLink",
-    79: "it has fallen off the bus",
-    95: "an uncontained memory error",
-    119: "its system processor does not answer",
-    120: "an error of its system processor",
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +37,7 @@ class Gpu:
     error: int = 0  # of NVML, when it asked for the GPU
     remap_pending: bool = False  # a row of its memory had uncorrectable errors, and a reset has to replace it
     remap_failed: bool = False  # a row could not be replaced
-    xid: int = 0  # the first Xid error of _XIDS since the last look; 0: none
+    xid: str = ""  # the first Xid error of a broken GPU since the last look, with what it means
 
 
 def of_pod(settings: Settings, environ: Mapping[str, str]) -> str:
@@ -123,14 +109,11 @@ def _gpu_faults(wanted: int, gpus: list[Gpu] | None) -> Iterator[str]:
         elif gpu.remap_pending:
             yield f"GPU {index} had an uncorrectable memory error and needs a reset"
         elif gpu.xid:
-            yield f"GPU {index} reported Xid {gpu.xid}: {_XIDS[gpu.xid]}"
+            yield f"GPU {index} reported Xid {gpu.xid}"
 
 
 def read_gpus() -> list[Gpu] | None:
-    """What NVML says about the GPUs of this container; None where there is no NVML, or it does not start.
-
-    NVML tells Xid errors only to who has waited for them: the first call begins to.
-    """
+    """What NVML says about the GPUs of this container; None where there is no NVML, or it does not start."""
     try:
         nvml = ctypes.CDLL(_NVML)
         if nvml.nvmlInit_v2():
@@ -141,52 +124,17 @@ def read_gpus() -> list[Gpu] | None:
         count = ctypes.c_uint()
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return None
-        xids = _xids(nvml, count.value)
+        xids: Mapping[int | None, str] = {}
+        with contextlib.suppress(ModuleNotFoundError, AttributeError):  # only jobs with GPUs have it; an old driver
+            from flk_runtime.launcher.xids import read_xids
+
+            xids = read_xids(nvml, count.value)
         return [_read(nvml, index, xids) for index in range(count.value)]
     finally:
         nvml.nvmlShutdown()
 
 
-class _Event(ctypes.Structure):
-    """nvmlEventData_t."""
-
-    _fields_ = (
-        ("device", ctypes.c_void_p),
-        ("type", ctypes.c_ulonglong),
-        ("data", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
-
-
-_events: ctypes.c_void_p | None = None  # the set of events that this process waits for
-
-
-def _xids(nvml: ctypes.CDLL, count: int) -> dict[int | None, int]:
-    """The first Xid error of _XIDS since the last call, by the handles of the GPUs. The first call finds none."""
-    global _events
-    found: dict[int | None, int] = {}
-    with contextlib.suppress(AttributeError):  # a driver without events
-        if _events is None:
-            events = ctypes.c_void_p()
-            if nvml.nvmlEventSetCreate(ctypes.byref(events)):
-                return found
-            nvml.nvmlInit_v2()  # NVML counts its users, and forgets the set with the last one
-            for index in range(count):
-                handle = ctypes.c_void_p()
-                if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
-                    nvml.nvmlDeviceRegisterEvents(handle, ctypes.c_ulonglong(_XID_EVENT), events)
-            _events = events
-        event = _Event()
-        for _ in range(_MOST_EVENTS):
-            if nvml.nvmlEventSetWait_v2(_events, ctypes.byref(event), 0):
-                break
-            if event.type == _XID_EVENT and event.data in _XIDS:
-                found.setdefault(event.device, event.data)
-    return found
-
-
-def _read(nvml: ctypes.CDLL, index: int, xids: Mapping[int | None, int]) -> Gpu:
+def _read(nvml: ctypes.CDLL, index: int, xids: Mapping[int | None, str]) -> Gpu:
     handle = ctypes.c_void_p()
     memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: asks the GPU itself
     error = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
@@ -196,4 +144,4 @@ def _read(nvml: ctypes.CDLL, index: int, xids: Mapping[int | None, int]) -> Gpu:
     rows = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
     with contextlib.suppress(AttributeError):  # a driver before 450
         nvml.nvmlDeviceGetRemappedRows(handle, *map(ctypes.byref, rows))  # GPUs before A100 have none: all stay 0
-    return Gpu(remap_pending=bool(rows[2].value), remap_failed=bool(rows[3].value), xid=xids.get(handle.value, 0))
+    return Gpu(remap_pending=bool(rows[2].value), remap_failed=bool(rows[3].value), xid=xids.get(handle.value, ""))

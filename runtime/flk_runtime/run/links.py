@@ -10,12 +10,16 @@ measured where it is another one.
 
 from __future__ import annotations
 
+import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
+from flk_runtime.distributed import process_group
 from flk_runtime.preflight.report import RankReport
 
 LEAST: Final = 3  # nodes: with fewer there is nothing to compare a link with
@@ -23,6 +27,28 @@ _SLOW: Final = 4.0  # times slower than the links of most nodes
 _SECONDS: Final = 0.05  # that one exchange shall take
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20  # bytes of an exchange
 _REPEATS: Final = 3
+
+
+def check(skipped: Collection[str], reports: Sequence[RankReport]) -> None:
+    """Measure the links between nodes and print which ones are slow. All ranks with local rank 0 call this.
+
+    ``skipped`` are checks of the preflight, and ``reports`` those of all ranks on rank 0. Rank 0 decides, so that the
+    ranks do not wait for each other where FLK_PREFLIGHT differs.
+    """
+    store, own, cpu = process_group.store(), dist.get_rank(), torch.device("cpu")
+    if own == 0:
+        wanted = "links" not in skipped and process_group.comm_device(cpu) == cpu
+        store.set("links", json.dumps(leads(reports) if wanted else []))
+    ring = json.loads(store.get("links"))
+    ranks = [rank for rank, _ in ring]
+    if own not in ranks:
+        return
+    place = ranks.index(own)
+    store.set(f"links/{place}", str(measure(dist.group.WORLD, ranks, place)))
+    if own == 0:
+        speeds = [float(store.get(f"links/{each}")) for each in range(len(ranks))]
+        for line in slow_links([node for _, node in ring], speeds):
+            print(f"flk: {line}", file=sys.stderr, flush=True)
 
 
 def leads(reports: Sequence[RankReport]) -> list[tuple[int, str]]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from flk_runtime.preflight import links
 from flk_runtime.preflight.report import RankReport
+from flk_runtime.run import links
 
 NODES = ["a", "b", "c", "d", "e"]
 
