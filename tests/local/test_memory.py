@@ -158,7 +158,7 @@ def test_a_killed_launcher_finds_the_parts_of_its_pod_again(job: Callable[..., P
     restart(run, 40, 0)
     assert run.wait() == [0], run.logs_of_all()
     assert begun(run)[1] >= 10
-    assert "attempts are counted from 1: no ConfigMap or volume has kept" in run.log(0)
+    assert "attempts are counted from 1: no record of launchers before these is kept" in run.log(0)
 
 
 def test_a_pod_that_has_to_stop_saves_and_copies_before_it_ends(job: Callable[..., Pods], root: Path) -> None:

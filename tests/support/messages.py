@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 # Values of each type of JSON, and those of a type that are rare.
@@ -30,9 +30,9 @@ def check_types(value: Any, hint: Any) -> None:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         assert value is None or [check_types(value, each) for each in args if each is not type(None)]
-    elif origin in (list, tuple):
+    elif origin in (list, tuple, Sequence):
         assert isinstance(value, origin)
-        each = args * len(value) if origin is list else args[:1] * len(value) if args[-1] is Ellipsis else args
+        each = args * len(value) if origin is not tuple else args[:1] * len(value) if args[-1] is Ellipsis else args
         for item, inner in zip(value, each, strict=True):
             check_types(item, inner)
     elif origin in (dict, Mapping):

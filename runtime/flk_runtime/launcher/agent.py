@@ -62,9 +62,7 @@ if TYPE_CHECKING:
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
-_UNKNOWN = (
-    "attempts are counted from 1: no ConfigMap or volume has kept the record of this job's launchers before these"
-)
+_UNKNOWN = "attempts are counted from 1: no record of launchers before these is kept"
 EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 
 

@@ -74,7 +74,7 @@ def former_attempts(entry: ArchivedRecord, pod_name: str, start: float) -> list[
     ended = max(entry.updated, last.started)
     failure = Failure(Kind.CONTAINER_KILLED, 0, pod_name=pod_name, attempt=last.number, time=ended)
     if told:
-        failure = record.failure or replace(failure, kind=Kind.PREEMPTED, message="all launchers were told to end")
+        failure = record.failure or replace(failure, kind=Kind.PREEMPTED)
     step = entry.step if entry.step is not None else last.restored
     return [*others, replace(last, ended=ended, failure=failure, step=step)]
 

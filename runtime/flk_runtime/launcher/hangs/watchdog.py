@@ -14,13 +14,17 @@ others cannot get further than one collective ahead, so a rank that is stuck soo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from flk_runtime.launcher.hangs.phases import CPU_PATIENCE
 from flk_runtime.launcher.hangs.status import RankStatus
 
+if TYPE_CHECKING:
+    from flk_runtime.launcher.hangs.statuses import Statuses
 
-def hangs(statuses: Collection[RankStatus], limit: Callable[[str], float]) -> bool:
+
+def hangs(statuses: Sequence[RankStatus] | Statuses, limit: Callable[[str], float]) -> bool:
     """Return whether no rank has made progress for the limit of its phase, in seconds. False if there is no rank."""
     awaited = any(status.waits >= limit(status.phase) for status in statuses)
     return bool(statuses) and not any(_progresses(each, limit(each.phase), awaited=awaited) for each in statuses)
