@@ -23,7 +23,9 @@ FOLDER = Path(flk_runtime.__path__[0])
 SOURCES = sorted(FOLDER.rglob("*.py"))
 LIMIT = 150_000  # bytes of a plain job
 LIMIT_OF_MORE = 168_000  # of one that uses these parts
-MORE = {"bench", "check", "diloco", "disk", "hosts", "page", "plan", "preparation", "records", "sinks"}
+MORE = {
+    "bench", "check", "diloco", "disk", "gpus", "hosts", "links", "page", "plan", "preparation", "records", "sinks"
+}  # fmt: skip
 
 
 def members(archive: bytes) -> dict[str, str]:
@@ -105,6 +107,10 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "export": ({"command": ["-m", "flk_runtime", "export", "/a", "/b"]}, {"training", "check", "weights"}),
     "metrics page": ({"env": {"FLK_METRICS_PORT": "9400"}}, {"training", "page"}),
     "disk": ({"memory_path": "/nvme"}, {"training", "disk"}),
+    "volume": ({"checkpoint": "claim:/checkpoints"}, {"training", "records"}),
+    "S3": ({"checkpoint": "s3://bucket/prefix"}, {"training"}),
+    "GPUs": ({"resources": {"gpu": 1}}, {"training", "gpus"}),
+    "three pods": ({"replicas": 3}, {"training", "links"}),
     "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan"}),
 }
 
