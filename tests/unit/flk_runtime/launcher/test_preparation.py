@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -127,8 +128,8 @@ def test_an_index_that_cannot_be_reached_is_asked_again(pod: Pod, capfd: pytest.
             "packages: subprocess-exited-with-error",
         ),
         ("Killed\n", Kind.USAGE, "pip cannot install the packages: Killed"),
-        (REFUSED, Kind.UNPREPARED, "pip could not reach the index of packages for 0 s: [Errno 111] Connection refused"),
-        ("ERROR: HTTP error 503 while getting a\n", Kind.UNPREPARED, "for 0 s: ERROR: HTTP error 503 while getting a"),
+        (REFUSED, Kind.UNPREPARED, r"pip could not reach the index of packages for \d+ s: \[Errno 111\] Connection refused"),
+        ("ERROR: HTTP error 503 while getting a\n", Kind.UNPREPARED, r"for \d+ s: ERROR: HTTP error 503 while getting a"),
     ],
 )
 def test_the_reason_of_pip_decides_whether_a_failure_is_final(pod: Pod, said: str, kind: Kind, message: str) -> None:
@@ -136,7 +137,7 @@ def test_the_reason_of_pip_decides_whether_a_failure_is_final(pod: Pod, said: st
     pod.pip(f"cat {pod.work}/said; exit 1")
     error = pod.failure(PIP="a==9", join_timeout=0.0 if kind is Kind.UNPREPARED else 60.0)
     assert (error.kind, error.output) == (kind, said.strip())
-    assert message in str(error)
+    assert re.search(message, str(error))
 
 
 def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) -> None:
@@ -153,7 +154,7 @@ def test_a_setup_command_runs_once_and_its_failure_has_its_last_lines(pod: Pod) 
 
 def test_deadline_and_silence_end_the_preparation_and_its_processes(pod: Pod) -> None:
     begin = time.monotonic()
-    late = pod.failure(SETUP="echo $$ > group; exec sleep 60", deadline=0.3)
+    late = pod.failure(SETUP="echo $$ > group; exec sleep 60", deadline=3.0)
     assert (late.kind.meaning.code, late.kind) == (ExitCode.TIMEOUT, Kind.DEADLINE)
     with pytest.raises(ProcessLookupError):
         os.killpg(int((pod.work / "group").read_text()), 0)
