@@ -125,8 +125,11 @@ def _idle(view: JobView) -> Found | None:
     failure = job_failure(view)
     if failure is None or failure.kind is not Kind.IDLE:
         return None
-    waits = "find what the ranks wait for, with flk stacks while the job runs, or allow more by --idle-timeout"
-    return Found(failure.summary, waits, failure_evidence(view, failure))
+    cure = (
+        f"{view.flk('restart')} goes on after the last checkpoint in storage; find what the ranks wait for, "
+        "with flk stacks while the job runs, or allow more by --idle-timeout"
+    )
+    return Found(failure.summary, cure, failure_evidence(view, failure))
 
 
 def _invalid_job(view: JobView) -> Found | None:
@@ -171,9 +174,10 @@ CAUSES: Final = (
     Cause(
         "GpusIdle",
         "The GPUs of the job did nothing",
-        "No GPU of the job was busy for the time that --idle-timeout allows, so the launchers ended it.",
-        "Find what the ranks wait for: flk stacks shows it while the job runs. A job that needs long pauses gets a "
-        "larger --idle-timeout, or none.",
+        "No GPU of the job was busy for the time that --idle-timeout allows, so the launchers had all ranks save after "
+        "the same step, as when a pod has to stop, and ended the job.",
+        "flk restart goes on after the last checkpoint in storage. Find what the ranks wait for: flk stacks shows it "
+        "while the job runs. A job that needs long pauses gets a larger --idle-timeout, or none.",
         _idle,
         ExitCode.TIMEOUT,
     ),

@@ -107,6 +107,7 @@ class Meaning:
     explained: bool = True  # it says why it happened; else another launcher may know
     needs_new_pod: bool = False  # the pod exists, and must be replaced before another attempt
     may_follow_loss: bool = False  # an exception of this kind may be raised because a connection to a peer broke
+    saves: bool = False  # the ranks are asked to save after the same step before the attempt ends
     answers_sigterm: bool = False  # it is probably how a script answers SIGTERM, if the rank has received one
 
 
@@ -141,6 +142,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.IDLE: Meaning(
         "no GPU of the job does anything for FLK_IDLE_TIMEOUT",
         0, ExitCode.TIMEOUT, predicate="leaves its GPUs idle", reason="the GPUs are for jobs that use them",
+        saves=True,
     ),
     Kind.HANG: Meaning(
         "a rank hangs",
@@ -204,7 +206,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.PREEMPTED: Meaning(
         "a pod receives SIGTERM: a drain, an eviction, a preemption",
-        4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was preempted", True, same=("pod",),
+        4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was preempted", True, same=("pod",), saves=True,
     ),
     Kind.LOST: Meaning(
         "a pod is lost: it is deleted, or its node is gone",
@@ -228,7 +230,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.RESIZED: Meaning(
         "a pod joins an elastic job, or leaves it after SIGTERM",
-        5, _INFRASTRUCTURE, _LAUNCHER, predicate="joined or left", message_is_predicate=True,
+        5, _INFRASTRUCTURE, _LAUNCHER, predicate="joined or left", message_is_predicate=True, saves=True,
     ),
     # A shard of a checkpoint in memory cannot be read when its pod is lost, and a save fails when a rank has failed.
     Kind.STORAGE: Meaning(

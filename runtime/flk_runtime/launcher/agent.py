@@ -302,8 +302,8 @@ class Agent:
 
     def _end_in_ledger(self, failure: Failure) -> None:
         if self.records.ledger:
-            stopped = failure.kind in (Kind.PREEMPTED, Kind.RESIZED)  # after a step, and saved
-            self.records.ledger.end_attempt(time.monotonic(), failed=not stopped, hung=failure.kind is Kind.HANG)
+            failed, hung = not failure.kind.meaning.saves, failure.kind is Kind.HANG
+            self.records.ledger.end_attempt(time.monotonic(), failed=failed, hung=hung)
 
     def _end_ranks(self) -> None:
         """End the ranks of this pod, because the attempt or the job is over in all pods."""
@@ -457,16 +457,19 @@ class Agent:
         if not attempt.failures and time.monotonic() >= self.deadline:
             message = f"{self.settings.deadline:g} s since the job started"
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
-        elif not attempt.failures and self.settings.idle_timeout and self.settings.pod == 0:
+        elif not attempt.failures and self.settings.idle_timeout and self.settings.pod == 0 and not attempt.idle:
             self._watch_gpus(attempt)
 
     def _watch_gpus(self, attempt: PodAttempt) -> None:
-        """End the job if no GPU of it has done anything for the time that its user allows."""
+        """Have all ranks save and the job end if no GPU of it has done anything for the time that its user allows."""
         keeper, limit, now = self.records.telemetry, self.settings.idle_timeout, time.monotonic()
         since, unknown = keeper.idle() if keeper else (None, [self.settings.pod])
         if since is not None and now - since >= limit:
             message = f"none of the job was busy in the last {limit:g} s"
-            self._fail(attempt, replace(self.ranks.new_failure(Kind.IDLE), message=message))
+            attempt.idle = True
+            self.member.report_failure(
+                attempt.started, replace(self.ranks.new_failure(Kind.IDLE), message=message)
+            )
         elif unknown and now >= self._gpus_told_at:
             self._gpus_told_at = math.inf
             why = (

@@ -23,6 +23,7 @@ class PodAttempt:
     step: int | None = None  # most steps that a rank of this pod that has ended had done
     restored: bool = False  # the leader knows where the attempt began
     ranks_ended: bool = False  # all have, and the leader does not know yet
+    idle: bool = False  # the leader has been told that no GPU does anything
     preemption: PodPreemption | None = None
     end: Failure | None = None  # why the attempt ended in all pods
     unprinted: list[tuple[RankPipes, str]] = field(default_factory=list)  # ranks' tracebacks of secondary failures

@@ -461,14 +461,16 @@ class Leader:
         self._send(pods, AttemptStarted(number, address, port, self._history, order, readers))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
-        if not failure.secondary:
+        if failure.kind.meaning.saves:
+            self._start_preemption(failure, urgent=True)
+        elif not failure.secondary:
             self._end_attempt(failure, now)
         elif self._secondary is None:
             # The rank that failed first may still be ending. Its launcher must not end it before that is known.
             self._secondary, self._end_at = failure, now + _PRIMARY_TIMEOUT
 
     def _start_preemption(self, failure: Failure, *, urgent: bool) -> None:
-        """Have all ranks save after the same step and end; ``urgent``: because a pod has to stop."""
+        """Have all ranks save after the same step and end; ``urgent``: within the grace period."""
         first = self._preemption is None
         if first:
             self._preemption = Preemption(self._admitted.keys() - self._done, failure)

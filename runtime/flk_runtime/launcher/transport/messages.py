@@ -60,7 +60,7 @@ class Join:
 
 @dataclass(frozen=True)
 class FailureReport:
-    """A rank of this pod failed, or the pod cannot go on: end the attempt in all pods."""
+    """A rank of this pod failed, or the pod or the job cannot go on: end the attempt in all pods."""
 
     attempt: int
     failure: Failure

@@ -450,6 +450,22 @@ def test_a_preemption_ends_when_the_ranks_of_all_pods_have_saved_and_ended(job: 
     assert job.latest(1).history[0].failure == ended.failure
 
 
+def test_all_ranks_save_before_idle_gpus_end_the_job(job: Job) -> None:
+    job.start()
+    idle = Failure(Kind.IDLE, 0, pod_name="worker-0", time=job.now, message="none was busy in the last 1800 s")
+    for _ in range(2):
+        job.leader.received(0, FailureReport(0, idle), job.now)
+    assert all(messages[1:] == [PreemptionStarted(0, idle)] for messages in job.sent.values())
+    for pod in range(3):
+        job.leader.received(pod, BoundaryReport(0, [Boundary(7, True)]), job.now)
+    for pod in range(3):
+        job.leader.received(pod, RanksEnded(0, 7), job.now)
+    job.join(0, 1, 2)
+    cause = job.ended().failure
+    assert cause is not None
+    assert (cause.kind, cause.message) == (Kind.IDLE, f"{idle.message}; saved after step 7")
+
+
 def test_ranks_that_got_sigterm_are_waited_for_also_when_a_pod_is_gone(job: Job) -> None:
     job.start()
     failure = preempt(job, 1)
