@@ -1,8 +1,4 @@
-"""Which variables, options and files hold secrets, by their names, and by what a key of Google's cloud contains.
-
-`flk submit` warns of such variables and does not ship such files. Archives hide the values of such variables and
-options.
-"""
+"""Which files hold secrets, by their names, and by what a key of Google's cloud contains: `flk submit` ships none."""
 
 from __future__ import annotations
 
@@ -11,13 +7,8 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
-# A word begins and ends where no letter is beside it, so that AUTHOR, SECRETARY and TOKENIZERS name no secrets.
-_WORDS: Final = re.compile(
-    r"(?:passwords?|passwd|passphrase|secrets?|credentials?|token|oauth2?|(?<![a-z])auth|authorization)(?![a-z])"
-    r"|(?:api|access|account|auth|encryption|private|secret|signing|ssh)[-_.]?keys?(?![a-z])"
-    r"|(?<![a-z])(?:pass|pat)$|(?<=[a-z0-9])[-_.]pwd$"
-)
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+from flk_runtime.contract.secrets import names_secret
+
 _FILES: Final = (
     *(".env", ".env.*", ".netrc", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd", "kubeconfig", "*.kubeconfig"),
     *("*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
@@ -27,11 +18,6 @@ _FILES: Final = (
 _SERVICE_ACCOUNT: Final = re.compile(rb'"type"\s*:\s*"service_account"')
 KEY_SIZE: Final = 1 << 14  # bytes; a key of a service account has about 2,400
 _DATA: Final = ("", ".cfg", ".conf", ".csv", ".ini", ".json", ".toml", ".txt", ".yaml", ".yml")  # not code: secrets.py
-
-
-def names_secret(name: str) -> bool:
-    """Return whether the value of a variable or of an option with this name is taken for a secret."""
-    return bool(_WORDS.search(_HUMP.sub("_", name).lower()))
 
 
 def file_names_secret(name: str) -> bool:

@@ -135,13 +135,16 @@ CANARY = "canary-of-a-secret"
 
 
 def test_no_secret_of_the_environment_or_the_arguments_is_written(job: Callable[..., Pods], tmp_path: Path) -> None:
+    """Nor what the script prints and logs of them. The address of MLflow's files has no password."""
     run = job(1, MY_TOKEN=CANARY, WANDB_API_KEY=f"{CANARY}{'0' * 40}")
     run.start("train.py", "12", "0", f"--token={CANARY}")
     assert run.wait() == [0], run.log()
     assert_curves(tmp_path, printed(run.log()))
     written = [path for name in ("tb", "mlruns", "wb") for path in (tmp_path / name).rglob("*") if path.is_file()]
     assert len(written) > 10
+    written += [tmp_path / "log.0.0", tmp_path / "termination.0"]
     assert not [path for path in written if CANARY.encode() in path.read_bytes()]
+    assert "[rank 0] logged in with *** --token=***\n" in run.log()
 
 
 def test_the_runs_say_what_was_trained(job: Callable[..., Pods], sinks: dict[str, str], tmp_path: Path) -> None:
@@ -232,12 +235,13 @@ def test_sinks_that_are_away_do_not_end_the_training(job: Callable[..., Pods], t
 
 
 RAISES = """
+    import os
     import flk_runtime as flk
 
     run = flk.init(log_every=1)
     for _ in range(4):
         run.step(loss=1.0)
-    raise ValueError("of the test")
+    raise ValueError(f"of the test, with {os.environ['MY_TOKEN']}")
 """
 
 
@@ -271,12 +275,18 @@ def test_lines_that_a_slow_server_does_not_get_before_a_failed_rank_ends_are_nam
     job: Callable[..., Pods], slow_server: str
 ) -> None:
     """The rank has 5 s, after which its launcher kills it."""
-    run = job(1, **{user_env.METRICS: "mlflow", "MLFLOW_TRACKING_URI": slow_server, pod_env.RESTARTS: "0"})
+    run = job(
+        1, **{user_env.METRICS: "mlflow", "MLFLOW_TRACKING_URI": slow_server, pod_env.RESTARTS: "0"}, MY_TOKEN=CANARY
+    )
     run.write(RAISES)
     run.start("train.py")
     assert run.wait() == [100], run.log()
     found = re.findall(r"MLflow: not all is written after 3 s; .* may be missing, steps (.*)", run.log())
     assert found == ["1-4"], run.log()
+    failure = run.record().failure
+    assert failure is not None
+    assert failure.message == "of the test, with ***"
+    assert CANARY not in run.log() + (run.folder / "termination.0").read_text()
 
 
 def test_a_sink_that_is_not_installed_ends_the_job_before_it_trains(job: Callable[..., Pods], tmp_path: Path) -> None:

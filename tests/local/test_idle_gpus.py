@@ -1,4 +1,4 @@
-"""A job whose GPUs do nothing saves and ends after the time that its user allows. NVML is a stand-in: there is no GPU here."""
+"""A job whose GPUs do nothing saves and ends after the time that its user allows. NVML is a stand-in."""
 
 from __future__ import annotations
 
@@ -41,7 +41,12 @@ while True:
     pathlib.Path("idle").touch()
     time.sleep(0.01)
 """
-SCRIPTS = {"sleeps": IDLE, "trains": TRAIN, "unknown": "import time; time.sleep(6)", "none": "import time; time.sleep(6)"}
+SCRIPTS = {
+    "sleeps": IDLE,
+    "trains": TRAIN,
+    "unknown": "import time; time.sleep(6)",
+    "none": "import time; time.sleep(6)",
+}
 
 
 @pytest.mark.parametrize("gpus", SCRIPTS)

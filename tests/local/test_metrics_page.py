@@ -47,6 +47,7 @@ def test_a_running_job_shows_its_steps(tmp_path: Path, port: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     environment = {"PATH": "/usr/bin:/bin", "FLK_METRICS_PORT": str(port), "FLK_JOB": "gpt", "FLK_PROCESSES": "2"}
     environment |= {"FLK_NAMESPACE": "team", "FLK_POD_NAME": "gpt-worker-0", "FLK_NODE_NAME": "n1"}
+    environment |= {"HF_TOKEN": "canary-7f3b"}
     base = 'namespace="team",job="gpt",pod="gpt-worker-0"'
     command = [sys.executable, "-m", "flk_runtime", "--", "train.py"]
     launcher = subprocess.Popen(
@@ -58,7 +59,9 @@ def test_a_running_job_shows_its_steps(tmp_path: Path, port: int) -> None:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
                     assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-                    return values(reply.read().decode())
+                    text = reply.read().decode()
+                    assert "canary" not in text
+                    return values(text)
             except urllib.error.URLError:
                 return {}
 

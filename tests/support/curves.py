@@ -15,7 +15,7 @@ TRAIN = """
 
     steps, pause = int(sys.argv[1]), float(sys.argv[2])
     run = flk.init(save_every=5, log_every=2)
-    run.log_hyperparameters(lr=0.1, optimizer={"name": "sgd", "betas": (0.9, 0.99)}, secret=None)
+    run.log_hyperparameters(lr=0.1, optimizer={"name": "sgd", "betas": (0.9, 0.99)}, secret=os.environ.get("MY_TOKEN"))
     model = torch.nn.Linear(4, 1)
     model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     begun = run.steps
@@ -30,6 +30,7 @@ TRAIN = """
         pathlib.Path(f"pid.{run.attempt}.{run.rank}").write_text(str(os.getpid()))
         pathlib.Path(f"step.{run.rank}").write_text(str(run.steps))
         time.sleep(pause)
+    print("logged in with", os.environ.get("MY_TOKEN"), *sys.argv[3:])
     run.close()
 """
 

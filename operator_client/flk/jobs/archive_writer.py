@@ -13,11 +13,12 @@ from flk import labels
 from flk.jobs.state import Phase, State
 from flk.kube import Object
 from flk.observe.archive import LocalArchive
-from flk.observe.archive.redaction import kept_event, kept_job, kept_pod
+from flk.observe.archive.redaction import kept_event, kept_job, kept_pod, masked, secrets_of
 from flk.observe.client import JobClient
 from flk.observe.model import PodPhase
 from flk.observe.observation import FoundCause, Observation, StateChange
 from flk.targets import target_of
+from flk_runtime.contract.secrets import hidden
 
 if TYPE_CHECKING:
     from flk.jobs.listing import Listed
@@ -58,7 +59,8 @@ def remember_all(client: JobClient, listed: Iterable[Listed]) -> None:
 class ArchiveWriter:
     """Archives the observations and the last log lines of one job. Several threads may use one writer.
 
-    A state folder that cannot be written does not disturb the command: ``note`` is called once with the reason.
+    The secrets that the job's object has in plain text are hidden. A state folder that cannot be written does not
+    disturb the command: ``note`` is called once with the reason.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ArchiveWriter:
         self._client, self._archive, self._note, self._partial = client, LocalArchive(client), note, partial
         self._lock = threading.Lock()
         self._archived: Observation | None = None
+        self._secrets: list[str] = []
         self._pods: dict[str, Object] = {}
         self._versions: dict[str, str] = {}  # of the objects that are kept, by UID
         self._lines: dict[str, deque[str]] = {}
@@ -90,7 +93,7 @@ class ArchiveWriter:
                 time=self._client.now(),
                 replaced_pods=self._replaced_pods(seen),
                 events=self._events(seen.events),
-                record=seen.record or self._archived.record,
+                record=masked(seen.record, self._secrets) or self._archived.record,
                 progress=seen.progress or self._archived.progress,
                 seen_by=self._client.commands.connection.caller,
                 diff=seen.diff or self._archived.diff,
@@ -106,7 +109,7 @@ class ArchiveWriter:
         """Add a line of a pod's log."""
         with self._lock:
             lines = self._lines.setdefault(pod, deque())
-            lines.append(line[:LINE_LIMIT])
+            lines.append(self._kept_line(line))
             while len(lines) > self._lines_of_a_pod:
                 lines.popleft()
             self._changed = True
@@ -114,7 +117,7 @@ class ArchiveWriter:
     def set_lines(self, pod: str, lines: Sequence[str]) -> None:
         """Replace the kept lines of a pod's log by these."""
         with self._lock:
-            self._lines[pod] = deque([line[:LINE_LIMIT] for line in lines[-self._lines_of_a_pod :]])
+            self._lines[pod] = deque(map(self._kept_line, lines[-self._lines_of_a_pod :]))
             self._changed = True
 
     def flush(self) -> None:
@@ -132,6 +135,13 @@ class ArchiveWriter:
                     self._archive.prune()
                 except OSError as error:
                     self._complain(error)
+
+    def _kept_pod(self, pod: Object) -> Object:
+        kept = kept_pod(pod)
+        return {**kept, "status": masked(kept["status"], self._secrets)}
+
+    def _kept_line(self, line: str) -> str:
+        return hidden(line, self._secrets)[:LINE_LIMIT]
 
     def _take(self, **changes: Any) -> None:
         """Change the observation to archive. It is written soon if more has changed than its time and the progress."""
@@ -156,17 +166,20 @@ class ArchiveWriter:
             fewest, most = LINES_OF_A_POD
             self._lines_of_a_pod = max(fewest, min(most, MAX_LINES // max(1, pods)))
         if self._is_new(job):
+            self._secrets = secrets_of(job)
             self._archived, self._changed = replace(self._archived, job=kept_job(job), gone=None), True
 
     def _take_pod(self, pod: Object) -> None:
         if self._is_new(pod):
-            self._pods[pod["metadata"]["name"]] = kept_pod(pod)
+            self._pods[pod["metadata"]["name"]] = self._kept_pod(pod)
             self._changed = True
 
     def _replaced_pods(self, seen: Observation) -> Mapping[str, Object]:
         before = self._observed.replaced_pods
         new = {
-            name: kept_pod(pod) for name, pod in seen.replaced_pods.items() if self._is_new(pod) or name not in before
+            name: self._kept_pod(pod)
+            for name, pod in seen.replaced_pods.items()
+            if self._is_new(pod) or name not in before
         }
         return dict([*{**before, **new}.items()][-MAX_REPLACED:]) if new else before
 
@@ -174,13 +187,13 @@ class ArchiveWriter:
         new = [event for event in events if self._is_new(event)]
         names = {event["metadata"]["name"] for event in new}
         kept = [event for event in self._observed.events if event["metadata"]["name"] not in names]
-        return [*kept, *map(kept_event, new)][-MAX_EVENTS:]
+        return [*kept, *masked([kept_event(event) for event in new], self._secrets)][-MAX_EVENTS:]
 
     def _take_state(self, state: State) -> None:
         seen = self._observed
         if self._partial and not state.reason and seen.states and seen.states[-1].phase == str(state.phase):
             return
-        change = StateChange(seen.time, str(state.phase), state.reason, state.message)
+        change = StateChange(seen.time, str(state.phase), state.reason, hidden(state.message, self._secrets))
         if not seen.states or replace(seen.states[-1], time=change.time) != change:
             self._take(states=[*seen.states, change][-MAX_STATES:])
         self._take_cause(state)
@@ -192,7 +205,8 @@ class ArchiveWriter:
             return  # the cause is what was wrong before
         if before and before.phase == state.phase == Phase.FAILED and _lacks_pods(state):
             return
-        found = FoundCause(self._observed.time, str(state.phase), state.cause) if state.cause else None
+        cause = masked(state.cause, self._secrets)
+        found = FoundCause(self._observed.time, str(state.phase), cause) if cause else None
         self._archived = replace(self._observed, cause=found)
         self._changed = self._changed or _summary(before) != _summary(found)
 

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from flk.secret_names import names_secret
 from flk.spec.diloco import DiLoCo
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk.spec.options import rows
 from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract.secrets import names_secret
 from flk_runtime.contract.strategies import DILOCO
 
 

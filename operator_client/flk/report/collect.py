@@ -13,11 +13,10 @@ from flk.jobs.state import Phase
 from flk.jobs.telemetry import read_telemetry
 from flk.jobs.wait import look
 from flk.observe import archive
-from flk.observe.archive.redaction import secrets_of
+from flk.observe.archive.redaction import masked, secrets_of
 from flk.observe.client import JobClient
 from flk.observe.progress import read_telemetry_of
 from flk.report.build import build
-from flk.report.masking import masked
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.telemetry import Telemetry
 

@@ -467,9 +467,7 @@ class Agent:
         if since is not None and now - since >= limit:
             message = f"none of the job was busy in the last {limit:g} s"
             attempt.idle = True
-            self.member.report_failure(
-                attempt.started, replace(self.ranks.new_failure(Kind.IDLE), message=message)
-            )
+            self.member.report_failure(attempt.started, replace(self.ranks.new_failure(Kind.IDLE), message=message))
         elif unknown and now >= self._gpus_told_at:
             self._gpus_told_at = math.inf
             why = (

@@ -7,8 +7,10 @@ import contextlib
 import os
 import re
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from flk_runtime.contract.secrets import REDACTED
 
 # A progress bar ends its lines with a carriage return alone; each state of it is passed on at once.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")
@@ -45,11 +47,13 @@ class Prefixer:
         write: Callable[[bytes], None],
         count: Callable[[int], None] = lambda lines: None,
         look: Callable[[bytes], None] | None = None,
+        secrets: Sequence[str] = (),
     ) -> None:
         """``write`` receives whole lines; ``count`` is called with the number of lines written.
 
-        ``look`` gets each line that begins like an object of JSON; None: nobody looks.
+        ``look`` gets each line that begins like an object of JSON; None: nobody looks. ``secrets`` are hidden in lines.
         """
+        self._secrets = [each.encode() for each in secrets]
         self._look = look
         self._prefix = prefix.encode()
         self._write_lines = write
@@ -79,7 +83,7 @@ class Prefixer:
 
     def _write(self, lines: list[bytes]) -> None:
         for begin in range(0, len(lines), LINES_PER_WRITE):
-            batch = lines[begin : begin + LINES_PER_WRITE]
+            batch = [self._without_secrets(line) for line in lines[begin : begin + LINES_PER_WRITE]]
             self._tail.extend(line[:TAIL_LINE_LIMIT] for line in batch)
             self._write_lines(b"".join(self._prefix + line + b"\n" for line in batch))
             self._count(len(batch))
@@ -87,6 +91,11 @@ class Prefixer:
                 for line in batch:
                     if line.startswith(b"{"):
                         self._look(line)
+
+    def _without_secrets(self, line: bytes) -> bytes:
+        for secret in self._secrets:
+            line = line.replace(secret, REDACTED.encode())
+        return line
 
 
 class RankPipes:

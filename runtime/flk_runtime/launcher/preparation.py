@@ -25,6 +25,7 @@ from pathlib import Path
 
 from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.secrets import hidden
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup, exit_code_of_signal
@@ -203,6 +204,7 @@ class Preparation:
         ) as process:
             try:
                 for line in self._lines(process, name):
+                    line = hidden(line, self._settings.secrets)
                     lines.append(line)
                     self._log(f"{name}: {line}")
                 return process.wait(), list(lines)  # what it has started in the background stays

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flk_runtime.contract.failure import Failure, Kind, is_secondary, kind_of_end, kind_of_loss
+from flk_runtime.contract.secrets import hidden
 from flk_runtime.system.text import last_exception
 
 _STDERR_LINES = 20  # that are kept
@@ -34,16 +36,18 @@ def is_crash(stderr: str) -> bool:
     return _CRASH.search(stderr) is not None
 
 
-def from_report(failure: Failure, report: bytes) -> tuple[Failure, str] | None:
+def from_report(failure: Failure, report: bytes, secrets: Sequence[str] = ()) -> tuple[Failure, str] | None:
     """``failure`` with the fields of a rank's report (`flk_runtime.shared.failure_report`); None if it is no report.
 
-    With it comes the text about the exception that the rank leaves to the launcher to print; it may be empty.
+    With it comes the text about the exception that the rank leaves to the launcher to print; it may be empty. The
+    failure is without ``secrets``.
     """
     try:
         reported = json.loads(report)
         fields = {name: reported[name] for name in _REPORTED_FIELDS if name in reported}
+        fields |= {name: hidden(fields[name], secrets) for name in ("message", "traceback") if name in fields}
         return replace(failure, kind=Kind(reported["kind"]), **fields), str(reported.get("output", ""))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

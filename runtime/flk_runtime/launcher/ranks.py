@@ -130,8 +130,14 @@ class Ranks:
         rank = attempt.ranks(settings.pod, settings.processes)[local_rank]
         prefix = log_format.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
         pipes = RankPipes(
-            Prefixer(prefix, self._output.write_stdout, self._count_lines, self._see if rank == 0 else None),
-            Prefixer(prefix, self._output.write_stderr, self._count_lines),
+            Prefixer(
+                prefix,
+                self._output.write_stdout,
+                self._count_lines,
+                self._see if rank == 0 else None,
+                settings.secrets,
+            ),
+            Prefixer(prefix, self._output.write_stderr, self._count_lines, secrets=settings.secrets),
         )
         for fd in pipes.read_ends:
             if not (self._paused and fd in pipes.output_ends):
@@ -219,7 +225,9 @@ class Ranks:
     def report_of(self, rank: RankProcess) -> tuple[Failure, str] | None:
         """The exception that the rank has reported, if there is a new one, and what the rank has not printed of it."""
         report = rank.pipes.take_report()
-        return from_report(self.new_failure(Kind.EXCEPTION, rank), report) if report is not None else None
+        if report is None:
+            return None
+        return from_report(self.new_failure(Kind.EXCEPTION, rank), report, self._settings.secrets)
 
     def remove(self, pid: int) -> RankProcess | None:
         """Remove a rank whose process has ended: kill processes that it left, and pass on the rest of its output."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flk_runtime.contract import platform, pod_env, pod_layout, user_env
+from flk_runtime.contract.secrets import secrets_in
 from flk_runtime.contract.variable import T, Variable, VariableError
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
@@ -45,6 +46,7 @@ class Settings:
     hub_port: int = 0  # on which this launcher serves the hub; 0: another one does, or there is none
     job: str = "local"
     job_uid: str = ""  # of the PyTorchJob; empty: not known
+    secrets: tuple[str, ...] = ()  # values that are hidden in what the ranks print and in records, the longest first
     secret: str = ""  # with which the launchers of the job authenticate each other; empty: there is none
     rendezvous_host: str = "127.0.0.1"  # of the launcher of pod 0
     rendezvous_port: int = 0  # 0: any free port, in a job of one pod
@@ -191,6 +193,7 @@ class Settings:
             on_restart=value(pod_env.ON_RESTART),
             job=value(user_env.JOB) or cls.job,
             job_uid=value(pod_env.JOB_UID),
+            secrets=tuple(secrets_in(environ, arguments)),
             secret=secret,
             workers=workers,
             worker=worker,

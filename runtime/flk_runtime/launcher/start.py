@@ -17,6 +17,7 @@ from flk_runtime.contract import log_format, pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
@@ -114,12 +115,13 @@ def _check_build_of_torch(settings: Settings) -> None:
 def _refuse(settings: Settings | None, arguments: Sequence[str], error: SetupError) -> int:
     """Report settings, code or packages that cannot be used, on stderr and in the termination message."""
     if settings is None:
-        settings = Settings(tuple(arguments), termination_log=os.environ.get(pod_env.TERMINATION_LOG, ""))
+        end = os.environ.get(pod_env.TERMINATION_LOG, "")
+        settings = Settings(tuple(arguments), termination_log=end, secrets=tuple(secrets_in(os.environ, arguments)))
     prefix = log_format.LAUNCHER_PREFIX.format(index=settings.pod_in_job)
-    message = str(error)
+    message = hidden(str(error), settings.secrets)
     write_all(2, f"{prefix}error: {message}\n".encode())
     failure = Failure(error.kind, settings.pod, None, settings.pod_name, settings.node, 0, time.time(), "", message)
-    failure = replace(failure, stderr=error.output)
+    failure = replace(failure, stderr=hidden(error.output, settings.secrets))
     record = job_record(failure, [], settings.limits, final_reason(failure))
     write_termination_message(settings.termination_log, record)
     return failure.code

@@ -16,6 +16,7 @@ from typing import Any, Final
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.ranges import numbered, plural
+from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.contract.sinks import MLFLOW, TENSORBOARD, WANDB, SinkName
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
@@ -114,7 +115,10 @@ class Curves:
     def describe(self, hyperparameters: Mapping[str, Any]) -> None:
         """Have what the script says of the run written."""
         if self._info is not None:
-            plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flat(hyperparameters)}
+            known = secrets_in(os.environ, sys.argv)
+            plain = {
+                k: v if isinstance(v, bool | int | float) else hidden(str(v), known) for k, v in flat(hyperparameters)
+            }
             self._info.hyperparameters = self._info.hyperparameters | plain  # threads read it
             for writer in self._writers.values():
                 writer.describe()

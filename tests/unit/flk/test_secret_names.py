@@ -10,8 +10,9 @@ import pytest
 from flk.manifest.environment import warnings
 from flk.manifest.files import select_files
 from flk.observe.archive.redaction import kept_job
-from flk.secret_names import file_names_secret, names_secret
+from flk.secret_names import file_names_secret
 from flk.spec.job import validated
+from flk_runtime.contract.secrets import names_secret
 
 SECRET = [
     *("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "DB_PASSWORD", "WANDB_API_KEY", "token", "PGPASSWORD"),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import enum
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from flk import labels
 from flk.kube import Object
-from flk.secret_names import file_names_secret, names_secret
+from flk.secret_names import file_names_secret
+from flk_runtime.contract.secrets import REDACTED, hidden, hidden_in_command, names_secret, secrets_in, without_password
 
-REDACTED: Final = "***"
-_LEAST: Final = 4  # characters of a value that is hidden wherever it stands: shorter ones are parts of other words
-_ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
-# The password in an address: scheme://user:password@host.
-_IN_ADDRESS: Final = re.compile(r"(?<=://)([^\s/:@]*):([^\s/@]+)@")
+T = TypeVar("T")
+
 # A name before what is assigned to it, as code and settings have it: os.environ["HF_TOKEN"] = "hf_…", token: x.
 _NAME_IN_CODE: Final = re.compile(r"""([\w.-]+)["'\])]*[ \t]*(?::|=(?!=))[ \t]*(?=\S)""")
 _FILE_OF_DIFF: Final = re.compile(r"diff --git a/.* b/(.+)")
@@ -25,22 +25,25 @@ _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _NOT_OF_CONTAINERS: Final = ("env", "envFrom", "command", "args", "lifecycle")
 
 
-def without_password(text: str) -> str:
-    """Return a text with ``***`` in place of the passwords in its addresses."""
-    return _IN_ADDRESS.sub(rf"\1:{REDACTED}@", text)
-
-
 def secrets_of(job: Object | None) -> list[str]:
     """Return the values in a job's object that its variables and options name as secrets, the longest first."""
-    found = {value for value in _secrets(job or {}) if len(value) >= _LEAST}
+    found = {secret for part in _parts(job or {}) for secret in secrets_in(*part)}
     return sorted(found, key=lambda value: (-len(value), value))
 
 
-def hidden(text: str, secrets: Sequence[str]) -> str:
-    """Return a text with ``***`` in place of the secrets and of passwords in addresses."""
-    for secret in secrets:
-        text = text.replace(secret, REDACTED)
-    return without_password(text)
+def masked(value: T, secrets: list[str]) -> T:
+    """Return data, dataclasses among it, with ``***`` in place of the secrets and of passwords in addresses."""
+    found: Any = value
+    if isinstance(found, str) and not isinstance(found, enum.Enum):
+        found = hidden(found, secrets)
+    elif isinstance(found, dict):
+        found = {key: masked(item, secrets) for key, item in found.items()}
+    elif isinstance(found, list):
+        found = [masked(item, secrets) for item in found]
+    elif dataclasses.is_dataclass(found) and not isinstance(found, type):
+        fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.init}
+        found = dataclasses.replace(found, **{name: masked(item, secrets) for name, item in fields.items()})
+    return cast(T, found)
 
 
 def kept_job(job: Object) -> Object:
@@ -96,7 +99,7 @@ def _redact(node: Any) -> None:
         elif key == "env" and isinstance(value, dict):  # of flk.yaml
             node[key] = {name: _kept_value(name, text) for name, text in value.items()}
         elif key in ("command", "args") and isinstance(value, list):
-            node[key] = _without_secrets(value)
+            node[key] = hidden_in_command([str(word) for word in value])
         else:
             _redact(value)
 
@@ -131,42 +134,17 @@ def _metadata(item: Object) -> Object:
     return meta
 
 
-def _without_secrets(words: list[Any]) -> list[str]:
-    """Replace the values of ``--api-token=x``, ``--api-token x`` and ``API_TOKEN=x`` in a command."""
-    kept: list[str] = []
-    follows = False
-    for word in map(str, words):
-        match = _ASSIGNMENT.fullmatch(word)
-        if follows and not word.startswith("-"):
-            kept.append(REDACTED)
-        elif match and names_secret(match["name"]):
-            kept.append(f"{match['name']}={REDACTED}")
-        else:
-            kept.append(without_password(word))
-        follows = match is None and word.startswith("-") and names_secret(word)
-    return kept
-
-
-def _secrets(node: Any) -> Iterator[str]:
+def _parts(node: Any) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Yield the variables, and the words of the command, of each environment and command anywhere below a node."""
     if isinstance(node, list):
         for item in node:
-            yield from _secrets(item)
+            yield from _parts(item)
     if not isinstance(node, dict):
         return
     for key, value in node.items():
         if key == "env" and isinstance(value, list):
-            yield from (str(each.get("value") or "") for each in value if names_secret(str(each.get("name", ""))))
+            yield {str(each.get("name", "")): str(each.get("value") or "") for each in value}, []
         elif key in ("command", "args") and isinstance(value, list):
-            yield from _in_command([str(word) for word in value])
+            yield {}, [str(word) for word in value]
         else:
-            yield from _secrets(value)
-
-
-def _in_command(words: list[str]) -> Iterator[str]:
-    """Yield the values of ``--api-token=x``, ``--api-token x`` and ``API_TOKEN=x``."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        assigned = _ASSIGNMENT.fullmatch(word)
-        if assigned and names_secret(assigned["name"]):
-            yield assigned["value"]
-        elif assigned is None and word.startswith("-") and names_secret(word) and not following.startswith("-"):
-            yield following
+            yield from _parts(value)

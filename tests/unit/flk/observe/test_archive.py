@@ -25,6 +25,7 @@ from flk.observe.archive import LocalArchive, find
 from flk.observe.archive.format import from_json, to_json
 from flk.observe.archive.redaction import kept_diff, kept_job, kept_pod, secrets_of
 from flk.observe.client import JobClient
+from flk.observe.model import Finding
 from flk.observe.observation import Observation, StateChange
 from flk.observe.progress import Progress
 from flk.observe.reader import view_job
@@ -193,6 +194,28 @@ def test_no_secret_is_kept() -> None:
     assert "https://me:***@mlflow.example" in kept
     assert "ada" in kept
     assert CANARY in json.dumps(whole)  # the object itself stays as it is
+
+
+def test_no_secret_that_a_script_prints_is_kept(client: JobClient) -> None:
+    told = f"the token {CANARY} is not valid"
+    seen = job()
+    container = {"name": "pytorch", "env": [{"name": "HF_TOKEN", "value": CANARY}]}
+    seen["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = {"spec": {"containers": [container]}}
+    failure = Failure(Kind.EXCEPTION, 0, 0, message=told, traceback=told)
+    record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1.0, 2.0, failure)])
+    event = {"metadata": {"name": "e", "uid": "e", "resourceVersion": "1"}, "reason": "Failed", "message": told}
+    ended = {**pod(), "status": {"containerStatuses": [{"state": {"terminated": {"message": told}}}]}}
+    state = replace(jobs.running().state(), message=told, cause=Finding("Failed", told, ""))
+    writer = ArchiveWriter(client)
+    writer.observe(Observation(seen, [ended], events=[event], record=record), state)
+    writer.observe(Observation(seen, [], replaced_pods={"gpt-worker-0": ended}))
+    writer.add_line("gpt-worker-0", told)
+    writer.set_lines("gpt-worker-1", [told])
+    writer.close()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert CANARY not in to_json(kept)
+    assert to_json(kept).count("the token *** is not valid") == 11
 
 
 DIFF = f"""diff --git a/train.py b/train.py

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from flk import labels
-from flk.observe.archive.redaction import secrets_of
+from flk.observe.archive.redaction import masked, secrets_of
 from flk.report.build import build
-from flk.report.masking import masked
 from flk.report.model import Excerpt
 from flk.report.page import page_of
 from tests.support.reports import job, telemetry

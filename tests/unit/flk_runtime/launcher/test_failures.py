@@ -280,6 +280,18 @@ def test_failure_of_a_rank_by_its_own_report() -> None:
     assert from_report(failure, b"7") is None
 
 
+def test_a_failure_has_no_secret_that_the_exception_names() -> None:
+    try:
+        raise ValueError("no user has the token canary-7f3b")
+    except ValueError as error:
+        report = json.dumps(describe(error)).encode()
+    reported = from_report(Failure(Kind.EXCEPTION, 1, rank=2), report, ["canary-7f3b"])
+    assert reported is not None
+    assert reported[0].message == "no user has the token ***"
+    assert "ValueError: no user has the token ***" in reported[0].traceback
+    assert b"canary-7f3b" in report
+
+
 def attempts(*failures: Failure | None, first: int = 0) -> list[Attempt]:
     return [Attempt(number, 1.0, 2.0, failure) for number, failure in enumerate(failures, first)]
 

@@ -46,6 +46,18 @@ def test_line_ends(chunks: list[bytes], lines: list[str]) -> None:
     assert b"".join(written).decode() == "".join(f"> {line}\n" for line in lines)
 
 
+def test_secrets_are_hidden_in_lines_however_their_bytes_were_read() -> None:
+    written: list[bytes] = []
+    seen: list[bytes] = []
+    prefixer = logs.Prefixer("> ", written.append, look=seen.append, secrets=["canary-7f3b"])
+    for chunk in (b'{"token": "cana', b'ry-7f3b"}\nlogin with canary-7f3b'):
+        prefixer.feed(chunk)
+    prefixer.end()
+    assert b"".join(written) == b'> {"token": "***"}\n> login with ***\n'
+    assert seen == [b'{"token": "***"}']
+    assert prefixer.tail == '{"token": "***"}\nlogin with ***'
+
+
 def test_a_very_long_line_is_split() -> None:
     counted: list[int] = []
     prefixer = logs.Prefixer("> ", lambda data: None, counted.append)

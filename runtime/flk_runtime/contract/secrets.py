@@ -1,0 +1,81 @@
+"""Secrets: which variables and options hold them, by their names, and texts without their values.
+
+Client and pods take the same names for secrets. Launchers hide the values in what ranks print, the client in archives
+and reports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+REDACTED: Final = "***"
+_LEAST: Final = 4  # characters of a value that is hidden wherever it stands: shorter ones are parts of other words
+# Values of variables with such names that tell nobody anything, and that stand in other places too.
+_PLAIN: Final = re.compile(r"(?i)true|false|none|null|auto|default|enabled|disabled|required|optional|[\d.]+")
+# A word begins and ends where no letter is beside it, so that AUTHOR, SECRETARY and TOKENIZERS name no secrets.
+_WORDS: Final = re.compile(
+    r"(?:passwords?|passwd|passphrase|secrets?|credentials?|token|oauth2?|(?<![a-z])auth|authorization)(?![a-z])"
+    r"|(?:api|access|account|auth|encryption|private|secret|signing|ssh)[-_.]?keys?(?![a-z])"
+    r"|(?<![a-z])(?:pass|pat)$|(?<=[a-z0-9])[-_.]pwd$"
+)
+_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
+# The password in an address: scheme://user:password@host.
+_IN_ADDRESS: Final = re.compile(r"(?<=://)([^\s/:@]*):([^\s/@]+)@")
+
+
+def names_secret(name: str) -> bool:
+    """Return whether the value of a variable or of an option with this name is taken for a secret."""
+    return bool(_WORDS.search(_HUMP.sub("_", name).lower()))
+
+
+def secrets_in(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """Return the secrets among the values of variables and the words of a command, the longest first.
+
+    A value of several lines is one secret for each line, since logs are written in lines.
+    """
+    values = [value for name, value in variables.items() if names_secret(name)] + list(_in_command(words))
+    passwords = [match[2] for text in (*variables.values(), *words) for match in _IN_ADDRESS.finditer(text)]
+    lines = {line.strip() for value in (*values, *passwords) for line in value.splitlines()}
+    found = {line for line in lines if len(line) >= _LEAST and not _PLAIN.fullmatch(line)}
+    return sorted(found, key=lambda value: (-len(value), value))
+
+
+def hidden(text: str, secrets: Sequence[str]) -> str:
+    """Return a text with ``***`` in place of the secrets and of passwords in addresses."""
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    return without_password(text)
+
+
+def without_password(text: str) -> str:
+    """Return a text with ``***`` in place of the passwords in its addresses."""
+    return _IN_ADDRESS.sub(rf"\1:{REDACTED}@", text)
+
+
+def hidden_in_command(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with ``***`` in place of its secrets."""
+    kept: list[str] = []
+    follows = False
+    for word in words:
+        match = _ASSIGNMENT.fullmatch(word)
+        if follows and not word.startswith("-"):
+            kept.append(REDACTED)
+        elif match and names_secret(match["name"]):
+            kept.append(f"{match['name']}={REDACTED}")
+        else:
+            kept.append(without_password(word))
+        follows = match is None and word.startswith("-") and names_secret(word)
+    return kept
+
+
+def _in_command(words: Sequence[str]) -> Iterator[str]:
+    """Yield the values of ``--api-token=x``, ``--api-token x`` and ``API_TOKEN=x``."""
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        assigned = _ASSIGNMENT.fullmatch(word)
+        if assigned and names_secret(assigned["name"]):
+            yield assigned["value"]
+        elif assigned is None and word.startswith("-") and names_secret(word) and not following.startswith("-"):
+            yield following

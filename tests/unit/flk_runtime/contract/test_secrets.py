@@ -1,0 +1,40 @@
+"""Which values are secrets, and texts without them."""
+
+from __future__ import annotations
+
+import pytest
+
+from flk_runtime.contract.secrets import hidden, hidden_in_command, secrets_in
+
+CANARY = "canary-7f3b"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"WANDB_API_KEY": CANARY}, []),
+        ({"MLFLOW_TRACKING_URI": f"https://me:{CANARY}@mlflow.example"}, []),
+        ({}, ["train.py", "--hub-token", CANARY]),
+        ({}, ["train.py", f"--api-key={CANARY}", "--lr=0.1"]),
+        ({}, ["train.py", f"HF_TOKEN={CANARY}"]),
+        ({}, ["train.py", f"--cache=redis://:{CANARY}@cache.example"]),
+    ],
+)
+def test_secrets_of_variables_and_commands(variables: dict[str, str], words: list[str]) -> None:
+    assert secrets_in({"LR": "0.1", **variables}, words) == [CANARY]
+    assert CANARY not in " ".join(hidden_in_command(words))
+
+
+def test_a_secret_of_several_lines_is_hidden_line_by_line() -> None:
+    found = secrets_in({"SSH_PRIVATE_KEY": "-----BEGIN-----\nAAAAB3\nQQ\n-----END-----\n"}, [])
+    assert found == ["-----BEGIN-----", "-----END-----", "AAAAB3"]
+
+
+@pytest.mark.parametrize("value", ["", "abc", "true", "None", "auto", "12.5"])
+def test_values_that_stand_in_other_places_too_stay(value: str) -> None:
+    assert secrets_in({"USE_AUTH": value}, ["--token", value]) == []
+
+
+def test_the_longest_secret_is_hidden_first() -> None:
+    known = secrets_in({"A_TOKEN": "four", "B_TOKEN": "four-and-more"}, [])
+    assert hidden("four-and-more, four, ftp://me:pw@host", known) == "***, ***, ftp://me:***@host"
