@@ -32,6 +32,12 @@ MESHES = """
     def build(wrap):
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(7, 12), nn.Tanh(), nn.Linear(12, 3), nn.Hardtanh())
+        if wrap == "parts":  # the first two ranks train the first layer, the others the second one
+            mesh, own = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)), ("0", "2")[dist.get_rank() // 2]
+            part = nn.ModuleDict({own: model.get_submodule(own)})
+            optimizer = torch.optim.AdamW(part.parameters(), lr=0.02, foreach=False)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            return mesh, model, optimizer, scheduler, [part]
         shape = {"ddp": (4, 1), "fsdp2": (4, 1), "tp": (1, 4), "fsdp2 x tp": (2, 2)}[wrap]
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
         if wrap == "ddp":
@@ -41,20 +47,30 @@ MESHES = """
         if wrap.startswith("fsdp2"):
             fully_shard(model, mesh=mesh["dp"])
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
-        return mesh, model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return mesh, model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), model
+
+    def spread(model):
+        for owner, layer in ((0, model[0]), (2, model[2])):
+            for each in layer.parameters():
+                dist.broadcast(each.data, owner)
 
     def train(name, wrap, until):
-        mesh, model, optimizer, scheduler = build(wrap)
+        mesh, model, optimizer, scheduler, kept = build(wrap)
         progress, seen = {"losses": []}, []
         loop = flk.adopt(
             checkpoint=f"{FOLDER}/{name}", save_every=0, log_every=0,
-            model=model, optimizer=optimizer, scheduler=scheduler, progress=progress,
+            model=kept, optimizer=optimizer, scheduler=scheduler, progress=progress,
         )
         parts = mesh["dp"].size()
         loader = loop.loader(data, batch_size=8 // parts, mesh=mesh["dp"], seed=5)
         for batch, numbers in loader.steps(until):
+            if wrap == "parts":
+                spread(model)
             loss = model(batch).square().sum() / len(batch)
-            optimizer.zero_grad(), loss.backward(), optimizer.step(), scheduler.step()
+            model.zero_grad(), loss.backward()
+            for each in model.parameters() if wrap == "parts" else ():
+                dist.all_reduce(each.grad), each.grad.div_(4)
+            optimizer.step(), scheduler.step()
             seen.append(numbers.tolist())
             total = loss.detach().clone()
             dist.all_reduce(total)
@@ -66,7 +82,10 @@ MESHES = """
     found = {}
     for wrap in ("ddp", "fsdp2", "tp", "fsdp2 x tp"):
         found[wrap] = [train(wrap, wrap, 6)[1]]
-    for first, second in (("ddp", "fsdp2 x tp"), ("fsdp2 x tp", "tp"), ("tp", "fsdp2")):
+    for first, second in (
+        ("ddp", "fsdp2 x tp"), ("fsdp2 x tp", "tp"), ("tp", "fsdp2"), ("tp", "parts"), ("parts", "fsdp2"),
+        ("parts", "parts"),
+    ):
         train(f"{first}+{second}", first, 3)
         found[first + " then " + second] = [train(f"{first}+{second}", second, 6)[1]]
     print("=", json.dumps(["found", found]))

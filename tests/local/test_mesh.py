@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -184,6 +185,73 @@ def test_each_mesh_trains_as_one_process_also_after_another_mesh(ranks: Ranks, t
     assert len(set(seen["random cp"])) == 4
 
 
+# Two stages of a pipeline, whose ranks keep half of the model; then another mesh, and then stages again.
+PIPELINE = (
+    MODEL
+    + """
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    def stages(model, mesh):
+        split(model, mesh)
+        first = mesh["pp"].get_local_rank() == 0
+        model.layers[1 if first else 0] = nn.Identity()
+        setattr(model, "head" if first else "embed", nn.Identity())
+
+    def train_stages(name, until, **sizes):
+        with flk.init(strategy="full_shard", checkpoint=os.environ["FOLDER"] + name, seed=1, log_every=0) as run:
+            model = build()
+            model, optimizer = run.parallelize(model, sgd(model), mesh={"pp": 2, **sizes}, parallelize=stages)
+            group = split.mesh["pp"].get_group()
+            first, parts = dist.get_rank(group) == 0, run.world_size // 2 // sizes.get("tp", 1)
+            stage = PipelineStage(model, int(not first), 2, run.device, group=group)
+            loss_of = lambda y, target: F.cross_entropy(y.flatten(0, 1), target.flatten())
+            schedule = ScheduleGPipe(stage, 2, loss_fn=loss_of)
+            losses, norms = [], []
+            for x, y, n in run.loader(data, 8 // parts, shuffle=False).steps(until):
+                optimizer.zero_grad()
+                parts_of_loss = []
+                schedule.step(x) if first else schedule.step(target=y, losses=parts_of_loss)
+                norms.append(float(run.clip_grad_norm(0.1)))
+                optimizer.step()
+                run.step()
+                losses.append(run.mean(float(sum(parts_of_loss)) / 2, 0.0 if first else 1.0))
+            run.export(os.environ["FOLDER"] + f"{name}-{until}.safetensors")
+            return losses, norms, None
+
+    more = json.loads(os.environ["SIZES"])
+    found = {"expected": one_process(4)[:2]}
+    parts = [
+        train_stages("pp", 2, **more),
+        train("pp", "full_shard", 3, {"tp": 2, "tp_plan": PLAN}),
+        train_stages("pp", 4, **more),
+    ]
+    found["pp"] = sum((each[0] for each in parts), []), sum((each[1] for each in parts), [])
+    print("=", json.dumps(["found", found]))
+    from safetensors.torch import load_file
+    for steps in (2, 3, 4) if dist.get_rank() == 0 else ():
+        expected = one_process(steps)[2]
+        exported = load_file(os.environ["FOLDER"] + f"pp-{steps}.safetensors")
+        assert exported.keys() == expected.keys()
+        for key, value in exported.items():
+            torch.testing.assert_close(value, expected[key], rtol=0, atol=2e-5)
+    dist.barrier()
+"""
+)
+
+
+@pytest.mark.parametrize("sizes", [{}, pytest.param({"tp": 2}, marks=pytest.mark.soak)], ids=["2x2", "2x2x2"])
+def test_stages_of_a_pipeline_train_as_one_process_also_after_another_mesh(
+    ranks: Ranks, tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    variables = {"FOLDER": f"{tmp_path}/", "SIZES": json.dumps(sizes)}
+    seen = told(ranks(PIPELINE, 8 if sizes else 4, variables)[0])
+    losses, norms = seen["found"].pop("expected")
+    own_losses, own_norms = seen["found"]["pp"]
+    assert len(set(losses)) == 4
+    assert own_losses == pytest.approx(losses, abs=2e-6)
+    assert own_norms == pytest.approx(norms, rel=2e-5)
+
+
 HUGGING_FACE = """
     import os, torch, torch.distributed as dist
     import flk_runtime as flk
@@ -248,7 +316,7 @@ REFUSED = (
     refused(tp=2, tp_plan={"head": "packed_colwise"})
     refused(tp_plan=PLAN)
     refused(mesh={"tp": 2})
-    refused(mesh={"pp": 2}, parallelize=split)
+    refused(mesh={"pp": 2}, parallelize=lambda model, mesh: setattr(model, "head", nn.Identity()))
     refused(mesh={"shard": 2}, parallelize=split)
     refused(mesh={"tp": 0}, parallelize=split)
     refused(**TP, parallelize=lambda model, mesh: nn.Linear(1, 1))
@@ -283,7 +351,7 @@ def test_what_a_mesh_cannot_do_is_refused_by_name(ranks: Ranks) -> None:
         r"the plan has the style 'packed_colwise' for 'head', which flk does not know: expected one of colwise, .*",
         r"tp_plan=: pass tp= with or without tp_plan=, or mesh= and parallelize=",
         r"mesh= and parallelize= need each other: pass sizes of dimensions, and a function",
-        r"the mesh has a dimension pp, .* pass them to flk\.adopt as flk\.per_rank\(stage\)",
+        r"parallelize= has removed the parameter 'head\.weight' of the model: keep parameters and names",
         r"the mesh has a dimension 'shard': expected an identifier such as tp, and none of .*",
         r"the mesh has the size 0 for tp: expected a number of ranks from 1 on",
         r"parallelize= returned a Linear that is not the model: .*",

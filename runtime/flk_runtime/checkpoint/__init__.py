@@ -10,6 +10,7 @@ torch.distributed.checkpoint, which takes long to import, are imported when a ru
 from flk_runtime.checkpoint.adapters import (
     ModuleState,
     OptimizerState,
+    Parts,
     is_sharded,
     load_as_saved,
     module_state,
@@ -32,6 +33,7 @@ __all__ = [
     "DistributedStateful",
     "ModuleState",
     "OptimizerState",
+    "Parts",
     "SplitState",
     "Stateful",
     "chunks_of",

@@ -21,7 +21,7 @@ def adopt_optimizer(
     rank 0 has the state of its own shards only, and for an optimizer of parameters that `parallelize` has replaced.
     """
     replaced.refuse(optimizer)
-    modules = {key: model.module for key, model in models.items()}
+    modules = {key: model.saved for key, model in models.items()}
     trained, missing = trained_modules(optimizer, modules)
     if trained and missing and shards:
         count = sum(len(group["params"]) for group in optimizer.param_groups)

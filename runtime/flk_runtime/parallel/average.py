@@ -31,6 +31,8 @@ class Average(DistributedStateful):
             raise SetupError(f"decay={decay!r}: expected a number from 0 to 1")
         if not parallel.named:
             raise SetupError("an average needs the parameters of the model, which FSDP1 flattens: use FSDP2")
+        if parallel.saved is not parallel.module:
+            raise SetupError("an average needs the whole model, and each rank has a stage of a pipeline: leave it out")
         self._parallel, self._decay = parallel, decay
         self._updates, self._is_applied = 0, False
         self._averages = {name: each.detach().clone() for name, each in parallel.trained().items()}

@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch import nn
 
 from flk_runtime.checkpoint import parameters_of
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 CONTEXT: Final = "cp"  # the dimension whose ranks have parts of the same sequences: parameters are sharded over it too
-_PIPELINE: Final = "pp"
+PIPELINE: Final = "pp"  # the dimension whose ranks hold other parts of the model
 _RESERVED: Final = ("replicate", "shard", "shard_cp")
 
 
@@ -36,11 +37,6 @@ class Mesh:
 def check_sizes(mesh: Mapping[str, int], world_size: int) -> int:
     """The product of the sizes of the script's dimensions. Raises SetupError if they cannot be used."""
     for name, size in mesh.items():
-        if name == _PIPELINE:
-            raise SetupError(
-                "the mesh has a dimension pp, and parallelize needs the whole model on each rank: make the stages in "
-                "the script, and pass them to flk.adopt as flk.per_rank(stage)"
-            )
         if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
             raise SetupError(
                 f"the mesh has a dimension {name!r}: expected an identifier such as tp, and none of "
@@ -85,12 +81,14 @@ def split(
 ) -> None:
     """Have the script's function split ``model`` in place, with rank 0's values. Collective.
 
-    Raises SetupError if it returns another module, or renames, reshapes or unties parameters.
+    Raises SetupError if it returns another module, or renames, reshapes or unties parameters, or if none of the ranks
+    of a pipeline has kept one of them.
     """
     if not any(each.is_meta for each in (*model.parameters(), *model.buffers())):
         model.to(device)
         for each in dict.fromkeys((*model.parameters(), *model.buffers())):
             dist.broadcast(each.data, src=0)
+    pipeline = PIPELINE in (mesh.own.mesh_dim_names or ())
     before = _described(model)
     result = parallelize(model, mesh.own)
     if result not in (None, model):
@@ -99,10 +97,15 @@ def split(
             "keep a loop of the script's own with flk.adopt"
         )
     after = _described(model)
+    kept = after
+    if pipeline:  # each stage has removed what others keep
+        kept = {name: each for stage in process_group.all_gather(after) for name, each in stage.items()}
     for name, was in before.items():
         now = after.get(name)
-        if now is None:
+        if name not in kept:
             raise SetupError(f"parallelize= has removed the parameter {name!r} of the model: keep parameters and names")
+        if now is None:
+            continue
         if now[0] != was[0]:
             raise SetupError(
                 f"parallelize= has changed the shape of {name!r} from {was[0]} to {now[0]}: use DTensors, which keep "

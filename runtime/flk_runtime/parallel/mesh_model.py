@@ -11,11 +11,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import parameters_of
+from flk_runtime.checkpoint import Parts, module_state, parameters_of
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.fsdp2 import FSDP2Model
-from flk_runtime.parallel.mesh import CONTEXT, Mesh
+from flk_runtime.parallel.mesh import CONTEXT, PIPELINE, Mesh
 from flk_runtime.parallel.model import full, local
 from flk_runtime.system import pytree
 
@@ -28,9 +28,17 @@ class MeshModel(FSDP2Model):
     def __init__(
         self, model: nn.Module, blocks: Collection[nn.Module], mesh: Mesh, device: torch.device, **options: Any
     ) -> None:
-        """Shard ``model`` as `FSDP2Model` does with ``options``, after the script's function has split it."""
+        """Shard ``model`` as `FSDP2Model` does with ``options``, after the script's function has split it.
+
+        With a dimension pp, ``model`` is what this rank keeps of it.
+        """
         super().__init__(model, blocks, mesh.sharding, device, broadcast=False, resets=False, **options)
         self.mesh: Mesh = mesh
+        names = mesh.own.mesh_dim_names or ()
+        self._pipeline = mesh.own.get_group(PIPELINE) if PIPELINE in names else None
+        if self._pipeline:
+            self.saved = Parts([model])
+            self.state = module_state(self.saved)
         self._whole = {each: name for name, each in parameters_of(model).items() if self._is_whole(each)}
         self._inputs: list[torch.Tensor] = []  # sums of the first forward pass's, if there is no whole parameter
         if not self._whole:
@@ -54,10 +62,18 @@ class MeshModel(FSDP2Model):
             full(nn.utils.get_total_norm([each.grad for each in group if each.grad is not None], norm_type))
             for group in by_mesh.values()
         ]
-        total = nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite)
+        total = nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite and not self._pipeline)
+        if self._pipeline:
+            stages = [torch.empty_like(total) for _ in range(dist.get_world_size(self._pipeline))]
+            dist.all_gather(stages, total, self._pipeline)
+            total = nn.utils.get_total_norm(stages, norm_type, error_if_nonfinite)
         for group in by_mesh.values():
             nn.utils.clip_grads_with_norm_(group, max_norm, total)
         return total
+
+    def replicas(self) -> dist.ProcessGroup | None:
+        # The ranks of a stage alone cannot compare its parameters: that is collective of all ranks.
+        return None if self._pipeline else super().replicas()
 
     def _is_whole(self, parameter: Any) -> bool:
         """Whether all ranks of the script's dimensions hold the same shard of ``parameter``."""
@@ -106,12 +122,13 @@ class MeshModel(FSDP2Model):
         device = comm_device(torch.device("cpu"))
         own, all_sums, differs = self.mesh.own, torch.stack(sums).to(device), torch.zeros(len(sums), device=device)
         for number, name in enumerate(own.mesh_dim_names or ()):
-            if name != CONTEXT and own.size(number) > 1:
+            if name not in (CONTEXT, PIPELINE) and own.size(number) > 1:
                 low, high = all_sums.clone(), all_sums.clone()
                 dist.all_reduce(low, dist.ReduceOp.MIN, own.get_group(name))
                 dist.all_reduce(high, dist.ReduceOp.MAX, own.get_group(name))
                 differs += ((high - low) > _TOLERANCE * high[:, 1:]).any(dim=1)
-        dist.all_reduce(differs)  # so that all ranks raise
+        if not self._pipeline:  # whose stages have different parameters
+            dist.all_reduce(differs)  # so that all ranks raise
         return [bool(count) for count in differs.tolist()]
 
 

@@ -26,7 +26,8 @@ class ParallelModel:
     def __init__(self, model: nn.Module, module: nn.Module | None = None) -> None:
         self.model = model  # the user's
         self.module = module or model  # the user calls it in the model's place: the wrapper, if there is one
-        self.state = module_state(self.module)  # of the model, in checkpoints
+        self.saved = self.module  # by whose names state and optimizers are saved: the module, or parts of a model
+        self.state = module_state(self.saved)  # of the model, in checkpoints
         self.beside: Mapping[
             str, Stateful | DistributedStateful
         ] = {}  # objects that checkpoints have beside it, and may lack

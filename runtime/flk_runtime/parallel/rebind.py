@@ -39,10 +39,12 @@ def rebind_optimizers(
         optimizer.state.clear()
     parallel = parallelize()
     parameters = parallel.parameters()
-    replaced.mark({name: old for name, each in before.items() if (old := each()) is not parameters[name]})
+    replaced.mark({name: old for name, each in before.items() if (old := each()) is not parameters.get(name)})
     for optimizer, groups in zip(optimizers, names, strict=True):
         for group, own in zip(optimizer.param_groups, groups, strict=True):
-            group["params"][:] = [parameters[each] if isinstance(each, str) else each for each in own]
+            # A stage of a pipeline has not all parameters.
+            kept = [each for each in own if not isinstance(each, str) or each in parameters]
+            group["params"][:] = [parameters[each] if isinstance(each, str) else each for each in kept]
         _check_attributes(optimizer)
         parallel.attach(optimizer)
     for optimizer, state in zip(optimizers, states, strict=True):

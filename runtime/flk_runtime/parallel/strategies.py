@@ -23,7 +23,7 @@ from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.compilation import compile_module
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
-from flk_runtime.parallel.mesh import CONTEXT, Mesh, check_sizes, make_mesh, split
+from flk_runtime.parallel.mesh import CONTEXT, PIPELINE, Mesh, check_sizes, make_mesh, split
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import Parallelizer, ParallelOptions
@@ -123,6 +123,8 @@ def parallelize(
     _check_prefetch(options.prefetch)
     _check_offload(options.offload, strategy)
     sizes, function = _own_parallelism(model, strategy, options)
+    if PIPELINE in sizes:
+        _check_pipeline(model, optimizers, options)
     ranks = check_sizes(sizes, world_size)  # that get the same data
     shard_size = _shard_size(strategy, options.shard_size, world_size // ranks, max(1, local_world_size // ranks))
     blocks = find_blocks(model, options.blocks)
@@ -135,8 +137,11 @@ def parallelize(
         mesh = None
         if function:
             split(model, function, mesh := make_mesh(sizes, device, world_size, shard_size), device)
+        own = set(model.modules())  # a stage of a pipeline has not all blocks
+        blocks[:] = [each for each in blocks if each in own]
         for each in recomputed:
-            recompute_activations(each)
+            if each in own:
+                recompute_activations(each)
         for module in (blocks or [model]) if options.compile else ():
             # After the recomputation, so that the compiler sees what is kept and what is computed again.
             compile_module(module, options.compile)
@@ -229,6 +234,17 @@ def _own_parallelism(
     from flk_runtime.parallel.tensor_parallel import by_plan
 
     return {"tp": options.tp}, by_plan(model, options.tp_plan)
+
+
+def _check_pipeline(model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> None:
+    """Raise SetupError for what flk cannot do with the stages of a pipeline."""
+    what = f"the mesh has a dimension {PIPELINE}, and "
+    if names := meta_names(model):
+        raise SetupError(f"{what}{names[0]!r} is on the meta device: make the model on a real one")
+    if not options.save_frozen:
+        raise SetupError(f"{what}save_frozen=False needs the whole model on each rank: leave it out")
+    if any(each.state for each in optimizers):
+        raise SetupError(f"{what}an optimizer has a state already: call parallelize before its first step")
 
 
 def _check_fsdp2(options: ParallelOptions, strategy: str, device: torch.device) -> None:

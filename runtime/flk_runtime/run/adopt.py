@@ -29,7 +29,8 @@ def adopt(
     """Let flk keep the state of a training loop of the script's own, and restore it. Collective.
 
     ``objects`` are the state of the loop, by names of your choice: modules, however they are wrapped (DDP, FSDP, tensor
-    parallel DTensors on any DeviceMesh), optimizers of these modules, anything with ``state_dict`` and
+    parallel DTensors on any DeviceMesh), lists of modules that are parts of one model with its names (the stages of a
+    pipeline that this rank holds), optimizers of these modules, anything with ``state_dict`` and
     ``load_state_dict`` (schedulers, GradScaler, loaders), and dictionaries of plain values. They are saved as `save`
     does, and restored now if there is a checkpoint. The script then goes on after ``steps`` of the result:
 
@@ -45,7 +46,7 @@ def adopt(
     ``save_every``, ``store_every``, ``keep``, ``keep_every``, ``log_every`` and ``metrics`` are as in `init`.
 
     Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages
-    do: pass these as `per_rank`), or a run of `init` is open; CheckpointError if a state does not fit.
+    do that are not in a list), or a run of `init` is open; CheckpointError if a state does not fit.
     """
     if current.is_open():
         raise SetupError(

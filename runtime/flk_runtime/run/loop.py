@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint.adapters import adapt, parameters_of
+from flk_runtime.checkpoint.adapters import Parts, adapt, parameters_of
 from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.errors import SetupError
@@ -61,6 +61,7 @@ class Loop(Ranks):
 
     def _adapted(self, objects: dict[str, Any]) -> dict[str, Any]:
         """The adapters of objects, by name. Raises SetupError if the ranks hold different ones. Collective."""
+        objects = {name: _joined(each) for name, each in objects.items()}
         compare_options("adopt", _described(objects))
         self._modules |= {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
         return {name: adapt(name, each, self._modules) for name, each in objects.items()}
@@ -160,6 +161,12 @@ class Loop(Ranks):
         self.abandon() if kind else self.close()
 
 
+def _joined(thing: Any) -> Any:
+    """A list of modules as the parts of one model; any other object as it is."""
+    is_list = isinstance(thing, list | tuple) and thing and all(isinstance(each, nn.Module) for each in thing)
+    return Parts(thing) if is_list else thing
+
+
 def _part(mesh: Any) -> tuple[int, int] | None:
     """This rank's coordinate in one dimension of a DeviceMesh, and the size of the dimension; None without a mesh."""
     if mesh is None:
@@ -178,6 +185,6 @@ def _described(objects: dict[str, Any]) -> dict[str, str]:
     for name, thing in objects.items():
         own = isinstance(thing, Declared) and not thing.replicated
         found[name] = "per_rank" if own else type(thing).__qualname__
-        if isinstance(thing, nn.Module):
+        if isinstance(thing, nn.Module) and not isinstance(thing, Parts):
             found |= {f"{name}.{key}": str(tuple(each.shape)) for key, each in parameters_of(thing).items()}
     return found

@@ -110,7 +110,7 @@ class Models:
         self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
-            manager.register(own, optimizer_state(own, optimizer, {name: parallel.module}))
+            manager.register(own, optimizer_state(own, optimizer, {name: parallel.saved}))
         if context.options.diloco:
             from flk_runtime.diloco.worker import OuterLoop
 

@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
-from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of, reshard, user_name
+from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, user_name
 from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, SplitState, chunks_of
 from flk_runtime.distributed import process_group
+from flk_runtime.errors import MismatchError
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -21,7 +22,7 @@ class ModuleState(TorchState):
     """The state of a module, by the names of the user's module.
 
     Each rank offers its chunks of sharded tensors, and of DDP's parameters, which are equal on all ranks. Rank 0 saves
-    all other tensors, such as DDP's buffers.
+    all other tensors, such as DDP's buffers. Of `Parts` each rank offers all, and loads what it has itself.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -40,10 +41,12 @@ class ModuleState(TorchState):
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)
         }
         plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+        if plain and isinstance(self._module, Parts):
+            raise MismatchError(f"{next(iter(plain))!r} of a part of a model is no tensor, and cannot be saved")
         return SplitState(self._cache.chunks(tensors, self._chunks_of), plain)
 
     def load_state(self, saved: SavedObject) -> None:
-        if unexpected := saved.entry_not_in(self.entries()):
+        if not isinstance(self._module, Parts) and (unexpected := saved.entry_not_in(self.entries())):
             raise ValueError(f"unexpected key {unexpected!r}: the module has no such entry")
         self.read(saved)
 
@@ -72,7 +75,8 @@ class ModuleState(TorchState):
             self._module.load_state_dict({names[key]: value for key, value in rest.items()}, strict=False)
 
     def _chunks_of(self, path: Path, value: torch.Tensor) -> list[Chunk]:
-        offers = path[1] in self._equal or is_sharded(value) or process_group.rank() == 0
+        equal = path[1] in self._equal or isinstance(self._module, Parts)
+        offers = equal or is_sharded(value) or process_group.rank() == 0
         return chunks_of(path, value) if offers else []
 
 

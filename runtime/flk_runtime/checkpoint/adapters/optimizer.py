@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
-from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of
+from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of
 from flk_runtime.checkpoint.state import (
     Chunk,
     ChunkCache,
@@ -68,13 +68,15 @@ def count_parameters(optimizer: Optimizer) -> int:
 class OptimizerState(TorchState):
     """The state of an optimizer, as it is, for the parameters of modules that are plain, or wrapped in DDP or FSDP2.
 
-    Of several modules, a parameter's name begins with the name under which its module is saved.
+    Of several modules, a parameter's name begins with the name under which its module is saved. Of `Parts` each rank
+    saves and loads the state of its own parameters, whose groups have the same hyperparameters on all ranks.
     """
 
     def __init__(self, optimizer: Optimizer, modules: Modules) -> None:
         self._optimizer, self._modules = optimizer, modules
         self._count = count_parameters(optimizer)
-        self._equal = all(isinstance(module, DistributedDataParallel) for module in modules.values())
+        self._of_parts = any(isinstance(module, Parts) for module in modules.values())
+        self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
         self._cache = ChunkCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
 
@@ -87,6 +89,10 @@ class OptimizerState(TorchState):
         parameters = {own: parameter for parameter, own in names.items()}
         content = _read(self._optimizer)
         tensors, plain = split_values((own, content.state.get(each, {})) for own, each in parameters.items())
+        if self._of_parts:
+            if plain["values"]:
+                raise MismatchError("the optimizer of a part of a model has a state that is no tensor or number")
+            plain["parts"] = True
         plain["param_groups"] = [
             {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
         ]
@@ -110,6 +116,8 @@ class OptimizerState(TorchState):
         chunks: list[Chunk] = []
         for full, path in checkpoint.names((saved.name, "state")):
             own, key = str(path[2]), str(path[3])
+            if self._of_parts and own not in parameters:
+                continue  # it is of another rank's part
             parameter = _get(parameters, own)
             if checkpoint.shape(full) and checkpoint.shape(full) == tuple(parameter.shape):  # split as the parameter is
                 value = torch.empty_like(parameter, dtype=checkpoint.dtype(full), requires_grad=False)
@@ -126,9 +134,7 @@ class OptimizerState(TorchState):
                 **_on_device_of(parameters.values(), plain.get("shared", {})),
                 **{_get(indices, own): values for own, values in entries.items()},
             },
-            "param_groups": [
-                {**group, "params": [_get(indices, own) for own in group["params"]]} for group in plain["param_groups"]
-            ],
+            "param_groups": self._saved_groups(plain, indices),
         }
         saved_as = _parameter_dtypes(saved)
         changed = {
@@ -136,6 +142,20 @@ class OptimizerState(TorchState):
         }
         with checking_groups(self._optimizer):
             load_as_saved(self._optimizer, state, list(parameters.values()), cast=changed)
+
+    def _saved_groups(self, plain: dict[str, Any], indices: Mapping[str, int]) -> list[dict[str, Any]]:
+        """The saved groups with the numbers of parameters. Those of parts name only the parameters of rank 0's."""
+        groups = plain["param_groups"]
+        if not (self._of_parts or plain.get("parts")):
+            return [{**group, "params": [_get(indices, own) for own in group["params"]]} for group in groups]
+        own_groups = self._optimizer.param_groups
+        if len(groups) != len(own_groups):
+            raise ValueError(f"it has {len(groups)} groups of parameters, and the optimizer {len(own_groups)}")
+        names = self.names()
+        return [
+            {**group, "params": [indices[names[each]] for each in own["params"]]}
+            for group, own in zip(groups, own_groups, strict=True)
+        ]
 
     def _load_whole(self, state: dict[str, Any]) -> None:
         """Load torch's state_dict, as which earlier versions saved an optimizer that was registered."""

@@ -1,14 +1,35 @@
-"""Names and tensors of a module without the changes of DDP, FSDP and torch.compile."""
+"""Names and tensors of a module without the changes of DDP, FSDP and torch.compile, and of parts of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from flk_runtime.errors import SetupError
+
 _CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."  # of activation checkpointing, in names
+
+
+class Parts(nn.Module):
+    """The parts of one model that this rank holds, such as stages of a pipeline. Other ranks may hold other parts.
+
+    Names are those of the whole model, which the parts have kept.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        """Raises SetupError if two parts have an entry of the same name."""
+        super().__init__()
+        for number, part in enumerate(parts):
+            self.add_module(str(number), part)
+        names: set[str] = set()
+        for key in self.state_dict():
+            name = user_name(self, key)
+            if name in names:
+                raise SetupError(f"two parts of a model have the entry {name!r}: keep the names of the whole model")
+            names.add(name)
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -30,8 +51,11 @@ def is_sharded(value: Any) -> bool:
 
 
 def user_name(module: nn.Module, name: str) -> str:
-    """The user's name of an entry of ``module``, without the parts of wrappers: DDP, torch.compile, recomputation."""
-    if "module" not in name and "_orig_mod" not in name:
+    """The user's name of an entry of ``module``, without the parts of wrappers: DDP, torch.compile, recomputation.
+
+    The numbers of `Parts` are left out too.
+    """
+    if "module" not in name and "_orig_mod" not in name and not isinstance(module, Parts):
         return name
     return ".".join(_user_parts(module, name.replace(_CHECKPOINT_WRAPPER, "").split(".")))
 
@@ -40,6 +64,7 @@ def _user_parts(module: nn.Module, parts: list[str]) -> Iterator[str]:
     current: Any = module
     for part in parts:
         wrapped = part == "_orig_mod" or (part == "module" and isinstance(current, DistributedDataParallel))
+        wrapped = wrapped or isinstance(current, Parts)
         if not wrapped:
             yield part
         current = getattr(current, part, None)
