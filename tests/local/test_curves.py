@@ -6,9 +6,13 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,8 +27,12 @@ from tests.support.curves import (
     tensorboard_points,
     wandb_points,
 )
+from tests.support.install import cache, pip_install
 from tests.support.memory import delete_pods
 from tests.support.pods import Pods
+from tests.support.ports import held_ports
+from tests.support.processes import until
+from tests.support.requirements import unavailable
 
 END = "1000000"  # steps
 
@@ -54,7 +62,40 @@ def job(forked_pods: Callable[..., Pods], root: Path, sinks: dict[str, str]) -> 
     return make
 
 
-def assert_curves(folder: Path, lines: list[dict[Point, float]]) -> None:
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The address of an MLflow server with a database, whose package has half a gigabyte of dependencies."""
+    packages = cache() / f"mlflow-{version('mlflow-skinny')}"
+    if not packages.exists() and (reason := pip_install(packages, f"mlflow=={version('mlflow-skinny')}")):
+        unavailable(f"MLflow's server: {reason}")
+    with held_ports() as hold, (tmp_path / "server.log").open("w") as log:
+        address = f"http://127.0.0.1:{hold()}"
+        words = ("--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--workers", "1")
+        place = ("--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db", "--artifacts-destination", str(tmp_path))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *words, *place],
+            env={**os.environ, "PYTHONPATH": str(packages)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+        def answers() -> bool:
+            assert process.poll() is None, (tmp_path / "server.log").read_text()
+            try:
+                return bool(urllib.request.urlopen(f"{address}/health", timeout=5).status == 200)
+            except OSError:
+                return False
+
+        try:
+            until(answers, "the server answers", seconds=300)
+            yield address
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def assert_curves(folder: Path, lines: list[dict[Point, float]], mlflow: str = "") -> None:
     """Assert that each sink has one run, each step of it once, with the values that were printed.
 
     TensorBoard has those of the last attempt that did a step, the others those of the first one. That one's line may be
@@ -63,7 +104,7 @@ def assert_curves(folder: Path, lines: list[dict[Point, float]]) -> None:
     expected = last(lines)
     (curve,) = tensorboard_points(folder / "tb").values()
     assert curve == pytest.approx(expected, rel=1e-6)
-    for curves in (mlflow_points((folder / "mlruns").as_uri()), wandb_points(folder / "wb")):
+    for curves in (mlflow_points(mlflow or (folder / "mlruns").as_uri()), wandb_points(folder / "wb")):
         (curve,) = curves.values()
         assert curve.keys() == expected.keys()
         assert [p for p in curve if p[0] in ("loss", "part/a") and curve[p] != expected[p]] == []
@@ -75,7 +116,7 @@ def step_of(folder: Path) -> int:
     return int((folder / "step.0").read_text() or 0) if (folder / "step.0").exists() else 0
 
 
-def reach_sinks(run: Pods, folder: Path, step: int) -> None:
+def reach_sinks(run: Pods, folder: Path, step: int, mlflow: str = "") -> None:
     """Wait until the sinks have what was printed up to ``step`` or later, some steps before the next evaluation."""
 
     def done() -> bool:
@@ -83,7 +124,8 @@ def reach_sinks(run: Pods, folder: Path, step: int) -> None:
         if now < step or now % 10 not in (4, 5, 6, 7):
             return False
         evaluation = ("val", now // 10 * 10)
-        curves = [*mlflow_points((folder / "mlruns").as_uri()).values(), *wandb_points(folder / "wb").values()]
+        address = mlflow or (folder / "mlruns").as_uri()
+        curves = [*mlflow_points(address).values(), *wandb_points(folder / "wb").values()]
         return len(curves) == 2 and all(evaluation in curve for curve in curves)
 
     run.until(done, f"the sinks have step {step}")
@@ -103,6 +145,29 @@ def test_a_killed_rank_and_a_lost_pod_leave_one_curve(job: Callable[..., Pods], 
     assert len(lines) > len({step for line in lines for _, step in line}), "steps were done again"
     assert run.log(0).count("resumed at step") == 2
     assert_curves(tmp_path, lines)
+
+
+@pytest.mark.soak
+def test_a_server_of_mlflow_has_one_curve_too(
+    job: Callable[..., Pods], root: Path, server: str, tmp_path: Path
+) -> None:
+    place = {user_env.CHECKPOINT: str(tmp_path / "checkpoints"), "MLFLOW_TRACKING_URI": server}
+    run = job(**place)
+    run.start("train.py", END, "0.2")
+    reach_sinks(run, tmp_path, 10, server)
+    os.kill(run.pid(0, 0), signal.SIGKILL)
+    run.pid(1, 0)
+    reach_sinks(run, tmp_path, step_of(tmp_path) + 10, server)
+    delete_pods(run, root, 0)
+    run.start("train.py", END, "0.2", only=0)
+    assert run.wait() == [0, 0], run.logs_of_all()
+    lines = printed(run.log(0))
+    assert_curves(tmp_path, lines, server)
+    resumed = job(1, **place, **{pod_env.JOB_UID: "two", user_env.JOB: "other"})
+    step = step_of(tmp_path)
+    resumed.start("train.py", str(step + 11), "0")
+    assert resumed.wait() == [0], resumed.log()
+    assert_curves(tmp_path, lines + printed(resumed.log()), server)
 
 
 def test_a_job_that_resumes_from_the_checkpoint_of_another_goes_on_with_its_run(

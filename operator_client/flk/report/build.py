@@ -30,7 +30,10 @@ LINES: Final = 200  # of each excerpt
 
 _FOREIGN: Final = "another tool has made this job, whose pods have no launcher of flk"
 _NO_RECORD: Final = "no record of the launchers was found: the pods are gone, or they have not begun yet"
-_UNTOLD: Final = "the launchers of this job keep no measurements, or its pods are gone"
+_UNTOLD: Final = (
+    "no launcher runs any more that could tell what it has measured, and nothing has kept it, as records in the cluster "
+    "do (records.enabled of flk's chart); or the job does not measure (FLK_TELEMETRY=off)"
+)
 _WAITS: Final = "no pod of the job has started yet"
 
 
@@ -177,6 +180,8 @@ def _missing(view: JobView, report: Report, why_no_logs: str) -> dict[str, str]:
     untold = _WAITS if waits else _UNTOLD if view.from_flk else _FOREIGN
     if telemetry is None or not telemetry.history:
         found["history"] = _WAITS if waits else f"no line of metrics was found; {untold}"
+    if telemetry is None or not (telemetry.saves or telemetry.ranks):
+        found["saves"] = untold
     if telemetry is None or not telemetry.ranks:
         found["ranks"] = untold
     if telemetry is None or not telemetry.pods:

@@ -107,8 +107,10 @@ def test_every_section_of_a_full_report_has_data() -> None:
 
 
 def test_a_section_without_data_says_why() -> None:
-    html = page_of([report(telemetry=None, missing={"ranks": "its launchers keep no measurements"})], SCRIPT)
-    assert "No data: its launchers keep no measurements." in html
+    untold = "its launchers keep no measurements"
+    html = page_of([report(telemetry=None, missing={"ranks": untold, "saves": untold})], SCRIPT)
+    assert f"No data: {untold}." in html
+    assert f"The checkpoints of this job are not known: {untold}." in html
 
 
 @pytest.mark.parametrize("reports", [[report()], [report(), report(2, name="small")]], ids=["one", "two"])
