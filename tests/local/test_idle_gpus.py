@@ -35,9 +35,10 @@ import pathlib, time
 import torch
 import flk_runtime as flk
 
-loop = flk.adopt(model=torch.nn.Linear(2, 2))
+run = flk.init(device="cpu")
+run.parallelize(torch.nn.Linear(2, 2))
 while True:
-    loop.step()
+    run.step()
     pathlib.Path("idle").touch()
     time.sleep(0.01)
 """

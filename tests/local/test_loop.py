@@ -65,9 +65,9 @@ MESHES = """
         loader = loop.loader(data, batch_size=8 // parts, mesh=mesh["dp"], seed=5)
         for batch, numbers in loader.steps(until):
             if wrap == "parts":
-                spread(model)
+                spread(model), model.zero_grad()
             loss = model(batch).square().sum() / len(batch)
-            model.zero_grad(), loss.backward()
+            optimizer.zero_grad(), loss.backward()
             for each in model.parameters() if wrap == "parts" else ():
                 dist.all_reduce(each.grad), each.grad.div_(4)
             optimizer.step(), scheduler.step()
@@ -128,6 +128,7 @@ REFUSED = """
     refused(model=stage, optimizer=optimizer)
     refused(model=nn.Linear(3, 3), optimizer=optimizer)
     refused(loader=torch.utils.data.DataLoader([1, 2]))
+    refused(model=[stage, stage])
     loop = flk.adopt(checkpoint=os.environ["FOLDER"], model=flk.per_rank(stage), optimizer=flk.per_rank(optimizer))
     refused(model=nn.Linear(3, 3))
     try:
@@ -157,7 +158,7 @@ REFUSED = """
 def test_what_a_loop_cannot_keep_is_refused_by_name(ranks: Ranks, tmp_path: Path) -> None:
     result, _ = ranks(REFUSED, 2, {"FOLDER": str(tmp_path)})
     refused = re.findall(r"refused: (.*)", result.output)
-    assert len(refused) == 7, result.output
+    assert len(refused) == 8, result.output
     for text, words in zip(
         refused,
         (
@@ -165,6 +166,7 @@ def test_what_a_loop_cannot_keep_is_refused_by_name(ranks: Ranks, tmp_path: Path
             "the ranks differ",
             "optimizer is an optimizer of 2 parameters, and 2 of them are in none of the modules",
             "loader is a DataLoader",
+            "two parts of a model have the entry",
             "has a run or a loop already",
             "flk.adopt keeps the state of this process's loop",
             "is closed: call step() before close()",

@@ -86,7 +86,7 @@ MODEL = """
 
     source = torch.Generator().manual_seed(7)
     data = [(torch.randint(0, 11, (8,), generator=source), torch.randint(0, 11, (8,), generator=source), n)
-            for n in range(24)]
+            for n in range(32)]
 
     def build():
         torch.manual_seed(3)
@@ -214,7 +214,7 @@ PIPELINE = (
                 norms.append(float(run.clip_grad_norm(0.1)))
                 optimizer.step()
                 run.step()
-                losses.append(run.mean(float(sum(parts_of_loss)) / 2, 0.0 if first else 1.0))
+                losses.append(run.mean(sum(each.item() for each in parts_of_loss) / 2, 0.0 if first else 1.0))
             run.export(os.environ["FOLDER"] + f"{name}-{until}.safetensors")
             return losses, norms, None
 
