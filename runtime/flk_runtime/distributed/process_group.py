@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -122,10 +123,13 @@ def mean(value: Numbers, weight: Numbers) -> float:
     of weight 0 may be NaN. Raises SetupError for another number of weights.
     """
     if isinstance(value, float) and isinstance(weight, float):  # of a line of metrics: without operators of torch
-        total = _flat((value * weight if weight else 0.0, weight))
+        numbers = array("d", (value * weight if weight else 0.0, weight))
+        shared = torch.frombuffer(numbers, dtype=torch.float64)
+        device = comm_device(_CPU)
+        total = shared if device.type == "cpu" else shared.to(device)
         dist.all_reduce(total)
-        weighted, weights_sum = map(float, total.tolist())
-        return weighted / weights_sum if weights_sum else math.nan
+        weighted, weights_sum = numbers if total is shared else total.tolist()
+        return float(weighted / weights_sum) if weights_sum else math.nan
     values, weights = _flat(value), _flat(weight)
     if weights.numel() not in (1, values.numel()):
         raise SetupError(f"mean of {values.numel()} values with {weights.numel()} weights: give each value a weight")

@@ -21,6 +21,8 @@ def line(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in (int, str, bool):
+        return value
     value = plain_value(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -111,7 +111,7 @@ def plain_value(value: Any) -> Any:
 
     This waits for the device of a tensor.
     """
-    if hasattr(value, "tolist"):  # NumPy's numbers have it too
+    if type(value) not in _PLAIN and hasattr(value, "tolist"):  # NumPy's numbers have it too
         value = value.tolist()
         while isinstance(value, list) and len(value) == 1:
             value = value[0]

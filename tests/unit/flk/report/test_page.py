@@ -110,7 +110,7 @@ def test_a_section_without_data_says_why() -> None:
     untold = "its launchers keep no measurements"
     html = page_of([report(telemetry=None, missing={"ranks": untold, "saves": untold})], SCRIPT)
     assert f"No data: {untold}." in html
-    assert f"The checkpoints of this job are not known: {untold}." in html
+    assert f"Single checkpoints are not listed: {untold}." in html
 
 
 @pytest.mark.parametrize("reports", [[report()], [report(), report(2, name="small")]], ids=["one", "two"])
