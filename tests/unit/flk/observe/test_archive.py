@@ -327,6 +327,23 @@ def test_status_and_why_say_the_same_when_pods_or_job_are_gone(
     assert said() == before
 
 
+def test_no_command_about_a_job_prints_a_secret_of_its_object(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs.add(fake, "exception on rank 1")
+    made = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]
+    for role in made["spec"]["pytorchReplicaSpecs"].values():
+        for container in role["template"]["spec"]["containers"]:
+            container["env"] = [{"name": "HF_TOKEN", "value": CANARY}]
+            container["args"] = ["train.py", "--api-key", CANARY]
+    for command in ("status", "why", "report", "top"):
+        assert main([command, "gpt", "-o", "json"]) == 0
+    assert main(["list", "-o", "yaml"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("ExceptionRaised") >= 3
+    assert CANARY not in printed.out + printed.err
+
+
 def test_status_of_a_job_that_was_deleted_while_it_ran(
     fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
