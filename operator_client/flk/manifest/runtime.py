@@ -84,6 +84,7 @@ _ELSEWHERE: Final = {
     "launcher/record_place.py": "records",
     "launcher/telemetry/gpus.py": "gpus",
     "launcher/trainer_forward.py": "trainjobs",
+    "parallel/mesh.py": "mesh",
     "parallel/mesh_model.py": "mesh",
     "parallel/tensor_parallel.py": "mesh",
     "launcher/trainer_status.py": "trainers",

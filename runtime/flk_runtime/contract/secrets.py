@@ -21,7 +21,7 @@ _WORDS: Final = re.compile(
     r"|(?<![a-z])(?:pass|pat)$|(?<=[a-z0-9])[-_.]pwd$"
 )
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
+ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
 # The password in an address: scheme://user:password@host.
 _IN_ADDRESS: Final = re.compile(r"(?<=://)([^\s/:@]*):([^\s/@]+)@")
 
@@ -55,26 +55,10 @@ def without_password(text: str) -> str:
     return _IN_ADDRESS.sub(rf"\1:{REDACTED}@", text)
 
 
-def hidden_in_command(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with ``***`` in place of its secrets."""
-    kept: list[str] = []
-    follows = False
-    for word in words:
-        match = _ASSIGNMENT.fullmatch(word)
-        if follows and not word.startswith("-"):
-            kept.append(REDACTED)
-        elif match and names_secret(match["name"]):
-            kept.append(f"{match['name']}={REDACTED}")
-        else:
-            kept.append(without_password(word))
-        follows = match is None and word.startswith("-") and names_secret(word)
-    return kept
-
-
 def _in_command(words: Sequence[str]) -> Iterator[str]:
     """Yield the values of ``--api-token=x``, ``--api-token x`` and ``API_TOKEN=x``."""
     for word, following in zip(words, [*words, ""][1:], strict=True):
-        assigned = _ASSIGNMENT.fullmatch(word)
+        assigned = ASSIGNMENT.fullmatch(word)
         if assigned and names_secret(assigned["name"]):
             yield assigned["value"]
         elif assigned is None and word.startswith("-") and names_secret(word) and not following.startswith("-"):

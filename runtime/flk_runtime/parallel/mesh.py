@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Final
@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import parameters_of
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.initialize import meta_names
+from flk_runtime.parallel.options import ParallelOptions
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -49,6 +52,21 @@ def check_sizes(mesh: Mapping[str, int], world_size: int) -> int:
         sizes = " × ".join(f"{name} {size}" for name, size in mesh.items())
         raise SetupError(f"the mesh ({sizes}) does not divide the world size, {world_size}: choose sizes that do")
     return ranks
+
+
+def check_pipeline(
+    mesh: Mapping[str, int], model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions
+) -> None:
+    """Raise SetupError for what flk cannot do with the stages of a pipeline."""
+    if PIPELINE not in mesh:
+        return
+    what = f"the mesh has a dimension {PIPELINE}, and "
+    if names := meta_names(model):
+        raise SetupError(f"{what}{names[0]!r} is on the meta device: make the model on a real one")
+    if not options.save_frozen:
+        raise SetupError(f"{what}save_frozen=False needs the whole model on each rank: leave it out")
+    if any(each.state for each in optimizers):
+        raise SetupError(f"{what}an optimizer has a state already: call parallelize before its first step")
 
 
 def make_mesh(sizes: Mapping[str, int], device: torch.device, world_size: int, shard_size: int) -> Mesh:

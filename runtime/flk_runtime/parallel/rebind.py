@@ -43,8 +43,8 @@ def rebind_optimizers(
     for optimizer, groups in zip(optimizers, names, strict=True):
         for group, own in zip(optimizer.param_groups, groups, strict=True):
             # A stage of a pipeline has not all parameters.
-            kept = [each for each in own if not isinstance(each, str) or each in parameters]
-            group["params"][:] = [parameters[each] if isinstance(each, str) else each for each in kept]
+            found = [parameters.get(each) if isinstance(each, str) else each for each in own]
+            group["params"][:] = [each for each in found if each is not None]
         _check_attributes(optimizer)
         parallel.attach(optimizer)
     for optimizer, state in zip(optimizers, states, strict=True):

@@ -23,7 +23,6 @@ from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.compilation import compile_module
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
-from flk_runtime.parallel.mesh import CONTEXT, PIPELINE, Mesh, check_sizes, make_mesh, split
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import Parallelizer, ParallelOptions
@@ -35,6 +34,8 @@ from flk_runtime.system.torch_version import require_torch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from flk_runtime.parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,12 @@ def parallelize(
     _check_prefetch(options.prefetch)
     _check_offload(options.offload, strategy)
     sizes, function = _own_parallelism(model, strategy, options)
-    if PIPELINE in sizes:
-        _check_pipeline(model, optimizers, options)
-    ranks = check_sizes(sizes, world_size)  # that get the same data
+    ranks = 1  # that get the same data
+    if function:
+        from flk_runtime.parallel.mesh import check_pipeline, check_sizes, make_mesh, split
+
+        ranks = check_sizes(sizes, world_size)
+        check_pipeline(sizes, model, optimizers, options)
     shard_size = _shard_size(strategy, options.shard_size, world_size // ranks, max(1, local_world_size // ranks))
     blocks = find_blocks(model, options.blocks)
     if cause := _what_shards(strategy, options):
@@ -222,6 +226,8 @@ def _own_parallelism(
     if not STRATEGIES[strategy].shards:
         raise SetupError(f"{given}= needs a strategy that shards, and this run has {strategy}: use full_shard")
     if options.tp is None and options.tp_plan is None:
+        from flk_runtime.parallel.mesh import CONTEXT
+
         if not options.mesh or not callable(options.parallelize):
             raise SetupError("mesh= and parallelize= need each other: pass sizes of dimensions, and a function")
         if STRATEGIES[strategy].replicates and CONTEXT in options.mesh:
@@ -234,17 +240,6 @@ def _own_parallelism(
     from flk_runtime.parallel.tensor_parallel import by_plan
 
     return {"tp": options.tp}, by_plan(model, options.tp_plan)
-
-
-def _check_pipeline(model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> None:
-    """Raise SetupError for what flk cannot do with the stages of a pipeline."""
-    what = f"the mesh has a dimension {PIPELINE}, and "
-    if names := meta_names(model):
-        raise SetupError(f"{what}{names[0]!r} is on the meta device: make the model on a real one")
-    if not options.save_frozen:
-        raise SetupError(f"{what}save_frozen=False needs the whole model on each rank: leave it out")
-    if any(each.state for each in optimizers):
-        raise SetupError(f"{what}an optimizer has a state already: call parallelize before its first step")
 
 
 def _check_fsdp2(options: ParallelOptions, strategy: str, device: torch.device) -> None:

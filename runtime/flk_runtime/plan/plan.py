@@ -12,7 +12,6 @@ import torch
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import STRATEGIES, Precision
-from flk_runtime.parallel.mesh import check_sizes
 from flk_runtime.plan.calibration import UNMEASURED, Calibration
 from flk_runtime.plan.capture import CapturedModel, retrace
 from flk_runtime.plan.communication import Cluster
@@ -179,6 +178,8 @@ def _own_split(captured: CapturedModel, cluster: Cluster) -> SplitModel | None:
     given = captured.options
     if given.tp is None:
         return None
+    from flk_runtime.parallel.mesh import check_sizes  # only jobs whose files say tp= have it
+
     check_sizes({"tp": given.tp}, cluster.world_size)
     return SplitModel(captured.model, given, given.tp)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract.secrets import hidden, hidden_in_command, secrets_in
+from flk_runtime.contract.secrets import hidden, secrets_in
 
 CANARY = "canary-7f3b"
 
@@ -22,7 +22,6 @@ CANARY = "canary-7f3b"
 )
 def test_secrets_of_variables_and_commands(variables: dict[str, str], words: list[str]) -> None:
     assert secrets_in({"LR": "0.1", **variables}, words) == [CANARY]
-    assert CANARY not in " ".join(hidden_in_command(words))
 
 
 def test_a_secret_of_several_lines_is_hidden_line_by_line() -> None:
