@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import parameters_of
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.initialize import meta_names
-from flk_runtime.parallel.options import ParallelOptions
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from flk_runtime.parallel.options import ParallelOptions
 
 CONTEXT: Final = "cp"  # the dimension whose ranks have parts of the same sequences: parameters are sharded over it too
 PIPELINE: Final = "pp"  # the dimension whose ranks hold other parts of the model
@@ -61,8 +61,9 @@ def check_pipeline(
     if PIPELINE not in mesh:
         return
     what = f"the mesh has a dimension {PIPELINE}, and "
-    if names := meta_names(model):
-        raise SetupError(f"{what}{names[0]!r} is on the meta device: make the model on a real one")
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if name := next((name for name, each in tensors if each.is_meta), None):
+        raise SetupError(f"{what}{name!r} is on the meta device: make the model on a real one")
     if not options.save_frozen:
         raise SetupError(f"{what}save_frozen=False needs the whole model on each rank: leave it out")
     if any(each.state for each in optimizers):
