@@ -19,8 +19,6 @@ from flk_runtime.errors import SetupError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from flk_runtime.parallel.options import ParallelOptions
-
 CONTEXT: Final = "cp"  # the dimension whose ranks have parts of the same sequences: parameters are sharded over it too
 PIPELINE: Final = "pp"  # the dimension whose ranks hold other parts of the model
 _RESERVED: Final = ("replicate", "shard", "shard_cp")
@@ -55,7 +53,7 @@ def check_sizes(mesh: Mapping[str, int], world_size: int) -> int:
 
 
 def check_pipeline(
-    mesh: Mapping[str, int], model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions
+    mesh: Mapping[str, int], model: nn.Module, optimizers: Sequence[Optimizer], save_frozen: bool
 ) -> None:
     """Raise SetupError for what flk cannot do with the stages of a pipeline."""
     if PIPELINE not in mesh:
@@ -64,7 +62,7 @@ def check_pipeline(
     tensors = (*model.named_parameters(), *model.named_buffers())
     if name := next((name for name, each in tensors if each.is_meta), None):
         raise SetupError(f"{what}{name!r} is on the meta device: make the model on a real one")
-    if not options.save_frozen:
+    if not save_frozen:
         raise SetupError(f"{what}save_frozen=False needs the whole model on each rank: leave it out")
     if any(each.state for each in optimizers):
         raise SetupError(f"{what}an optimizer has a state already: call parallelize before its first step")

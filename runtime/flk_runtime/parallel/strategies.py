@@ -129,7 +129,7 @@ def parallelize(
         from flk_runtime.parallel.mesh import check_pipeline, check_sizes, make_mesh, split
 
         ranks = check_sizes(sizes, world_size)
-        check_pipeline(sizes, model, optimizers, options)
+        check_pipeline(sizes, model, optimizers, options.save_frozen)
     shard_size = _shard_size(strategy, options.shard_size, world_size // ranks, max(1, local_world_size // ranks))
     blocks = find_blocks(model, options.blocks)
     if cause := _what_shards(strategy, options):
