@@ -17,6 +17,7 @@ UNKNOWN: Final = "The code that it measures is in no commit of this history."
 _LAUNCHER: Final = ("runtime/flk_runtime/launcher", "runtime/flk_runtime/wire")
 _RUN: Final = ("runtime/flk_runtime/run", "runtime/flk_runtime/metrics")
 _SUBMIT: Final = tuple(f"operator_client/flk/{part}" for part in ("cli", "jobs", "kube", "manifest", "spec", "targets"))
+_WATCH: Final = tuple(f"operator_client/flk/{part}" for part in ("cli", "health", "jobs", "kube", "observe"))
 
 # By benchmark, the folders and files where what it measures is spent. Its own script counts too.
 CODE: Final[dict[str, tuple[str, ...]]] = {
@@ -50,7 +51,8 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     ),
     "scale": ("runtime/flk_runtime/parallel", "runtime/flk_runtime/run"),
     "submit": (*_SUBMIT, *_LAUNCHER),
-    "large_jobs": tuple(f"operator_client/flk/{part}" for part in ("cli", "health", "jobs", "kube", "observe")),
+    "large_jobs": _WATCH,
+    "many_jobs": _WATCH,
     "slow_link": ("benchmarks/torchft_gpt.py", "runtime/flk_runtime/diloco"),
     "diloco_loss": ("runtime/flk_runtime/diloco",),
 }

@@ -94,4 +94,6 @@ def test_the_page_says_which_tables_are_older_than_their_code() -> None:
         expected = measured.marked(text, run_all.ROOT)
     except HistoryError as error:
         pytest.skip(str(error))
+    if expected.count(UNKNOWN) > text.count(UNKNOWN):
+        pytest.skip("this history lacks commits that the page names")
     assert text == expected, f"`python benchmarks/run_all.py --mark {PAGE.relative_to(run_all.ROOT)}` marks them anew"

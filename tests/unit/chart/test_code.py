@@ -50,7 +50,7 @@ def chart() -> Rendered:
 
 def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
     job = {"command": "train.py", "strategy": "auto", "setup": "true", "records": "records", "memory_path": "/disk"}
-    served = {"target": "trainjob", "env": {"FLK_METRICS_PORT": "9400"}}
+    served = {"target": "trainjob", "env": {"FLK_METRICS_PORT": "9400"}, "replicas": 3, "resources": {"gpu": 1}}
     check = {"command": ["-m", "flk_runtime.check"]}
     shipped = runtime_archive(used_by(validated(job | served)) | used_by(validated(check)) | used_by_code(None))
     assert mounted(chart)[pod_layout.RUNTIME_ARCHIVE] == shipped

@@ -225,11 +225,7 @@ def test_an_error_with_a_private_name_stays_in_its_module() -> None:
 
 def test_a_module_that_has_not_travelled_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flk_runtime.checkpoint.storage.s3", None)
-    with pytest.raises(
-        errors.SetupError, match=r"flk's code for S3 has not .* none of whose files says s3:"
-    ):
+    with pytest.raises(errors.SetupError, match=r"flk's code for S3 has not .* none of whose files says s3:"):
         open_destination("s3://b/run")
-    with pytest.raises(
-        ModuleNotFoundError, match="no_such"
-    ):
+    with pytest.raises(ModuleNotFoundError, match="no_such"):
         errors.shipped("no_such.module", "it", "that")

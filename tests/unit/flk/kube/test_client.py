@@ -61,13 +61,22 @@ def test_last_attempt_says_so(fake: Any, client: ApiClient, status: int) -> None
     assert len(fake.requests) == len(BACKOFFS) + 1
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 405, 409, 410, 422])
+@pytest.mark.parametrize("status", [400, 403, 405, 409, 410, 422])
 def test_other_refusals_are_final(fake: Any, client: ApiClient, pauses: list[float], status: int) -> None:
     fake.fail(status)
     with pytest.raises(FlkError):
         client.call("list", ALL)
     assert fake.asked("GET").count(ALL.path) == 1
     assert pauses == []
+
+
+def test_a_kind_that_discovery_names_is_asked_for_once_more(fake: Any, client: ApiClient, pauses: list[float]) -> None:
+    fake.fail(404)
+    client.call("list", ALL)
+    assert (fake.asked("GET").count(ALL.path), pauses) == (2, [BACKOFFS[0]])
+    fake.fail(404, times=2)
+    with pytest.raises(MissingApiError):
+        client.call("list", ALL)
 
 
 def test_retry_after_is_obeyed(fake: Any, client: ApiClient, pauses: list[float]) -> None:
@@ -210,7 +219,7 @@ def test_exceeded_quota_is_no_lack_of_permission(fake: Any, client: ApiClient) -
 @pytest.mark.parametrize(("target", "kinds"), [("pytorchjob", "PyTorchJobs"), ("jobset", "JobSets")])
 def test_cluster_without_a_kind_of_jobs(fake: Any, client: ApiClient, target: str, kinds: str) -> None:
     where = RequestTarget(RESOURCES[target], "team", "gpt")
-    fake.fail(404, b"404 page not found\n")
+    fake.fail(404, b"404 page not found\n", times=2)
     with pytest.raises(MissingApiError, match=f"does not serve {kinds}") as caught:
         client.call("create", where, body={})
     assert "install" in caught.value.hint

@@ -108,7 +108,6 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "metrics page": ({"env": {"FLK_METRICS_PORT": "9400"}}, {"training", "page"}),
     "disk": ({"memory_path": "/nvme"}, {"training", "disk"}),
     "volume": ({"checkpoint": "claim:/checkpoints"}, {"training", "records"}),
-    "S3": ({"checkpoint": "s3://bucket/prefix"}, {"training"}),
     "GPUs": ({"resources": {"gpu": 1}}, {"training", "gpus"}),
     "three pods": ({"replicas": 3}, {"training", "links"}),
     "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan"}),

@@ -128,8 +128,16 @@ def test_an_index_that_cannot_be_reached_is_asked_again(pod: Pod, capfd: pytest.
             "packages: subprocess-exited-with-error",
         ),
         ("Killed\n", Kind.USAGE, "pip cannot install the packages: Killed"),
-        (REFUSED, Kind.UNPREPARED, r"pip could not reach the index of packages for \d+ s: \[Errno 111\] Connection refused"),
-        ("ERROR: HTTP error 503 while getting a\n", Kind.UNPREPARED, r"for \d+ s: ERROR: HTTP error 503 while getting a"),
+        (
+            REFUSED,
+            Kind.UNPREPARED,
+            r"pip could not reach the index of packages for \d+ s: \[Errno 111\] Connection refused",
+        ),
+        (
+            "ERROR: HTTP error 503 while getting a\n",
+            Kind.UNPREPARED,
+            r"for \d+ s: ERROR: HTTP error 503 while",
+        ),
     ],
 )
 def test_the_reason_of_pip_decides_whether_a_failure_is_final(pod: Pod, said: str, kind: Kind, message: str) -> None:
