@@ -32,6 +32,7 @@ from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.resources import RequestTarget, Resource
 from tests.support.commands import Flk, ForkedFlk, Kubectl
+from tests.support.fork_server import start_fork_server
 from tests.support.processes import checked, until
 from tests.support.proxy import CuttingProxy
 from tests.support.requirements import locked, may_create_cluster, unavailable
@@ -195,7 +196,7 @@ def cutting_proxy(cluster: Cluster) -> Iterator[CuttingProxy | None]:
 
 @pytest.fixture(scope="session")
 def fork_server() -> ForkServerContext:
-    return ForkedFlk.start_server()
+    return start_fork_server()
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import start_fork_server
 from tests.support.old_torch import outputs, refusal
 from tests.support.pods import TRAIN, Pods
 from tests.support.ports import held_ports
-from tests.support.ranks import Ranks, start_fork_server
+from tests.support.ranks import Ranks
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import pkgutil
 import shutil
 import subprocess
 import sys
@@ -103,15 +101,6 @@ class ForkedFlk(Flk):
     def __init__(self, server: ForkServerContext, folder: Path, *, kubeconfig: Path, home: Path) -> None:
         super().__init__(folder, kubeconfig=kubeconfig, home=home)
         self._server = server
-
-    @staticmethod
-    def start_server() -> ForkServerContext:
-        """Start the process from which commands are forked. It has imported all that commands import when called."""
-        modules = [module.name for module in pkgutil.walk_packages(flk.__path__, "flk.")]
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([name for name in modules if not name.startswith("flk.bundled_gpt")])
-        context.Process(target=int).start()
-        return context
 
     def __call__(
         self, *args: str, cwd: Path | None = None, env: Mapping[str, str] = {}, timeout: float = RUN_CLI

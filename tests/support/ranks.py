@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import textwrap
 import time
 from collections.abc import Mapping
@@ -13,18 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher import forkserver
 from tests.support.ports import held_ports
 
-# What flk's own fork server preloads for a script with flk's library, and the launcher.
-PRELOAD = [
-    *forkserver.PRELOAD,
-    *forkserver.PRELOAD_FOR_OPTIMIZERS,
-    *forkserver.PRELOAD_FOR_SHARDING,
-    *forkserver.PRELOAD_FOR_LIBRARY,
-    "flk_runtime.launcher.start",
-    "torch.utils.checkpoint",
-]
 PATIENCE = 120.0  # seconds that a script may take, for all its ranks together
 
 # The code of a rank's process. Its output goes to a file, and a warning ends it. A rank that hangs prints the stacks of
@@ -51,20 +39,6 @@ class Ended:
     @property
     def lines(self) -> list[str]:
         return self.output.splitlines()
-
-
-def start_fork_server() -> ForkServerContext:
-    """Start a process that has imported torch, from which ranks are forked."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context.Process(target=int).start()  # the server takes the environment as it is now
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = before
-    return context
 
 
 class Ranks:
