@@ -57,6 +57,8 @@ _BUSY: Final = re.compile(
 _LONG_PULL: Final = 20.0  # seconds: a pull that lasts longer has got further than a refusal
 _LONGEST_PULL: Final = 1800.0
 _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not match the specified platform")
+# Names of images and addresses in a message, which may hold any word: localhost:27404/denied:1.
+_NAMES: Final = re.compile(r'"[^"]*"|[\w.-]+(?:[:/@.]+[\w-]+)+')
 _QUOTED: Final = re.compile(r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]+: connection refused)|x509: .*")
 
 
@@ -72,7 +74,8 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
         events = [event for pod in pods for event in view.events_of(pod.name) if _is_pull_event(event)]
         said = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
-        if not pods or not any(word in said for word in words) or any(word in said for word in without):
+        reasons = _NAMES.sub("", said)
+        if not pods or not any(word in reasons for word in words) or any(word in reasons for word in without):
             return None
         found = trace(view, pods, container_path(view), said, _image_of(view, pods[0].message))
         since = [_failing_since(view, pod) for pod in pods]

@@ -96,3 +96,18 @@ def test_what_pod_and_event_both_say_is_told_once() -> None:
     brief = diagnose(pulling(("Failed", NOT_FOUND, 3)).view()).cause  # the pod alone does not say why
     assert brief
     assert len(brief.evidence) == 2
+
+
+@pytest.mark.parametrize(
+    ("image", "reason", "code"),
+    [
+        ("localhost:27404/broken:1", "[manifests 1]: 500 Internal Server Error", "ImagePullFailed"),
+        ("localhost:27404/private:1", "[manifests 1]: 401 Unauthorized", "ImageAccessDenied"),
+        ("example.com/denied/train@sha256:40340140", "404 Not Found", "ImageNotFound"),
+        ("img:404", "lookup 404.example.com on 10.96.0.10:53: no such host", "RegistryUnreachable"),
+    ],
+)
+def test_the_name_of_an_image_is_no_reason(image: str, reason: str, code: str) -> None:
+    host = image.partition("/")[0]
+    why = f'Failed to pull image "{image}": failed to resolve {image}: pulling from host {host} failed: {reason}'
+    assert find(pulling(("Failed", why, 3), message=why).view())[0].code == code
