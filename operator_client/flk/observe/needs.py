@@ -22,9 +22,8 @@ from flk.targets.gang import gang_of
 from flk.units import timestamp
 from flk_runtime.contract import log_format
 
-EVENTS_AFTER: Final = (
-    10.0  # seconds in which a pod may start before its events are read; one that finds no node does not
-)
+# Seconds in which a pod may start before its events are read. Those of a pod that finds no node are read at once.
+EVENTS_AFTER: Final = 10.0
 LATE: Final = 30.0  # seconds after the job's start: a pod that was created later may have taken another one's place
 STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
 SUSPECTS: Final = 3  # nodes that are read because they may be at fault

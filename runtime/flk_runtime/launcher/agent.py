@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
-_UNKNOWN = "attempts are counted from 1: no record of launchers before these is kept"
+_NO_FORMER_RECORD = "attempts are counted from 1: no record of launchers before these is kept"
 EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 
 
@@ -492,7 +492,7 @@ class Agent:
         if self.rendezvous:
             self.records.write_running(attempt.history)
             if not (attempt.started.number or self.records.kept or self.settings.parent) and page.restored > 0:
-                self.records.log(_UNKNOWN)
+                self.records.log(_NO_FORMER_RECORD)
 
     def _select_timeout(self) -> float | None:
         """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""

@@ -1,7 +1,7 @@
-"""Places that outlive the pods of a job, in which the launcher of pod 0 keeps the job's record.
+"""Where the launcher of pod 0 keeps the job's record for when its pods are gone: a ConfigMap, or a file on a volume.
 
-That is a ConfigMap that all jobs of the namespace share, of which the launcher may read and patch this one object only,
-or the folder of the job's checkpoints on a volume.
+All jobs of the namespace share the ConfigMap, the only object that the launcher may read and patch. The file is in the
+folder of the job's checkpoints.
 """
 
 from __future__ import annotations

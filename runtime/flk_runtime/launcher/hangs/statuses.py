@@ -1,4 +1,4 @@
-"""Statuses: the signs of progress of the ranks of all pods, in little memory, as the leader keeps them."""
+"""Statuses: the latest status of every rank of the job, which the leader keeps packed to save memory."""
 
 from __future__ import annotations
 
