@@ -68,6 +68,11 @@ class Kind(_Text):
         """The kind's row of the table."""
         return MEANINGS[self]
 
+    @property
+    def suspicious(self) -> bool:
+        """Whether a broken node, or its network, may be the reason."""
+        return self.meaning.node_at_fault or self in (Kind.CONNECTION, Kind.TIMEOUT)
+
 
 class Retry(_Text):
     """The process that makes the next attempt possible."""

@@ -41,8 +41,7 @@ class PodAttempt:
     @property
     def suspicious(self) -> bool:
         """Whether a broken node, or its network, may have ended the attempt."""
-        kinds = [failure.kind for failure in (*self.failures, self.end) if failure]
-        return any(kind.meaning.node_at_fault or kind in (Kind.CONNECTION, Kind.TIMEOUT) for kind in kinds)
+        return any(failure.kind.suspicious for failure in (*self.failures, self.end) if failure)
 
     def print_secondary(self) -> None:
         """Print tracebacks of secondary failures if the attempt has ended without another cause.

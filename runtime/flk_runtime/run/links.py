@@ -1,5 +1,8 @@
 """The network between neighbouring nodes: measured when the group has opened, to name a node or a link that is slow.
 
+It is measured in the first attempt, and in those that follow a suspicious one or have another pod or launcher than the
+attempt before, as the leader says. In others the exchange would only make the recovery longer.
+
 The nodes form a ring in the order of their ranks. One rank of each node exchanges data with those of both neighbours,
 in turns, so that no node measures two links at once. What is compared is the data of one link with that of the others:
 a network that is slow everywhere is no fault. The exchange takes about half a second on each node.
@@ -11,6 +14,7 @@ measured where it is another one.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -19,6 +23,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from flk_runtime.contract import pod_env
 from flk_runtime.distributed import process_group
 from flk_runtime.preflight.report import RankReport
 
@@ -37,7 +42,7 @@ def check(skipped: Collection[str], reports: Sequence[RankReport]) -> None:
     """
     store, own, cpu = process_group.store(), dist.get_rank(), torch.device("cpu")
     if own == 0:
-        wanted = "links" not in skipped and process_group.comm_device(cpu) == cpu
+        wanted = "links" not in skipped and pod_env.LINKS.read(os.environ) and process_group.comm_device(cpu) == cpu
         store.set("links", json.dumps(leads(reports) if wanted else []))
     ring = json.loads(store.get("links"))
     ranks = [rank for rank, _ in ring]

@@ -429,19 +429,17 @@ class Leader:
 
     def _start_attempt(self, decision: Decision, now: float) -> None:
         settings = self._settings
-        number = self._history[-1].number + 1 if self._history else 0
+        last = self._history[-1] if self._history else None
+        number = last.number + 1 if last else 0
         pods = self._membership.choose(self._joined, self._avoided())
         order = format_ranges(pods)
-        attempt = Attempt(
-            number,
-            time.time(),
-            restarts=decision.restarts,
-            disruptions=decision.disruptions,
-            pods=order,
-        )
+        used = decision.restarts, decision.disruptions
+        attempt = Attempt(number, time.time(), None, None, *used, pods=order)
         self._history = [*shorten(self._history), attempt]
         self._phase = _Phase.RUNNING
-        self._admitted = {pod: self._connected[pod] for pod in pods}
+        former, self._admitted = self._admitted, {pod: self._connected[pod] for pod in pods}
+        suspicious = bool(last and last.failure and last.failure.kind.suspicious)
+        links = suspicious or not self._admitted.items() <= former.items()
         self._failures, self._secondary = [], None
         self._closed.clear()
         self._done.clear()
@@ -458,7 +456,7 @@ class Leader:
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()
-        self._send(pods, AttemptStarted(number, address, port, self._history, order, readers))
+        self._send(pods, AttemptStarted(number, address, port, self._history, order, readers, measures_links=links))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:

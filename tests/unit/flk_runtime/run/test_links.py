@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from flk_runtime.contract import pod_env
 from flk_runtime.preflight.report import RankReport
 from flk_runtime.run import links
 
@@ -47,6 +50,28 @@ def test_the_first_rank_of_each_node_measures() -> None:
     reports = [RankReport(rank, 8, local, node=f"gpt-worker-{rank} on {node}") for rank, local, node in places]
     assert [rank for rank, _ in links.leads(list(reversed(reports)))] == [0, 2, 6]
     assert links.leads(reports[:5]) == []  # two nodes
+
+
+@pytest.mark.parametrize(("value", "measured"), [("", 1), ("0", 0)])
+def test_rank_0_decides_whether_an_attempt_measures(value: str, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    reports = [RankReport(rank, 3, 0, node=f"gpt-worker-{rank} on {NODES[rank]}") for rank in range(3)]
+    rings: list[Sequence[int]] = []
+
+    def measure(group: Any, ranks: Sequence[int], place: int) -> float:
+        rings.append(ranks)
+        return 1e9
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(links.process_group, "store", lambda: store)
+    monkeypatch.setattr(links.process_group, "comm_device", lambda device: device)
+    monkeypatch.setattr(links, "measure", measure)
+    monkeypatch.setenv(pod_env.LINKS, value)
+    for place in (1, 2):  # the other nodes
+        store.set(f"links/{place}", "1e9")
+    links.check((), reports)
+    assert rings == [[0, 1, 2]] * measured
+    assert json.loads(store.get("links")) == [[rank, report.node] for rank, report in enumerate(reports)] * measured
 
 
 @pytest.mark.parametrize("count", [3, 4])
