@@ -32,6 +32,7 @@ from flk.spec.gpus import gpu_types
 from flk_runtime.contract import durations, user_env
 from flk_runtime.contract.hang_timeout import PATTERN, parse_hang_timeout
 from flk_runtime.contract.pod_env import BATCHES
+from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.contract.sinks import SINKS, parse_sinks
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
 from flk_runtime.contract.variable import words
@@ -316,7 +317,7 @@ class Checkpoint(StrictModel):
     def _from_text(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        if "://" in value:
+        if is_address(value):
             return {"address": value}
         if ":" not in value:
             raise ValueError(f"must be PVC:/PATH or s3://BUCKET/PREFIX (is {value!r})")

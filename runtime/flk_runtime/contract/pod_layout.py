@@ -20,6 +20,11 @@ TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 TERMINATION_LOG_LIMIT: Final = 4096  # bytes; the kubelet drops what exceeds them
 
 
+def is_address(place: str) -> bool:
+    """Whether a place of checkpoints or weights is an address, such as ``s3://BUCKET/PREFIX``, and not a path."""
+    return "://" in place
+
+
 def on_volume(checkpoint: str) -> str:
     """The folder of a job's checkpoints (FLK_CHECKPOINT) if it outlives the pods; else empty, as in S3."""
-    return "" if "://" in checkpoint or checkpoint == CHECKPOINT_FOLDER else checkpoint
+    return "" if is_address(checkpoint) or checkpoint == CHECKPOINT_FOLDER else checkpoint

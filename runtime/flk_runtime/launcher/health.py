@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from flk_runtime.contract import user_env
+from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.launcher.settings import Settings
 
 TIMEOUT: Final = 5.0  # seconds that the check may take; what takes longer does not answer
@@ -25,9 +26,10 @@ _OF_DISK: Final = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, err
 
 def of_pod(settings: Settings, environ: Mapping[str, str]) -> str:
     """What is wrong with this pod or its node, in one sentence; empty if nothing is found."""
+    checkpoint = environ.get(user_env.CHECKPOINT, "")
     folders = {
         "memory for checkpoints": settings.memory_path or settings.memory_root,
-        "the folder of the checkpoints": _folder(environ),
+        "the folder of the checkpoints": "" if is_address(checkpoint) else checkpoint,
     }
     return find_fault(settings.gpus, {name: folder for name, folder in folders.items() if folder}, _gpu_faults)
 
@@ -36,11 +38,6 @@ def _gpu_faults(wanted: int) -> Iterable[str]:
     from flk_runtime.launcher.gpu_health import gpu_faults, read_gpus  # only jobs with GPUs have this module
 
     return gpu_faults(wanted, read_gpus())
-
-
-def _folder(environ: Mapping[str, str]) -> str:
-    checkpoint = environ.get(user_env.CHECKPOINT, "")
-    return "" if "://" in checkpoint else checkpoint
 
 
 def find_fault(gpus: int, folders: Mapping[str, str], gpu_faults: Callable[[int], Iterable[str]]) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from flk_runtime.checkpoint.adapters import TorchState, adapt
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.contract import VERSION, user_env
+from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
@@ -122,7 +123,7 @@ def _default_place(first: str) -> str | None:
 
 def _is_same(place: str | None, other: str | None) -> bool:
     """Whether two addresses are of the same place."""
-    first, second = (each if each is None or "://" in each else os.path.realpath(each) for each in (place, other))
+    first, second = (each if each is None or is_address(each) else os.path.realpath(each) for each in (place, other))
     return first == second
 
 

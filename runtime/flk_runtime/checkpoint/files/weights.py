@@ -16,6 +16,7 @@ from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
 from flk_runtime.checkpoint.state import Chunk, name_of
 from flk_runtime.checkpoint.storage import exists, open_destination, open_section
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, Manifest
+from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.errors import MismatchError, checkpoint_error
 from flk_runtime.shared.shard_file import value_name
 
@@ -124,11 +125,11 @@ def _open(path: str) -> tuple[SavedCheckpoint | None, dict[str, torch.Tensor]]:
 def _open_checkpoint(path: str) -> SavedCheckpoint | None:
     """The checkpoint at a path; None if it is a file, or a folder of other files."""
     folder = FilePath(path)
-    if "://" not in path and exists(folder / METADATA):
+    if not is_address(path) and exists(folder / METADATA):
         return SavedCheckpoint(
             path, FilesReader(lambda file, begin, length: open_section(folder / file, begin, length))
         )
-    if "://" not in path and not exists(folder / LATEST):
+    if not is_address(path) and not exists(folder / LATEST):
         return None
     destination = open_destination(path)
     step = destination.last_good()

@@ -8,6 +8,7 @@ from typing import BinaryIO, Protocol
 
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.checkpoint.storage.manifest import StoredFile
+from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.errors import MismatchError, shipped
 
 
@@ -44,7 +45,7 @@ class Destination(Protocol):
 
 def open_destination(place: str) -> Destination:
     """The destination of a folder, or of an address ``s3://BUCKET/PREFIX``. Raises CheckpointError."""
-    if "://" in place:
+    if is_address(place):
         if not place.startswith("s3://"):
             raise MismatchError(f"checkpoints in {place}: expected a folder, or s3://BUCKET/PREFIX")
         shipped("flk_runtime.checkpoint.storage.s3", f"{place}: flk's code for S3", "s3:")
