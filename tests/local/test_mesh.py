@@ -98,7 +98,7 @@ MODEL = """
     def sgd(model):  # its few operations are soon known to DTensor
         return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
 
-    def one_process(steps):
+    def one_process(steps, max_norm=0.1):
         model = build()
         optimizer = sgd(model)
         losses, norms = [], []
@@ -106,7 +106,7 @@ MODEL = """
             x, y, _ = map(torch.stack, zip(*[(a, b, torch.tensor(n)) for a, b, n in data[step * 8:step * 8 + 8]]))
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
             optimizer.zero_grad(), loss.backward()
-            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
             optimizer.step()
             losses.append(loss.item())
         return losses, norms, model.state_dict()
@@ -138,7 +138,7 @@ MODEL = """
                 losses.append(run.mean(loss.item(), len(x)))
             run.export(os.environ["FOLDER"] + f"{name}-{until}.safetensors")
             random = [None] * run.world_size
-            dist.all_gather_object(random, float(torch.rand(())))
+            dist.all_gather_object(random, f"{float(torch.rand(()))} {list(flk.shard(range(4)))}")
             return losses, norms, random
 """
 
@@ -183,13 +183,31 @@ def test_each_mesh_trains_as_one_process_also_after_another_mesh(ranks: Ranks, t
     assert first == second, "ranks with the same data draw the same random numbers"
     assert third == fourth != first
     assert len(set(seen["random cp"])) == 4
+    for name in ("random tp", "random cp"):
+        assert [each.partition(" ")[2] for each in seen[name]] == ["[0, 1]", "[0, 1]", "[2, 3]", "[2, 3]"]
 
 
-# Two stages of a pipeline, whose ranks keep half of the model; then another mesh, and then stages again.
+# Two stages of a pipeline on each rank; then another mesh, then one stage on each rank, and then two again.
 PIPELINE = (
     MODEL
     + """
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    import copy, warnings
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
+
+    STAGES = ("embed", "layers.0", "layers.1", "head")
+
+    def part(model, number):
+        stage = copy.deepcopy(model)
+        for name in STAGES[:number] + STAGES[number + 1:]:
+            stage.set_submodule(name, nn.Identity())
+        return stage
+
+    def interleaved(model, mesh):
+        split(model, mesh)
+        rank = mesh["pp"].get_local_rank()
+        return [part(model, rank), part(model, rank + 2)]
 
     def stages(model, mesh):
         split(model, mesh)
@@ -197,38 +215,68 @@ PIPELINE = (
         model.layers[1 if first else 0] = nn.Identity()
         setattr(model, "head" if first else "embed", nn.Identity())
 
-    def train_stages(name, until, **sizes):
+    def schedule_of(model, group):
+        loss_of = lambda y, target: F.cross_entropy(y.flatten(0, 1), target.flatten())
+        rank, device = dist.get_rank(group), torch.device("cpu")
+        if isinstance(model, Model):
+            return ScheduleGPipe(PipelineStage(model, rank, 2, device, group=group), 2, loss_fn=loss_of)
+        stages = [PipelineStage(each, rank + 2 * n, 4, device, group=group) for n, each in enumerate(model)]
+        return ScheduleInterleaved1F1B(stages, 2, loss_fn=loss_of)
+
+    def run_schedule(run, schedule, x, y, first):
+        losses = []
+        schedule.step(x) if first else schedule.step(target=y, losses=losses)
+        return lambda: run.mean(sum(each.item() for each in losses) / 2, 0.0 if first else 1.0)
+
+    def train_stages(name, function, until, **sizes):
         with flk.init(strategy="full_shard", checkpoint=os.environ["FOLDER"] + name, seed=1, log_every=0) as run:
             model = build()
-            model, optimizer = run.parallelize(model, sgd(model), mesh={"pp": 2, **sizes}, parallelize=stages)
+            model, optimizer = run.parallelize(model, sgd(model), mesh={"pp": 2, **sizes}, parallelize=function)
             group = split.mesh["pp"].get_group()
             first, parts = dist.get_rank(group) == 0, run.world_size // 2 // sizes.get("tp", 1)
-            stage = PipelineStage(model, int(not first), 2, run.device, group=group)
-            loss_of = lambda y, target: F.cross_entropy(y.flatten(0, 1), target.flatten())
-            schedule = ScheduleGPipe(stage, 2, loss_fn=loss_of)
-            losses, norms = [], []
+            schedule, losses, norms = schedule_of(model, group), [], []
             for x, y, n in run.loader(data, 8 // parts, shuffle=False).steps(until):
                 optimizer.zero_grad()
-                parts_of_loss = []
-                schedule.step(x) if first else schedule.step(target=y, losses=parts_of_loss)
+                loss = run_schedule(run, schedule, x, y, first)
                 norms.append(float(run.clip_grad_norm(0.1)))
                 optimizer.step()
                 run.step()
-                losses.append(run.mean(sum(each.item() for each in parts_of_loss) / 2, 0.0 if first else 1.0))
+                losses.append(loss())
             run.export(os.environ["FOLDER"] + f"{name}-{until}.safetensors")
             return losses, norms, None
+
+    def adopt_stages(name, until):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+        model = interleaved(build(), mesh)
+        warnings.simplefilter("ignore")  # torch's, about the views that a stage returns
+        for each in model:
+            fully_shard(each, mesh=mesh["dp"])
+        optimizer = sgd(nn.ModuleList(model))
+        schedule, losses = schedule_of(model, mesh["pp"].get_group()), []
+        with flk.adopt(checkpoint=os.environ["FOLDER"] + name, log_every=0, model=model, optimizer=optimizer) as loop:
+            for x, y, n in loop.loader(data, 4, mesh=mesh["dp"], shuffle=False).steps(until):
+                optimizer.zero_grad()
+                loss = run_schedule(loop, schedule, x, y, mesh["pp"].get_local_rank() == 0)
+                optimizer.step()
+                loop.step()
+                losses.append(loss())
+        return losses
 
     more = json.loads(os.environ["SIZES"])
     found = {"expected": one_process(4)[:2]}
     parts = [
-        train_stages("pp", 2, **more),
-        train("pp", "full_shard", 3, {"tp": 2, "tp_plan": PLAN}),
-        train_stages("pp", 4, **more),
+        train_stages("pp", interleaved, 1, **more),
+        train("pp", "full_shard", 2, {"tp": 2, "tp_plan": PLAN}),
+        train_stages("pp", stages, 3, **more),
+        train_stages("pp", interleaved, 4, **more),
     ]
     found["pp"] = sum((each[0] for each in parts), []), sum((each[1] for each in parts), [])
     print("=", json.dumps(["found", found]))
+    if not more:
+        adopted = [adopt_stages("adopted", until) for until in (2, 4)]
+        print("=", json.dumps(["adopted", [one_process(4, 1e9)[0], sum(adopted, [])]]))
     from safetensors.torch import load_file
-    for steps in (2, 3, 4) if dist.get_rank() == 0 else ():
+    for steps in (1, 2, 3, 4) if dist.get_rank() == 0 else ():
         expected = one_process(steps)[2]
         exported = load_file(os.environ["FOLDER"] + f"pp-{steps}.safetensors")
         assert exported.keys() == expected.keys()
@@ -250,6 +298,8 @@ def test_stages_of_a_pipeline_train_as_one_process_also_after_another_mesh(
     assert len(set(losses)) == 4
     assert own_losses == pytest.approx(losses, abs=2e-6)
     assert own_norms == pytest.approx(norms, rel=2e-5)
+    for expected, found in [seen["adopted"]] if not sizes else []:
+        assert found == pytest.approx(expected, abs=2e-6)
 
 
 HUGGING_FACE = """
@@ -326,6 +376,11 @@ REFUSED = (
     refused(tp=2, tp_plan={key: style for key, style in PLAN.items() if "norm" not in key})
     refused(tp=2, tp_plan=PLAN, before=lambda run: run.loader(data, 2))
     refused("hybrid_shard", mesh={"cp": 2}, parallelize=split)
+    from torch.utils.data import DistributedSampler
+
+    sampler = DistributedSampler(range(2))
+    refused(tp=2, tp_plan=PLAN)
+    del sampler
     with flk.init(strategy="full_shard", log_every=0) as run:
         # No parameter is whole, whose gradients could be compared.
         model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
@@ -361,6 +416,7 @@ def test_what_a_mesh_cannot_do_is_refused_by_name(ranks: Ranks) -> None:
         r"the gradient of 'layers\.0\.head_norm\.weight' differs between ranks that hold the same values of it: .*",
         r"a loader was made before parallelize with mesh= or tp=: make loaders after it",
         r"the mesh has a dimension cp, which strategy hybrid_shard cannot use: use full_shard",
+        r"a DistributedSampler gives 2 ranks data of their own, and this mesh has 1 groups .*: use run\.loader",
         r"ranks that differ only in the dimensions of the mesh had different batches: .*",
     ]
     refused = re.findall(r"refused: (.*)", result.output)

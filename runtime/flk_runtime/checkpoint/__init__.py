@@ -17,6 +17,7 @@ from flk_runtime.checkpoint.adapters import (
     optimizer_state,
     parameters_of,
     reshard,
+    roots_of,
     trained_modules,
     user_name,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "optimizer_state",
     "parameters_of",
     "reshard",
+    "roots_of",
     "trained_modules",
     "user_name",
 ]

@@ -10,7 +10,7 @@ from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions, Transform
 from flk_runtime.data.map_style import Loader
 from flk_runtime.data.micro_batches import StepShare, split
-from flk_runtime.data.partition import DataShard, shard
+from flk_runtime.data.partition import DataShard, divide_shards, shard
 from flk_runtime.data.parts import count_shards
 from flk_runtime.data.uneven_inputs import join_batches
 
@@ -26,6 +26,7 @@ __all__ = [
     "StepShare",
     "Transform",
     "count_shards",
+    "divide_shards",
     "join_batches",
     "length_of",
     "make_loader",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flk_runtime.checkpoint import DistributedStateful, SplitState, chunks_of, is_sharded
+from flk_runtime.checkpoint import DistributedStateful, Parts, SplitState, chunks_of, is_sharded
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.parallel.model import ParallelModel, local
@@ -31,7 +31,7 @@ class Average(DistributedStateful):
             raise SetupError(f"decay={decay!r}: expected a number from 0 to 1")
         if not parallel.named:
             raise SetupError("an average needs the parameters of the model, which FSDP1 flattens: use FSDP2")
-        if parallel.saved is not parallel.module:
+        if isinstance(parallel.saved, Parts):
             raise SetupError("an average needs the whole model, and each rank has a stage of a pipeline: leave it out")
         self._parallel, self._decay = parallel, decay
         self._updates, self._is_applied = 0, False

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import reshard, user_name
+from flk_runtime.checkpoint import reshard, roots_of, user_name
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.meta_init import Materializer
@@ -34,7 +34,7 @@ _tables = weakref.WeakKeyDictionary()
 
 
 class FSDP2Model(ParallelModel):
-    """A model whose blocks are sharded in place. The user calls the same object as before."""
+    """A model whose blocks are sharded in place. The user calls the same object as before, or each of its parts."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class FSDP2Model(ParallelModel):
     ) -> None:
         """Shard ``model`` in place, each of ``blocks`` on its own; with ``ends``, its embedding and head. Collective.
 
+        Each part of `Parts` is sharded as a model of its own.
         ``broadcast``: send rank 0's values to all ranks before.
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
         forward pass; a number of ranks keeps them sharded over so many until the backward pass. Parameters outside of
@@ -65,9 +66,12 @@ class FSDP2Model(ParallelModel):
         """
         # Memory that is locked for a GPU's copies, so that they go on beside the computation.
         policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
+        roots = roots_of(model)
 
         def shard(block: nn.Module) -> None:
-            root = block is model
+            root = block in roots
+            if block is model and not root:  # the parts together, which nobody calls
+                return
             if precision:
                 _cast_buffers(block, precision)
             fully_shard(
@@ -82,24 +86,29 @@ class FSDP2Model(ParallelModel):
         for each in in_float32:
             if precision and not any(True for _ in each.parameters()):  # which fully_shard does not cast for
                 _cast_calls(each, precision)
-        units = sharded_units(model, blocks, precision, ends=ends)
-        kept = kept_units(model, units, ends=ends)
+        units = [unit for root in roots for unit in sharded_units(root, blocks, precision, ends=ends)]
+        kept = [unit for root in roots for unit in kept_units(root, units, ends=ends)]
         for unit in units:
             if unit not in kept:
                 unit.register_forward_hook(_copy_views)  # before that of fully_shard
-        Materializer(model, units, device, init_follows=init_follows, resets=resets).run(shard, broadcast=broadcast)
+        Materializer(model, [*units, *roots], device, init_follows=init_follows, resets=resets).run(
+            shard, broadcast=broadcast
+        )
         for unit in kept:
             _allow_views(unit)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
-        type(model).__call__ = _call  # type: ignore[method-assign]
-        _tables[model] = [
-            (type(each).__name__.removeprefix("FSDP"), each._parameters) for each in model.modules() if each._parameters
-        ]
-        if prefetch:
-            _prefetch(self._fsdp_modules, prefetch)
+        for root in roots:
+            type(root).__call__ = _call  # type: ignore[method-assign]
+            _tables[root] = [
+                (type(each).__name__.removeprefix("FSDP"), each._parameters)
+                for each in root.modules()
+                if each._parameters
+            ]
+            if prefetch:
+                _prefetch([each for each in root.modules() if isinstance(each, FSDPModule)], prefetch)
         replicates = "replicate" in (mesh.mesh_dim_names or ())
         self._replicas = mesh.get_group("replicate") if replicates else None
         self._keeps_full, self._communicates = not reshards, mesh.size() > 1
@@ -113,7 +122,8 @@ class FSDP2Model(ParallelModel):
             parameter.register_hook = _refuse_hook  # type: ignore[method-assign]
         self._tied: list[str] = []  # buffers that rank 0 sends
         self._syncs, self._sends = True, True  # gradients now; buffers at the next forward pass
-        model.register_forward_pre_hook(self._send_buffers)
+        for root in roots:
+            root.register_forward_pre_hook(self._send_buffers)
         self._unused: UnusedParameters | None = None
         if find_unused_parameters:
             for module in self._fsdp_modules:

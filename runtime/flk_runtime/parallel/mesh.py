@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import parameters_of
+from flk_runtime.checkpoint import Parts, parameters_of, user_name
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 
@@ -95,11 +95,12 @@ def make_mesh(sizes: Mapping[str, int], device: torch.device, world_size: int, s
 
 def split(
     model: nn.Module, parallelize: Callable[[nn.Module, DeviceMesh], object], mesh: Mesh, device: torch.device
-) -> None:
+) -> nn.Module:
     """Have the script's function split ``model`` in place, with rank 0's values. Collective.
 
-    Raises SetupError if it returns another module, or renames, reshapes or unties parameters, or if none of the ranks
-    of a pipeline has kept one of them.
+    Returns the model, or `Parts` with the stages of a pipeline that the function has returned as a list. Raises
+    SetupError if it returns another module, or renames, reshapes or unties parameters, or if none of the ranks of a
+    pipeline has kept one of them.
     """
     if not any(each.is_meta for each in (*model.parameters(), *model.buffers())):
         model.to(device)
@@ -108,12 +109,15 @@ def split(
     pipeline = PIPELINE in (mesh.own.mesh_dim_names or ())
     before = _described(model)
     result = parallelize(model, mesh.own)
-    if result not in (None, model):
+    kept_model = model
+    if pipeline and isinstance(result, list) and result and all(isinstance(each, nn.Module) for each in result):
+        kept_model = Parts(result)
+    elif result not in (None, model):
         raise SetupError(
-            f"parallelize= returned a {type(result).__name__} that is not the model: change the model in place, or "
-            "keep a loop of the script's own with flk.adopt"
+            f"parallelize= returned a {type(result).__name__} that is not the model: change the model in place, return "
+            f"a list of stages with a dimension {PIPELINE}, or keep a loop of the script's own with flk.adopt"
         )
-    after = _described(model)
+    after = _described(kept_model)
     kept = after
     if pipeline:  # each stage has removed what others keep
         kept = {name: each for stage in process_group.all_gather(after) for name, each in stage.items()}
@@ -133,6 +137,21 @@ def split(
                 f"parallelize= has untied {name!r} from {was[1]!r}, which would be trained apart: leave both out of "
                 "the plan, or do not tie them"
             )
+    return kept_model
+
+
+def places_of(model: nn.Module, modules: Sequence[nn.Module]) -> dict[str, type[nn.Module]]:
+    """The paths of ``modules`` in ``model``, in their order, and their classes, to find them after `split`."""
+    paths = {each: user_name(model, path) for path, each in model.named_modules()}
+    return {paths[each]: type(each) for each in modules}
+
+
+def modules_at(model: nn.Module, places: Mapping[str, type[nn.Module]]) -> list[nn.Module]:
+    """The modules at these places, in their order. A stage of a pipeline has not all of them, or others there."""
+    found = {
+        path: each for name, each in model.named_modules() if places.get(path := user_name(model, name)) is type(each)
+    }
+    return [found[path] for path in places if path in found]
 
 
 def _described(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:

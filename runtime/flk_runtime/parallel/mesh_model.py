@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -10,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils.data import DistributedSampler
 
-from flk_runtime.checkpoint import Parts, module_state, parameters_of
+from flk_runtime.checkpoint import Parts, module_state, parameters_of, roots_of
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.fsdp2 import FSDP2Model
@@ -30,25 +32,26 @@ class MeshModel(FSDP2Model):
     ) -> None:
         """Shard ``model`` as `FSDP2Model` does with ``options``, after the script's function has split it.
 
-        With a dimension pp, ``model`` is what this rank keeps of it.
+        With a dimension pp, ``model`` is what this rank keeps of it, or `Parts` with its stages.
         """
         super().__init__(model, blocks, mesh.sharding, device, broadcast=False, resets=False, **options)
         self.mesh: Mesh = mesh
         names = mesh.own.mesh_dim_names or ()
         self._pipeline = mesh.own.get_group(PIPELINE) if PIPELINE in names else None
         if self._pipeline:
-            self.saved = Parts([model])
+            self.saved = model if isinstance(model, Parts) else Parts([model])
             self.state = module_state(self.saved)
         self._whole = {each: name for name, each in parameters_of(model).items() if self._is_whole(each)}
         self._inputs: list[torch.Tensor] = []  # sums of the first forward pass's, if there is no whole parameter
         if not self._whole:
-            self._first_call = model.register_forward_pre_hook(self._note_inputs, with_kwargs=True)
+            self._first_call = roots_of(model)[0].register_forward_pre_hook(self._note_inputs, with_kwargs=True)
 
     def attach(self, optimizer: Optimizer) -> None:
         super().attach(optimizer)
 
         def check(*_: Any) -> None:
             first.remove()
+            _check_samplers(self.mesh.parts)
             self._compare([each for group in optimizer.param_groups for each in group["params"]])
 
         first = optimizer.register_step_pre_hook(check)
@@ -130,6 +133,16 @@ class MeshModel(FSDP2Model):
         if not self._pipeline:  # whose stages have different parameters
             dist.all_reduce(differs)  # so that all ranks raise
         return [bool(count) for count in differs.tolist()]
+
+
+def _check_samplers(parts: int) -> None:
+    """Raise SetupError if a DistributedSampler gives data to more ranks than the data has ``parts``."""
+    for each in gc.get_objects():
+        if issubclass(type(each), DistributedSampler) and each.num_replicas > parts:
+            raise SetupError(
+                f"a DistributedSampler gives {each.num_replicas} ranks data of their own, and this mesh has {parts} "
+                "groups of ranks that need the same: use run.loader"
+            )
 
 
 def _sums(gradient: torch.Tensor | None) -> torch.Tensor:

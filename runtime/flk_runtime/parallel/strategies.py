@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import is_sharded
+from flk_runtime.checkpoint import is_sharded, roots_of
 from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError, shipped
@@ -126,7 +126,7 @@ def parallelize(
     sizes, function = _own_parallelism(model, strategy, options)
     ranks = 1  # that get the same data
     if function:
-        from flk_runtime.parallel.mesh import check_pipeline, check_sizes, make_mesh, split
+        from flk_runtime.parallel.mesh import check_pipeline, check_sizes, make_mesh, modules_at, places_of, split
 
         ranks = check_sizes(sizes, world_size)
         check_pipeline(sizes, model, optimizers, options.save_frozen)
@@ -138,20 +138,20 @@ def parallelize(
     reshards = _reshards(STRATEGIES[strategy], options.reshard_after_forward, shard_size)
 
     def apply() -> ParallelModel:
-        mesh = None
+        mesh, held, own, again = None, model, blocks, recomputed
         if function:
-            split(model, function, mesh := make_mesh(sizes, device, world_size, shard_size), device)
-        own = set(model.modules())  # a stage of a pipeline has not all blocks
-        blocks[:] = [each for each in blocks if each in own]
-        for each in recomputed:
-            if each in own:
-                recompute_activations(each)
-        for module in (blocks or [model]) if options.compile else ():
+            mesh = make_mesh(sizes, device, world_size, shard_size)
+            places = places_of(model, blocks), places_of(model, recomputed)
+            held = split(model, function, mesh, device)
+            own, again = (modules_at(held, each) for each in places)
+        for each in again:
+            recompute_activations(each)
+        for module in (own or roots_of(held)) if options.compile else ():
             # After the recomputation, so that the compiler sees what is kept and what is computed again.
             compile_module(module, options.compile)
         return _parallelize(
-            model,
-            blocks,
+            held,
+            own,
             strategy,
             options,
             device=device,

@@ -17,6 +17,7 @@ from flk_runtime.data import (
     LoaderOptions,
     StepShare,
     count_shards,
+    divide_shards,
     length_of,
     make_loader,
     share_of_worker,
@@ -112,6 +113,8 @@ class Batches(LoaderEvents):
                 "parallelize was called with another mesh before: use one number of ranks with the same data"
             )
         self._part = (number, parts)
+        divide_shards(self._part)
+        self._context.closing.append(lambda: divide_shards(None))
         self.latest = StepShare(parts, 1, 1)
 
     @property

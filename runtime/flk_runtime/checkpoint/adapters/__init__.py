@@ -9,7 +9,7 @@ from flk_runtime.checkpoint.adapters.adapt import adapt, module_state, optimizer
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, load_as_saved, trained_modules
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
-from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, user_name
+from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, roots_of, user_name
 
 __all__ = [
     "ModuleState",
@@ -24,6 +24,7 @@ __all__ = [
     "optimizer_state",
     "parameters_of",
     "reshard",
+    "roots_of",
     "trained_modules",
     "user_name",
 ]

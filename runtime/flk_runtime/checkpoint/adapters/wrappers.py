@@ -31,6 +31,14 @@ class Parts(nn.Module):
                 raise SetupError(f"two parts of a model have the entry {name!r}: keep the names of the whole model")
             names.add(name)
 
+    def __iter__(self) -> Iterator[nn.Module]:
+        return self.children()
+
+
+def roots_of(module: nn.Module) -> list[nn.Module]:
+    """The modules that a script calls: the parts of `Parts`, or the module itself."""
+    return list(module) if isinstance(module, Parts) else [module]
+
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that an optimizer takes, by the names of the user's module. A tied parameter has several."""
