@@ -25,11 +25,13 @@ from tests.support.processes import alive, checked, parent_of
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_ranks_of_two_pods_form_one_process_group(pods: Callable[..., Pods], start: str) -> None:
-    job = pods(2, 2, FLK_START=start)
+    script = TRAIN + '    print("in ps:", pathlib.Path("/proc/self/comm").read_text(), end="")\n'
+    job = pods(2, 2, script=script, FLK_START=start)
     job.start("train.py", "1")
     assert job.wait() == [0, 0], job.logs_of_all()
     for rank in range(4):
         assert f"[rank {rank}] rank {rank} of 4 done in attempt 0\n" in job.log(rank // 2)
+        assert f"[rank {rank}] in ps: rank {rank}\n" in job.log(rank // 2)
     assert job.record().outcome == "succeeded"
 
 

@@ -37,6 +37,7 @@ def run(command: Sequence[str]) -> int:
     forked is not reported: the rank itself goes on.
     """
     rank = os.getpid()
+    host.name_process(f"rank {os.environ.get('RANK', '')}")  # the ranks of a pod have one command line
     faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
     observer.start()
     _count_steps()

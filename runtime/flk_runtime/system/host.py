@@ -21,6 +21,7 @@ from typing import Final
 from flk_runtime.contract import platform
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915 if platform.LINUX else 0xC0206921
 _LOOK_AT_PARENT = 0.5  # seconds, where the kernel does not tell that it has ended
@@ -223,6 +224,12 @@ def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, as process 1 does (Linux only)."""
     if platform.LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Name this thread, the main one of a process, with up to 15 bytes, which top and ``ps -A`` show (Linux only)."""
+    if platform.LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode())
 
 
 def raise_open_files_limit() -> None:
