@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import AnyStr, Final
 
 REDACTED: Final = "***"
 _LEAST: Final = 4  # characters of a value that is hidden wherever it stands: shorter ones are parts of other words
@@ -21,9 +21,10 @@ _WORDS: Final = re.compile(
     r"|(?<![a-z])(?:pass|pat)$|(?<=[a-z0-9])[-_.]pwd$"
 )
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
-# The password in an address: scheme://user:password@host.
-_IN_ADDRESS: Final = re.compile(r"(?<=://)([^\s/:@]*):([^\s/@]+)@")
+_ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
+# The password in an address: scheme://user:password@host. No part of a text is read twice, however hostile it is.
+_IN_ADDRESS: Final = re.compile(r"(://[^\s/:@]*):([^\s/@]+)@")
+_IN_BYTES: Final = re.compile(_IN_ADDRESS.pattern.encode())
 
 
 def names_secret(name: str) -> bool:
@@ -36,30 +37,38 @@ def secrets_in(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
 
     A value of several lines is one secret for each line, since logs are written in lines.
     """
-    values = [value for name, value in variables.items() if names_secret(name)] + list(_in_command(words))
+    values = [value for name, value in variables.items() if names_secret(name)]
+    values += [secret for _, secret in in_command(words) if secret]
     passwords = [match[2] for text in (*variables.values(), *words) for match in _IN_ADDRESS.finditer(text)]
     lines = {line.strip() for value in (*values, *passwords) for line in value.splitlines()}
     found = {line for line in lines if len(line) >= _LEAST and not _PLAIN.fullmatch(line)}
     return sorted(found, key=lambda value: (-len(value), value))
 
 
-def hidden(text: str, secrets: Sequence[str]) -> str:
-    """Return a text with ``***`` in place of the secrets and of passwords in addresses."""
+def hidden(text: AnyStr, secrets: Sequence[AnyStr]) -> AnyStr:
+    """Return a text, or its bytes, with ``***`` in place of the secrets and of passwords in addresses."""
     for secret in secrets:
-        text = text.replace(secret, REDACTED)
+        text = text.replace(secret, REDACTED if isinstance(secret, str) else REDACTED.encode())
     return without_password(text)
 
 
-def without_password(text: str) -> str:
-    """Return a text with ``***`` in place of the passwords in its addresses."""
-    return _IN_ADDRESS.sub(rf"\1:{REDACTED}@", text)
+def without_password(text: AnyStr) -> AnyStr:
+    """Return a text, or its bytes, with ``***`` in place of the passwords in its addresses."""
+    if isinstance(text, str):
+        return _IN_ADDRESS.sub(rf"\1:{REDACTED}@", text)
+    return _IN_BYTES.sub(rf"\1:{REDACTED}@".encode(), text)
 
 
-def _in_command(words: Sequence[str]) -> Iterator[str]:
-    """Yield the values of ``--api-token=x``, ``--api-token x`` and ``API_TOKEN=x``."""
-    for word, following in zip(words, [*words, ""][1:], strict=True):
-        assigned = ASSIGNMENT.fullmatch(word)
+def in_command(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each word of a command, and the secret with which it ends; empty if it has none.
+
+    These are the values of ``--api-token=x``, ``--api-token x`` and ``API_TOKEN=x``; of ``--token API_TOKEN=x`` only x.
+    """
+    follows = False  # the word before is an option whose value is a secret
+    for word in words:
+        assigned = _ASSIGNMENT.fullmatch(word)
         if assigned and names_secret(assigned["name"]):
-            yield assigned["value"]
-        elif assigned is None and word.startswith("-") and names_secret(word) and not following.startswith("-"):
-            yield following
+            yield word, assigned["value"]
+        else:
+            yield word, word if follows and not word.startswith("-") else ""
+        follows = assigned is None and word.startswith("-") and names_secret(word)

@@ -10,7 +10,7 @@ import selectors
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from flk_runtime.contract.secrets import REDACTED
+from flk_runtime.contract.secrets import hidden
 
 # A progress bar ends its lines with a carriage return alone; each state of it is passed on at once.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")
@@ -51,7 +51,8 @@ class Prefixer:
     ) -> None:
         """``write`` receives whole lines; ``count`` is called with the number of lines written.
 
-        ``look`` gets each line that begins like an object of JSON; None: nobody looks. ``secrets`` are hidden in lines.
+        ``look`` gets each line that begins like an object of JSON; None: nobody looks. ``secrets``, and passwords in
+        addresses, are hidden in lines.
         """
         self._secrets = [each.encode() for each in secrets]
         self._look = look
@@ -83,7 +84,7 @@ class Prefixer:
 
     def _write(self, lines: list[bytes]) -> None:
         for begin in range(0, len(lines), LINES_PER_WRITE):
-            batch = [self._without_secrets(line) for line in lines[begin : begin + LINES_PER_WRITE]]
+            batch = [hidden(line, self._secrets) for line in lines[begin : begin + LINES_PER_WRITE]]
             self._tail.extend(line[:TAIL_LINE_LIMIT] for line in batch)
             self._write_lines(b"".join(self._prefix + line + b"\n" for line in batch))
             self._count(len(batch))
@@ -91,11 +92,6 @@ class Prefixer:
                 for line in batch:
                     if line.startswith(b"{"):
                         self._look(line)
-
-    def _without_secrets(self, line: bytes) -> bytes:
-        for secret in self._secrets:
-            line = line.replace(secret, REDACTED.encode())
-        return line
 
 
 class RankPipes:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 from flk import labels
 from flk.kube import Object
 from flk.secret_names import file_names_secret
-from flk_runtime.contract.secrets import ASSIGNMENT, REDACTED, hidden, names_secret, secrets_in, without_password
+from flk_runtime.contract.secrets import REDACTED, hidden, in_command, names_secret, secrets_in, without_password
 
 T = TypeVar("T")
 
@@ -99,25 +99,17 @@ def _redact(node: Any) -> None:
         elif key == "env" and isinstance(value, dict):  # of flk.yaml
             node[key] = {name: _kept_value(name, text) for name, text in value.items()}
         elif key in ("command", "args") and isinstance(value, list):
-            node[key] = hidden_in_command([str(word) for word in value])
+            node[key] = _hidden_in_command([str(word) for word in value])
         else:
             _redact(value)
 
 
-def hidden_in_command(words: Sequence[str]) -> list[str]:
+def _hidden_in_command(words: Sequence[str]) -> list[str]:
     """Return the words of a command with ``***`` in place of its secrets."""
-    kept: list[str] = []
-    follows = False
-    for word in words:
-        match = ASSIGNMENT.fullmatch(word)
-        if follows and not word.startswith("-"):
-            kept.append(REDACTED)
-        elif match and names_secret(match["name"]):
-            kept.append(f"{match['name']}={REDACTED}")
-        else:
-            kept.append(without_password(word))
-        follows = match is None and word.startswith("-") and names_secret(word)
-    return kept
+    return [
+        f"{word.removesuffix(secret)}{REDACTED}" if secret else without_password(word)
+        for word, secret in in_command(words)
+    ]
 
 
 def _kept_value(name: object, value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract.secrets import hidden, secrets_in
+from flk_runtime.contract.secrets import REDACTED, hidden, in_command, secrets_in
 
 CANARY = "canary-7f3b"
 
@@ -17,6 +17,8 @@ CANARY = "canary-7f3b"
         ({}, ["train.py", "--hub-token", CANARY]),
         ({}, ["train.py", f"--api-key={CANARY}", "--lr=0.1"]),
         ({}, ["train.py", f"HF_TOKEN={CANARY}"]),
+        ({}, ["train.py", "--token", f"API_TOKEN={CANARY}"]),
+        ({}, ["train.py", "--token", f"--api-key={CANARY}"]),
         ({}, ["train.py", f"--cache=redis://:{CANARY}@cache.example"]),
     ],
 )
@@ -32,6 +34,18 @@ def test_a_secret_of_several_lines_is_hidden_line_by_line() -> None:
 @pytest.mark.parametrize("value", ["", "abc", "true", "None", "auto", "12.5"])
 def test_values_that_stand_in_other_places_too_stay(value: str) -> None:
     assert secrets_in({"USE_AUTH": value}, ["--token", value]) == []
+
+
+def test_of_words_of_a_command_the_secret_is_known() -> None:
+    words = ["train.py", "--token", "API_TOKEN=abcd", "--auth", "user=me", "--password", "--lr", "0.1"]
+    assert [secret for _, secret in in_command(words)] == ["", "", "abcd", "", "user=me", "", "", ""]
+
+
+@pytest.mark.parametrize("piece", ["://", "://a:", "://:", "://a:b@", "a", ":", "@", "/"])
+def test_passwords_in_a_hostile_text_are_hidden_in_linear_time(piece: str) -> None:
+    text = piece * (1_000_000 // len(piece))
+    assert hidden(text, []).count(REDACTED) == text.count("://a:b@")
+    assert hidden(text.encode(), []) == hidden(text, []).encode()
 
 
 def test_the_longest_secret_is_hidden_first() -> None:

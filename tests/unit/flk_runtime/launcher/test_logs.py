@@ -50,12 +50,12 @@ def test_secrets_are_hidden_in_lines_however_their_bytes_were_read() -> None:
     written: list[bytes] = []
     seen: list[bytes] = []
     prefixer = logs.Prefixer("> ", written.append, look=seen.append, secrets=["canary-7f3b"])
-    for chunk in (b'{"token": "cana', b'ry-7f3b"}\nlogin with canary-7f3b'):
+    for chunk in (b'{"token": "cana', b'ry-7f3b"}\nlogin with canary-7f3b at postgres://me:pa', b"ss@db/runs"):
         prefixer.feed(chunk)
     prefixer.end()
-    assert b"".join(written) == b'> {"token": "***"}\n> login with ***\n'
+    assert b"".join(written) == b'> {"token": "***"}\n> login with *** at postgres://me:***@db/runs\n'
     assert seen == [b'{"token": "***"}']
-    assert prefixer.tail == '{"token": "***"}\nlogin with ***'
+    assert prefixer.tail == '{"token": "***"}\nlogin with *** at postgres://me:***@db/runs'
 
 
 def test_a_very_long_line_is_split() -> None:
