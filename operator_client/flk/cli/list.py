@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -86,9 +87,14 @@ def list_(
     client = JobClient.connect(context, namespace)
 
     def read() -> list[Listed]:
+        gc.disable()  # it would look at all objects of a long list again and again
+        try:
+            every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
+        finally:
+            gc.enable()
         listed = [
             each
-            for each in list_observed(client, all_namespaces=all_namespaces, selector=selector)
+            for each in every
             if (not phases or each.state.phase.value in phases) and (not mine or is_user(user_name(), each.state.owner))
         ]
         return sorted(listed, key=lambda each: _KEYS[sort](each.state))

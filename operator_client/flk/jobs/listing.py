@@ -53,7 +53,7 @@ def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: 
     for job in jobs:
         target, meta = target_of(job), job["metadata"]
         own = target.own(pods[meta.get("namespace", ""), target.kind, meta["name"]], job)
-        view = JobView(answers.complete(Observation(job, own, now)))
+        view = answers.complete(Observation(job, own, now))
         found.append(Listed(view.around, derive(view)))
     return sorted(found, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
 
@@ -66,22 +66,22 @@ class _Answers:
         self._all_namespaces = all_namespaces
         self._events: dict[str, dict[_Key, list[Object]]] = {}  # by kind of the objects that they are about
 
-    def complete(self, seen: Observation) -> Observation:
-        """Return the observation with the answers to the requests that a list of jobs makes."""
-        while wanted := [need for need in needs(seen) if need.what == "events" or need == Need("nodes")]:
+    def complete(self, seen: Observation) -> JobView:
+        """Return the view of the observation with the answers to the requests that a list of jobs makes."""
+        view = JobView(seen)
+        while wanted := [need for need in needs(view) if need.what == "events" or need == Need("nodes")]:
             for need in wanted:
-                seen = with_answer(seen, need, self._answer(need, seen))
-        return seen
+                seen = with_answer(seen, need, self._answer(need, view))
+            view = JobView(seen)
+        return view
 
-    def _answer(self, need: Need, seen: Observation) -> Answer:
+    def _answer(self, need: Need, view: JobView) -> Answer:
         if need.what == "nodes":
             return self._nodes
         # A list reads why a job has no pods, and whether pods without a node may get one.
-        if (need.kind == "Pod" and not JobView(seen).unschedulable) or (need.kind != "Pod" and seen.pods):
+        if (need.kind == "Pod" and not view.unschedulable) or (need.kind != "Pod" and view.objects):
             return Answer()
-        assert seen.job is not None  # noqa: S101
-        namespace = seen.job["metadata"].get("namespace", "")
-        return Answer(items=self._about(need.kind)[namespace, need.kind, need.name])
+        return Answer(items=self._about(need.kind)[view.namespace, need.kind, need.name])
 
     def _about(self, kind: str) -> dict[_Key, list[Object]]:
         """Return the warnings about objects of a kind; of pods, the events of autoscalers."""

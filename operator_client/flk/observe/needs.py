@@ -50,9 +50,9 @@ class Answer:
     not_served: Mapping[str, str] = field(default_factory=dict)
 
 
-def needs(seen: Observation) -> list[Need]:
-    """Return the requests that would tell more about a job and were not made for this observation."""
-    view = JobView(seen)
+def needs(view: JobView) -> list[Need]:
+    """Return the requests that would tell more about a job and were not made for its observation."""
+    seen = view.around
     # A connection that broke is no cause: the events may name one.
     known_end = view.failed and any(_is_cause(pod) for pod in view.pods)
     if view.deletion_began or (view.succeeded and not view.failed):

@@ -21,11 +21,13 @@ SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 
 
-def missing_pod(index: int, name: str, ranks: list[int], refusal: Object | None) -> PodState:
+def missing_pod(
+    index: int, name: str, ranks: list[int], refusal: Object | None, phase: PodPhase = PodPhase.MISSING
+) -> PodState:
     """Return the state of a pod that does not exist. ``refusal`` is the event that says why it was not created."""
     if refusal is None:
-        return PodState(index, name, ranks)
-    return PodState(index, name, ranks, reason=str(refusal["reason"]), message=one_line(refusal.get("message")))
+        return PodState(index, name, ranks, phase)
+    return PodState(index, name, ranks, phase, reason=str(refusal["reason"]), message=one_line(refusal.get("message")))
 
 
 def existing_pod(
@@ -57,7 +59,7 @@ def existing_pod(
         exit_code=code,
         signal=_signal(ended),
         memory_limit=memory_limit(pod),
-        topology=_variables(pod).get(user_env.TOPOLOGY, ""),
+        topology=_topology(pod),
         failed_permanently=phase == PodPhase.FAILED and not recreated and not stopped,
         record=JobRecord.from_json(str(ended.get("message"))) if ended.get("message") else None,
     )
@@ -108,6 +110,13 @@ def memory_limit(pod: Object) -> str:
     """Return the memory limit of the training container as its manifest has it; empty if it has none."""
     container = _container((pod.get("spec") or {}).get("containers"))
     return str(((container.get("resources") or {}).get("limits") or {}).get("memory") or "")
+
+
+def _topology(pod: Object) -> str:
+    """Return the place of a pod in the network; empty if it is not known."""
+    container = _container((pod.get("spec") or {}).get("containers"))
+    told = any(each["name"] == user_env.TOPOLOGY for each in container.get("env") or [])
+    return _variables(pod).get(user_env.TOPOLOGY, "") if told else ""
 
 
 def _variables(pod: Object) -> dict[str, str]:

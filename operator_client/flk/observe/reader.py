@@ -151,7 +151,7 @@ class Reader:
         """Return the observation of an existing job together with the answers to the requests that it needs."""
         before, self._answers = self._answers, {}
         due: dict[bool, bool] = {}
-        while wanted := needs(seen):
+        while wanted := needs(JobView(seen)):
             for need in wanted:
                 frequent = need.what in OF_LAUNCHERS
                 if frequent not in due:

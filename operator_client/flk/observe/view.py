@@ -117,7 +117,7 @@ class JobView:
         """Annotations of the job."""
         return self._meta.get("annotations") or {}
 
-    @property
+    @cached_property
     def from_flk(self) -> bool:
         """Whether flk's launcher starts the ranks: the manifest is flk's."""
         environment = {variable.get("name") for variable in self.container.get("env") or []}
@@ -134,12 +134,12 @@ class JobView:
         """Whether pods without the lowest indexes may train: the job is elastic or has spares."""
         return bool(self._setting(MIN_PODS) or self.spares)
 
-    @property
+    @cached_property
     def spares(self) -> int:
         """Number of pods that wait to take the place of a lost one."""
         return self._setting(SPARES)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, int]:
         """How few and how many pods may train."""
         most = self._setting(PODS) or len(self.pods)
@@ -178,7 +178,7 @@ class JobView:
         """When the last pod ended, or when the operator says that the job did."""
         return max((pod.ended for pod in self.pods if pod.ended), default=None) or self.completed
 
-    @property
+    @cached_property
     def failed(self) -> bool:
         """Whether the job has failed: its operator, a pod or a launcher's record says so."""
         if "Succeeded" in self.conditions:
@@ -393,8 +393,8 @@ class JobView:
                 there = found.get((role, number))
                 if there is None:
                     name = self.target.pod_name(self.name, role, number)
-                    missing = missing_pod(index, name, ranks, refused.get(name))
-                    states.append(replace(missing, phase=PodPhase.SUSPENDED) if held else missing)
+                    phase = PodPhase.SUSPENDED if held else PodPhase.MISSING
+                    states.append(missing_pod(index, name, ranks, refused.get(name), phase))
                 else:
                     events = self.events_of(there["metadata"]["name"])
                     policy = replicas.restart_policy

@@ -25,7 +25,7 @@ from tests.unit.flk.cli.outputs import jobs
 def asked(seen: Observation) -> list[list[tuple[str, str]]]:
     """Return the requests of each round, if none of them finds anything."""
     rounds = []
-    while wanted := needs(seen):
+    while wanted := needs(JobView(seen)):
         rounds.append([(need.what, need.name) for need in wanted])
         for need in wanted:
             seen = with_answer(seen, need, Answer())
@@ -40,18 +40,18 @@ def test_a_job_that_runs_undisturbed_needs_its_record_only() -> None:
 def test_a_record_tells_that_a_job_runs_undisturbed() -> None:
     seen = jobs.running().seen()
     line = f"{MADE} [pod 0] {RECORD_MARKER}{record(None, outcome='running').to_json()}"
-    seen = with_answer(seen, needs(seen)[0], Answer(lines=[line, f"{MADE} [rank 0] step 1"]))
+    seen = with_answer(seen, needs(JobView(seen))[0], Answer(lines=[line, f"{MADE} [rank 0] step 1"]))
     assert seen.record is not None
     assert seen.logs == {"gpt-worker-0": ["[rank 0] step 1"]}
-    assert needs(seen) == []
+    assert needs(JobView(seen)) == []
 
 
 def test_each_worker_of_diloco_shows_its_own_step_and_pods_that_print_none_that_of_their_worker() -> None:
     job = JobBuilder(4).all("pod").condition("Running")
     job.container["env"] = [{"name": "FLK_WORKERS", "value": "2"}]
     seen, logs = job.seen(), {"gpt-worker-0": 7, "gpt-worker-2": 5}
-    assert {(need.what, need.name) for need in needs(seen)} >= {("metrics", "gpt-worker-2")}
-    for need in needs(seen):
+    assert {(need.what, need.name) for need in needs(JobView(seen))} >= {("metrics", "gpt-worker-2")}
+    for need in needs(JobView(seen)):
         rank = int(need.name[-1])
         seen = with_answer(seen, need, Answer(lines=[f'{MADE} [rank {rank}] {{"step": {logs[need.name]}}}']))
     state = derive(JobView(seen))
@@ -70,7 +70,7 @@ def test_pods_of_an_elastic_job_show_the_step_that_all_make_and_those_that_wait_
 
 
 def test_a_job_that_has_succeeded_needs_nothing() -> None:
-    assert needs(jobs.succeeded().seen()) == []
+    assert needs(jobs.succeeded().view()) == []
 
 
 def test_pods_without_a_node_need_events_and_then_nodes() -> None:
@@ -98,7 +98,7 @@ def test_a_pod_whose_volume_is_on_another_node_needs_the_claim_and_then_its_volu
         pod["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "local"}}]
     seen, answers = job.seen(), {"claims": [{"metadata": {"name": "local"}, "spec": {"volumeName": "pv-1"}}]}
     rounds = []
-    while wanted := needs(seen):
+    while wanted := needs(JobView(seen)):
         rounds.append([(need.what, need.name) for need in wanted])
         for need in wanted:
             seen = with_answer(seen, need, Answer(answers.get(need.what, [])))
@@ -160,4 +160,4 @@ def test_what_may_not_be_read_is_known_and_not_asked_again() -> None:
     need = Need("nodes")
     seen = with_answer(seen, need, Answer(unreadable=frozenset({"nodes"})))
     assert seen.unreadable == {"nodes"}
-    assert need not in needs(seen)
+    assert need not in needs(JobView(seen))
