@@ -1,0 +1,53 @@
+"""Trainings of other packages in pods, whose state flk keeps: a killed rank, then a pod that is gone."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import hosted
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500, func_only=True)]
+
+# The script, the packages that it needs, its arguments, and the number that it prints at its end.
+TRAININGS = {
+    "transformers": (hosted.TRANSFORMERS, ("transformers", "accelerate"), ("dies",), 9),
+    "lightning": (hosted.LIGHTNING, ("lightning",), ("dies", "distributed"), 24),
+}
+GONE = "print('waits for its end', flush=True), time.sleep(600)"
+
+
+@pytest.mark.parametrize("package", TRAININGS)
+def test_after_a_killed_rank_and_a_lost_pod_it_trains_as_without_them(
+    flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path, package: str
+) -> None:
+    script, packages, arguments, compared = TRAININGS[package]
+    assert hosted.KILLED in script
+    # In the second attempt the rank that would die waits, so that its pod is deleted at that step.
+    script = script.replace(hosted.KILLED, f"{hosted.KILLED} if ATTEMPT == 0 else ({GONE})")
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
+    for each in packages:
+        pytest.importorskip(each)
+    pip = [option for each in packages for option in ("--pip", f"{each}=={metadata.version(each)}")]
+    options = ("--name", "hosted", "--replicas", "2", "--image", image, "--cpu", "100m", "--restarts", "2", *pip)
+    offline = ("--env", "HF_HUB_OFFLINE=1")
+    submitted = flk("submit", "train.py", *options, *offline, "--", *arguments, cwd=tmp_path)
+    assert submitted.code == 0, submitted.stderr
+    eventually(
+        "rank 1 waits in the second attempt",
+        lambda: "waits for its end" in flk("logs", "hosted", "--no-follow").stdout,
+    )
+    # Without a notice, so that nothing is saved: its checkpoint is in the memory of the other pod.
+    kubectl("delete", "pod", "hosted-worker-1", "--force", "--grace-period=0")
+    ended = flk("wait", "hosted", timeout=600)
+    assert ended.code == 0, ended.stderr
+    attempts = json.loads(flk("status", "hosted", "-o", "json").stdout)["attempts"]
+    assert [each["restored_from"] for each in attempts[1:]] == ["memory", "memory"]
+    log = flk("logs", "hosted", "--no-follow").stdout
+    assert f"[rank 0] equal {compared}" in log
+    assert "resumed at step 6 from pod memory" in log

@@ -1,0 +1,139 @@
+"""Trainings of other packages whose state flk keeps, as scripts: rank 1 dies at two steps, or a rank waits.
+
+With the argument ``dies`` a script trains again without flk at its end, and prints ``equal`` if both are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# How a rank dies.
+KILLED: Final = "os.kill(os.getpid(), signal.SIGKILL)"
+
+# Two epochs of six steps of two micro-batches, with dropout and two evaluations in each epoch.
+TRANSFORMERS: Final = """
+    import os, pathlib, signal, sys, tempfile, time, torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+    from flk_runtime.hosts import transformers as flk_transformers
+
+    ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
+    DIES = {0: 4, 1: 7} if sys.argv[1] == "dies" else {}
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 48
+        def __getitem__(self, index):
+            if index >= 48:
+                raise IndexError
+            sequence = torch.arange(index, index + 8) % 16
+            return {"input_ids": sequence, "labels": sequence}
+
+    class Faults(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if DIES.get(ATTEMPT) == state.global_step and RANK == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if sys.argv[1] == "waits":
+                pathlib.Path(f"step.{ATTEMPT}.{RANK}").write_text(str(state.global_step))
+                while state.global_step == 3 and ATTEMPT == 0 and not pathlib.Path("go").exists():
+                    time.sleep(0.01)
+
+    def trainer(faults, folder, **more):
+        set_seed(3)
+        config = LlamaConfig(
+            vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=8, attention_dropout=0.3,
+        )
+        arguments = TrainingArguments(
+            output_dir=folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2,
+            learning_rate=1e-2, logging_steps=3, eval_strategy="steps", eval_steps=3, report_to="none",
+            disable_tqdm=True, use_cpu=True, include_num_input_tokens_seen="all", **more,
+        )
+        made = Trainer(
+            model=LlamaForCausalLM(config), args=arguments, train_dataset=Data(), eval_dataset=Data(),
+            callbacks=[Faults()] if faults else [],
+        )
+        return made
+
+    def told(trainer):
+        kept = ("step", "loss", "grad_norm", "learning_rate", "eval_loss", "num_input_tokens_seen", "train_loss")
+        return [{name: each[name] for name in kept if name in each} for each in trainer.state.log_history]
+
+    with tempfile.TemporaryDirectory() as folder:
+        kept = trainer(True, folder, save_strategy="no")
+        flk_transformers.adopt(kept, save_every=1)
+        kept.train()
+        if sys.argv[1] == "dies":
+            plain = trainer(False, folder, save_strategy="steps", save_steps=5)
+            plain.train()
+            assert told(kept) == told(plain), (told(kept), told(plain))
+            same = [torch.equal(*pair) for pair in zip(kept.model.parameters(), plain.model.parameters(), strict=True)]
+            assert all(same)
+            print("equal", len(told(kept)))
+"""
+
+# Two epochs of six steps of two micro-batches, with dropout, a shuffled loader and two validations in each epoch.
+LIGHTNING: Final = """
+    import os, pathlib, signal, sys, time, warnings, lightning, torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from flk_runtime.hosts.lightning import Flk
+
+    warnings.simplefilter("ignore")
+    ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
+    DIES = {0: 4, 1: 7} if sys.argv[1] == "dies" else {}
+
+    class Model(lightning.LightningModule):
+        def __init__(self, faults):
+            super().__init__()
+            self.network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+            self.faults, self.seen = faults, {}
+        def training_step(self, batch, index):
+            x, number = batch
+            loss = (self.network(x) - x.sum(1, keepdim=True)).square().mean()
+            self.seen[f"{self.trainer.current_epoch} {index}"] = (number.tolist(), loss.item())
+            return loss
+        def validation_step(self, batch, index):
+            torch.rand(1)
+            self.log("validated", self.network(batch[0]).mean(), sync_dist=True)
+        def on_train_batch_end(self, outputs, batch, index):
+            step = self.trainer.global_step
+            if self.faults and DIES.get(ATTEMPT) == step and RANK == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if sys.argv[1] == "waits":
+                pathlib.Path(f"step.{ATTEMPT}.{RANK}").write_text(str(step))
+                while step == 3 and not pathlib.Path("go").exists():
+                    time.sleep(0.01)
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["seen"] = self.seen
+        def on_load_checkpoint(self, checkpoint):
+            self.seen = checkpoint["seen"]
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5), "interval": "step"}]
+
+    def trained(callbacks, distributed_sampler, folder):
+        lightning.seed_everything(0, verbose=False)
+        data = TensorDataset(torch.randn(48, 4), torch.arange(48))
+        model = Model(bool(callbacks))
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", max_epochs=2, accumulate_grad_batches=2,
+            val_check_interval=6, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[*callbacks, ModelCheckpoint(folder, monitor="validated", save_last=True)], log_every_n_steps=3,
+            use_distributed_sampler=distributed_sampler,
+        )
+        batch = 2 if distributed_sampler else 4
+        trainer.fit(model, DataLoader(data, batch, shuffle=True), DataLoader(data, 24))
+        return trainer, model
+
+    kind = sys.argv[2] == "distributed"
+    trainer, model = trained([Flk(save_every=1)], kind, "checkpoints")
+    if sys.argv[1] == "dies":
+        plain_trainer, plain = trained([], kind, "checkpoints of the other")
+        assert model.seen == plain.seen, (model.seen, plain.seen)
+        assert all(torch.equal(*pair) for pair in zip(model.parameters(), plain.parameters(), strict=True))
+        best = [each.checkpoint_callback.best_model_score for each in (trainer, plain_trainer)]
+        assert best[0] == best[1], best
+        print("equal", len(model.seen))
+"""
