@@ -312,7 +312,10 @@ def definitions(module: ast.Module) -> set[str]:
 
 @functools.cache
 def names_in(test: str) -> set[str]:
-    """The names that a test file uses, with the names of modules that it imports and the words in its strings."""
+    """The names that a test file uses, with the names of modules that it imports and the words in its strings.
+
+    Those of a module of tests.support that it imports as a whole are among them: it may have the scripts.
+    """
     found: set[str] = set()
     module = ast.parse((ROOT / test).read_text())
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
@@ -325,6 +328,8 @@ def names_in(test: str) -> set[str]:
             found.add(node.attr)
         elif isinstance(node, ast.ImportFrom):
             found |= {alias.name for alias in node.names}
+            for alias in node.names if node.module == "tests.support" else ():
+                found |= names_in(f"tests/support/{alias.name}.py")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in docstrings:
             found |= {*re.findall(r"[\w.-]+", node.value), *re.findall(r"\w+", node.value)}
     return found
