@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigM
 RAW_LIMIT: Final = 64 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain
 COUNT_LIMIT: Final = 20_000
 _SHOWN: Final = 3  # files in a message
+# Calls that write checkpoints of a script's own: of torch, accelerate, Transformers, DeepSpeed and Lightning.
+_SAVES: Final = re.compile(
+    rb"\b(?:torch\.save|dcp\.save|save_state|save_pretrained|save_checkpoint|ModelCheckpoint)(?=\()"
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Bundle:
     code: bytes | None = None  # a tar.gz archive of the user's files
     files: tuple[str, ...] = ()  # the paths of these files, relative to the root
     script: str | None = None  # the path of the script, relative to the root; None for a module
+    saves: str = ""  # a call that writes checkpoints of the code's own, and its file; empty if there is none
     left_out: tuple[str, ...] = ()  # files that the user may expect and that do not travel, one sentence for each kind
 
     @property
@@ -63,6 +69,7 @@ def make_bundle(job: Job, root: Path) -> Bundle:
     selection = select_files(job, root)
     try:
         used = used_by(job) | used_by_code(_contents(root, selection.script, selection.files))
+        saves = _saves(root, selection.files)
     except OSError as error:
         raise unreadable(error) from None
     return Bundle(
@@ -70,6 +77,7 @@ def make_bundle(job: Job, root: Path) -> Bundle:
         code=_code_archive(root, selection.files),
         files=selection.files,
         script=selection.script,
+        saves=saves,
         left_out=selection.left_out,
     )
 
@@ -79,6 +87,14 @@ def _contents(root: Path, script: str | None, files: Sequence[str]) -> Iterator[
     if script is None:
         return None
     return ((path, (root / path).read_bytes()) for path in files)
+
+
+def _saves(root: Path, files: Sequence[str]) -> str:
+    """The first call in these files that writes checkpoints, such as ``torch.save in train.py``; empty without one."""
+    for path in files:
+        if path.endswith(".py") and (found := _SAVES.search((root / path).read_bytes())):
+            return f"{found.group().decode()} in {path}"
+    return ""
 
 
 def _code_archive(root: Path, files: Sequence[str]) -> bytes:

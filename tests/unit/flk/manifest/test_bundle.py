@@ -68,6 +68,14 @@ def test_outside_git_all_files_travel_but_hidden_ones_and_what_tools_put_there(t
     )
 
 
+def test_the_code_says_how_it_writes_checkpoints_of_its_own(tmp_path: Path, write: Write) -> None:
+    write("train.py", content="import torch\n")
+    write("notes.txt", content="torch.save(model, path)\n")
+    assert make_bundle(job(), tmp_path).saves == ""
+    write("package/model.py", content="torch.save(state, path)\n")
+    assert make_bundle(job(), tmp_path).saves == "torch.save in package/model.py"
+
+
 def test_in_git_tracked_files_travel_as_they_are_and_new_python_files(tmp_path: Path, write: Write, git: Any) -> None:
     write("train.py", "config.json", "deleted.py", "package/model.py")
     write(".gitignore", content="ignored*\n")

@@ -68,6 +68,14 @@ def test_created(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> 
     assert terminal(line) == snapshot
 
 
+def test_a_script_that_saves_beside_itself_is_told_that_it_goes_with_the_pod(terminal: Terminal) -> None:
+    terminal.write({"train.py": "import torch\ntorch.save({}, 'last.pt')\n"})
+    told = "flk: what torch.save in train.py writes goes with its pod, unless it is on a volume (--volume PVC:/PATH)\n"
+    assert told in terminal("flk submit train.py --name without")
+    for place in ("--volume data:/data", "--checkpoint data:/data"):
+        assert "goes with its pod" not in terminal(f"flk submit train.py --name with-{place[2]} {place}")
+
+
 def test_job_file(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
     terminal.write({"flk.yaml": "command: train.py --lr 0.1\nname: gpt\nreplicas: 2\n"})
     assert terminal("flk submit") == snapshot
