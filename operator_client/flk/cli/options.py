@@ -214,12 +214,15 @@ def load_job_file(file: str | None) -> LoadedJob:
 
 def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     from flk.manifest.environment import warnings
-    from flk.manifest.files import check_named_files, find_script
+    from flk.manifest.files import accelerate_config_beside, check_named_files, find_script
     from flk.spec.overlay import load_job
 
     job, root = load_job(flags, os.environ, note)
     if job.ship is not False:
-        find_script(job, root, here=here)
+        script = find_script(job, root, here=here)
+        if script and not job.accelerate_config and (beside := accelerate_config_beside(script, root)):
+            job = job.changed(accelerate_config=beside)
+            note(f"accelerate_config: {beside}, which is beside the script")
         check_named_files(job, root)
     for warning in warnings(job):
         note(warning)

@@ -10,9 +10,11 @@ lists them by name.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import itertools
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -31,6 +33,9 @@ _OWN_FILES: Final = {"flk.yaml", "flk.schema.json", ignore_file.NAME}  # pods do
 WALK_LIMIT: Final = 100_000  # files that are looked at outside of git
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # files in a message
+_OF_ACCELERATE: Final = re.compile(rb"^compute_environment:", re.MULTILINE)  # in each file of `accelerate config`
+_USES_ACCELERATE: Final = (b"accelerate", b"transformers", b"trl")
+_CONFIG_LIMIT: Final = 1 << 16  # bytes; such a file has one or two thousand
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,22 @@ def check_named_files(job: Job, root: Path) -> list[str]:
         if not _is_file(root / name) or _leaves(root, name):
             raise UsageError(f"accelerate_config: there is no file {name} in {root}, whose code is shipped")
     return [*named, *_requirements(job, root)]
+
+
+def accelerate_config_beside(script: Path, root: Path) -> str | None:
+    """Return the file beside ``script``, which uses accelerate, that `accelerate config` has written.
+
+    The path is relative to the root. None if the script does not use it, or there is no such file or more than one.
+    """
+    root, found = root.resolve(), []
+    with contextlib.suppress(OSError):
+        text = script.read_bytes()
+        for path in script.parent.glob("*.y*ml") if any(word in text for word in _USES_ACCELERATE) else ():
+            if path.stat().st_size <= _CONFIG_LIMIT and _OF_ACCELERATE.search(path.read_bytes()):
+                found.append(path)
+    if len(found) != 1 or not found[0].is_relative_to(root):
+        return None
+    return found[0].relative_to(root).as_posix()
 
 
 def _requirements(job: Job, root: Path) -> list[str]:

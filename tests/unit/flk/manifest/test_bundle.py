@@ -15,6 +15,7 @@ import pytest
 
 from flk.errors import UsageError
 from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle
+from flk.manifest.files import accelerate_config_beside
 from flk.manifest.render import CHUNK, render
 from flk.manifest.runtime import runtime_archive
 from flk.spec.job import Job, validated
@@ -66,6 +67,22 @@ def test_outside_git_all_files_travel_but_hidden_ones_and_what_tools_put_there(t
         "package/model.py",
         "train.py",
     )
+
+
+def test_the_one_file_of_accelerate_config_beside_a_script_that_uses_it_is_found(tmp_path: Path, write: Write) -> None:
+    def found() -> str | None:
+        return accelerate_config_beside(tmp_path / "code" / "train.py", tmp_path)
+
+    write("code/train.py", content="from accelerate import Accelerator\n")
+    write("code/model.yaml", content="layers: 2\n")
+    assert found() is None
+    write("code/fsdp.yaml", content="compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n")
+    assert found() == "code/fsdp.yaml"
+    write("code/train.py", content="import torch\n")
+    assert found() is None
+    write("code/train.py", content="from transformers import Trainer\n")
+    write("code/ddp.yml", content="debug: false\ncompute_environment: LOCAL_MACHINE\n")
+    assert found() is None  # which one is not known
 
 
 def test_the_code_says_how_it_writes_checkpoints_of_its_own(tmp_path: Path, write: Write) -> None:

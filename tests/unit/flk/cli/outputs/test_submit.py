@@ -76,6 +76,13 @@ def test_a_script_that_saves_beside_itself_is_told_that_it_goes_with_the_pod(ter
         assert "goes with its pod" not in terminal(f"flk submit train.py --name with-{place[2]} {place}")
 
 
+def test_a_configuration_of_accelerate_beside_the_script_is_used(terminal: Terminal) -> None:
+    terminal.write({"train.py": "import accelerate\n", "fsdp.yaml": "compute_environment: LOCAL_MACHINE\n"})
+    found = terminal("flk submit train.py --name found --dry-run client -o yaml")
+    assert "flk: accelerate_config: fsdp.yaml, which is beside the script\n" in found
+    assert "FLK_ACCELERATE_CONFIG" in found
+
+
 def test_job_file(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
     terminal.write({"flk.yaml": "command: train.py --lr 0.1\nname: gpt\nreplicas: 2\n"})
     assert terminal("flk submit") == snapshot
