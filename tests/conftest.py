@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.collection import spread
 from tests.support.processor_time import ProcessorTime
 
 settings.register_profile("flk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,18 +27,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Spread the tests of each folder evenly over a run with several workers.
+    """Spread the tests of each folder evenly over its span of a run with several workers.
 
-    Tests in a cluster mostly wait for it; the others use the processors meanwhile.
+    Tests in a cluster mostly wait for it; the others use the processors meanwhile. The workers begin with the groups of
+    tests that one of them runs, the largest first.
     """
     if not hasattr(config, "workerinput"):
         return
-    folders = [item.path.relative_to(Path(__file__).parent).parts[0] for item in items]
-    total, seen, places = Counter(folders), Counter[str](), []
-    for folder in folders:
-        places.append((seen[folder] + 0.5) / total[folder])
-        seen[folder] += 1
-    items[:] = [items[index] for index in sorted(range(len(items)), key=places.__getitem__)]
+    folders = [item.nodeid.split("/")[1] for item in items]
+    items[:] = [items[index] for index in spread(folders)]
 
 
 @pytest.fixture(scope="session")

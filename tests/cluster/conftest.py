@@ -31,6 +31,7 @@ import yaml
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.resources import RequestTarget, Resource
+from tests.support.collection import in_folder
 from tests.support.commands import Flk, ForkedFlk, Kubectl
 from tests.support.fork_server import start_fork_server
 from tests.support.processes import checked, until
@@ -46,11 +47,10 @@ PATIENCE = 240  # seconds for something to happen on a machine that does much el
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test in this folder. The time that it takes to create a cluster does not count as a test's time."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(600, func_only=True))
+    for item in in_folder(items, Path(__file__).parent):
+        item.add_marker(pytest.mark.cluster)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600, func_only=True))
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,10 @@ def test_user_without_rights(doctor: Any, kubeconfig: Path, kubectl: Any, tmp_pa
     assert {found[check][0] for check in ("operator", "quota", "limit range", "gpus", "capacity")} == {"unknown"}
 
 
-def test_start_of_the_pods(flk: Any, kubectl: Any, image: str, tmp_path: Path) -> None:
+def test_start_of_the_pods(flk: Any, kubectl: Any, torch_image: str, tmp_path: Path) -> None:
+    """The pods run flk_runtime.check, here on an image without flk."""
     (tmp_path / "train.py").write_text("print('never runs')\n")
-    (tmp_path / "flk.yaml").write_text(yaml.safe_dump({**JOB, "image": image, "resources": {"cpu": "100m"}}))
+    (tmp_path / "flk.yaml").write_text(yaml.safe_dump({**JOB, "image": torch_image, "resources": {"cpu": "100m"}}))
     result = flk("doctor", "--start-pods", cwd=tmp_path)
     assert result.code == 0, result.stdout + result.stderr
     assert "2 ranks in 2 pods met and did an all-reduce" in result.stdout

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-# Small enough for pods on two cores that other tests share; the same work here and in the pods.
-SMALL = ["--", "--steps", "12", "--batch-size", "4", "--layers", "1", "--width", "32", "--block", "32"]
+# Small enough for pods on two cores that other tests share; the same work here and in the pods. Two layers: a block of
+# its own is what repeats.
+SMALL = ["--", "--steps", "12", "--batch-size", "4", "--layers", "2", "--width", "32", "--block", "32"]
 ENOUGH = 400  # seconds for a job of a few steps
 
 TORCHRUN_STYLE = """
@@ -30,6 +31,7 @@ TORCHRUN_STYLE = """
     print(f"rank {rank} local {local} of {dist.get_world_size()} done")
     dist.destroy_process_group()
 """
+PACKAGE = "from project.deep.answer import ANSWER\nimport sys\nprint(ANSWER + 1, sys.argv[1:])\n"
 
 
 def metrics(log: str) -> list[dict[str, Any]]:
@@ -44,8 +46,9 @@ def write(folder: Path, name: str, text: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str) -> None:
-    options = ["--replicas", "2", "--cpu", "100m", "--env", "OMP_NUM_THREADS=1", "--restarts", "0"]
-    submitted = flk("submit", *options, *SMALL)
+    """In the cluster the model is sharded within pods and replicated across them; here each rank has all of it."""
+    options = ["--replicas", "2", "--processes", "2", "--cpu", "100m", "--env", "OMP_NUM_THREADS=1", "--restarts", "0"]
+    submitted = flk("submit", *options, "--strategy", "hybrid_shard", *SMALL)
     assert submitted.code == 0, submitted.stderr
     name = submitted.stdout.strip()
     assert submitted.stdout == f"{name}\n"
@@ -56,7 +59,7 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
 
     logs = flk("logs", name, timeout=ENOUGH)
     assert logs.code == 0, logs.stderr
-    for rank in range(2):
+    for rank in range(4):
         assert f'[rank {rank}] {{"rank": {rank}, ' in logs.stdout
     waited = flk("wait", name, timeout=ENOUGH)
     assert waited.code == 0, waited.stderr
@@ -64,7 +67,7 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
     assert status["phase"] == "Succeeded"
     assert len(status["pods"]) == 2
 
-    here = flk("run", *options, *SMALL, env=os.environ | flk.env, timeout=ENOUGH)
+    here = flk("run", *options, "--strategy", "ddp", *SMALL, env=os.environ | flk.env, timeout=ENOUGH)
     assert here.code == 0, here.stderr
     there, local = metrics(logs.stdout)[-1], metrics(here.stdout)[-1]
     assert there["step"] == local["step"] == 12
@@ -72,51 +75,17 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
 
 
 @pytest.mark.timeout(900)
-def test_a_model_sharded_within_pods_and_replicated_across_them(flk: Any, image: str) -> None:
-    # Two layers: a block of its own is what repeats.
-    small = ["2" if before == "--layers" else word for before, word in zip(["", *SMALL], SMALL, strict=False)]
-    options = ["--replicas", "2", "--processes", "2", "--cpu", "100m", "--env", "OMP_NUM_THREADS=1", "--restarts", "0"]
-    there = flk("submit", *options, "--strategy", "hybrid_shard", "--follow", *small, timeout=ENOUGH)
-    assert there.code == 0, there.stderr
-    here = flk("run", *options, "--strategy", "ddp", *small, env=os.environ | flk.env, timeout=ENOUGH)
-    assert here.code == 0, here.stderr
-    sharded, replicated = metrics(there.stdout)[-1], metrics(here.stdout)[-1]
-    assert sharded["step"] == replicated["step"] == 12
-    assert sharded["heldout_loss"] == pytest.approx(replicated["heldout_loss"], abs=1e-4)
-
-
-@pytest.mark.timeout(900)
-def test_a_torchrun_style_script_runs_unchanged_on_an_image_without_flk(flk: Any, torch_image: str) -> None:
-    write(flk.folder, "train.py", TORCHRUN_STYLE)
-    options = ["--replicas", "2", "--processes", "2", "--image", torch_image, "--cpu", "100m"]
-    submitted = flk("submit", "train.py", *options, "--follow", timeout=ENOUGH)
-    assert submitted.code == 0, submitted.stderr
-    lines = submitted.stdout.splitlines()
-    for rank in range(4):
-        assert f"[rank {rank}] rank {rank} local {rank % 2} of 4 done" in lines
-
-
-@pytest.mark.timeout(900)
-def test_the_check_of_a_start_in_the_cluster(flk: Any, torch_image: str) -> None:
-    options = ["--replicas", "2", "--image", torch_image, "--cpu", "100m", "--restarts", "0"]
-    submitted = flk("submit", "-m", "flk_runtime.check", *options, "--follow", timeout=ENOUGH)
-    assert submitted.code == 0, submitted.stderr
-    assert "[rank 0] ranks     2 on 2 nodes, launcher: flk\n" in submitted.stdout
-    assert submitted.stdout.endswith("[rank 0] ok\n")
-
-
-@pytest.mark.timeout(900)
-def test_a_package_of_several_files_runs_unchanged(flk: Any, torch_image: str) -> None:
+def test_a_torchrun_style_package_of_several_files_runs_unchanged_on_an_image_without_flk(
+    flk: Any, torch_image: str
+) -> None:
     write(flk.folder, "project/__init__.py", "")
     write(flk.folder, "project/deep/__init__.py", "")
     write(flk.folder, "project/deep/answer.py", "ANSWER = 41")
-    write(
-        flk.folder,
-        "project/train.py",
-        "from project.deep.answer import ANSWER\nimport sys\nprint(ANSWER + 1, sys.argv[1:])",
-    )
+    write(flk.folder, "project/train.py", PACKAGE + textwrap.dedent(TORCHRUN_STYLE))
     options = ["--replicas", "2", "--processes", "2", "--image", torch_image, "--cpu", "100m"]
     submitted = flk("submit", "-m", "project.train", *options, "--follow", "--", "--lr", "$HOME `x`", timeout=ENOUGH)
     assert submitted.code == 0, submitted.stderr
+    lines = submitted.stdout.splitlines()
     for rank in range(4):
-        assert f"[rank {rank}] 42 ['--lr', '$HOME `x`']" in submitted.stdout.splitlines()
+        assert f"[rank {rank}] 42 ['--lr', '$HOME `x`']" in lines
+        assert f"[rank {rank}] rank {rank} local {rank % 2} of 4 done" in lines

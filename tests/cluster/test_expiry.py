@@ -9,9 +9,9 @@ from tests.cluster.test_faults import SMALL
 
 
 def test_jobs_are_deleted_after_their_ttl(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
-    def submit(name: str, code: str) -> Any:
+    def submit(name: str, code: str, *more: str) -> Any:
         (tmp_path / "train.py").write_text(code)
-        options = ["--name", name, "--replicas", "1", "--restarts", "0", "--ttl", "3s", "--image", image, *SMALL]
+        options = ["--name", name, "--replicas", "1", "--restarts", "0", "--ttl", "3s", "--image", image, *SMALL, *more]
         return flk("submit", "train.py", *options, cwd=tmp_path)
 
     def left() -> list[str]:
@@ -25,7 +25,7 @@ def test_jobs_are_deleted_after_their_ttl(flk: Any, kubectl: Any, image: str, tm
 
     def deleted() -> bool:
         """Whether flk deletes the failed job when another one is submitted; its TTL may not have passed before."""
-        submitted = submit("new", "print('new')")
+        submitted = submit("new", "print('new')", "--node-selector", "flk.dev/test=none")  # no pod starts
         assert submitted.code == 0
         assert flk("delete", "new").code == 0
         said: bool = "flk: deleted job broken: it has ended, and its TTL has passed\n" in submitted.stderr

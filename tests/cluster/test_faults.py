@@ -37,31 +37,8 @@ def status(flk: Any, job: str) -> dict[str, Any]:
     return state
 
 
-def test_exception_of_one_rank_is_the_verdict(flk: Any, image: str, script: Any) -> None:
-    folder = script("""
-        import torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        for step in range(1000):
-            if dist.get_rank() == 2 and step == 3:
-                raise ValueError("shard 2 is damaged")
-            dist.all_reduce(torch.ones(1))
-    """)
-    args = ["--name", "broken", "--replicas", "2", "--processes", "2", "--restarts", "0", "--image", image, *SMALL]
-    assert flk("submit", "train.py", *args, cwd=folder).stdout == "broken\n"
-    ended = flk("wait", "broken")
-    assert ended.code == 100, ended.stderr
-    for text in (ended.stderr, flk("status", "broken").stdout):
-        assert "rank 2 in broken-worker-1 raised ValueError: shard 2 is damaged" in text
-        assert "Connection" not in text
-    state = status(flk, "broken")
-    assert state["phase"] == "Failed"
-    assert (state["failure"]["rank"], state["failure"]["type"]) == (2, "ValueError")
-    shown = flk("logs", "broken", "--no-follow", "--rank", "2").stdout
-    assert "[rank 2] ValueError: shard 2 is damaged" in shown
-    assert "flk-record" not in flk("logs", "broken", "--no-follow").stdout
-
-
 CRASHES = {
+    "exception": ("raise ValueError('shard 2 is damaged')", "raised ValueError: shard 2 is damaged"),
     "abort": (r"os.write(2, b'  what():  bad length\n'); os.abort()", "was killed by SIGABRT: bad length"),
     "sizes": ("dist.all_reduce(torch.ones(1))", "was killed by SIGABRT: [enforce fail at"),  # the others reduce more
     "exit": ("os._exit(17)", "ended with exit code 17"),
@@ -79,9 +56,7 @@ def termination_messages(kubectl: Any, job: str) -> list[JobRecord]:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.soak)])
-def test_a_rank_that_ends_without_an_exception_is_the_cause(
-    flk: Any, kubectl: Any, image: str, script: Any, rounds: int
-) -> None:
+def test_the_rank_that_ends_first_is_the_cause(flk: Any, kubectl: Any, image: str, script: Any, rounds: int) -> None:
     """Its peers report broken connections, in the same pod and in the other one. Each attempt ends in another way."""
     folder = script(f"""
         import faulthandler, os, sys
@@ -102,7 +77,11 @@ def test_a_rank_that_ends_without_an_exception_is_the_cause(
     state = status(flk, "crash")
     assert [attempt["failure"]["rank"] for attempt in state["attempts"]] == [2] * len(expected)
     assert all(map(str.startswith, [attempt["cause"] for attempt in state["attempts"]], expected)), state["attempts"]
-    assert state["failure"]["rank"] == 2
+    assert (state["phase"], state["failure"]["rank"]) == ("Failed", 2)
+    assert state["attempts"][0]["failure"]["type"] == "ValueError"
+    shown = flk("logs", "crash", "--no-follow", "--rank", "2").stdout
+    assert "[rank 2] ValueError: shard 2 is damaged" in shown
+    assert "flk-record" not in flk("logs", "crash", "--no-follow").stdout
     for text in (ended.stderr, flk("status", "crash").stdout):
         assert expected[-1] in text
         assert "Connection" not in text

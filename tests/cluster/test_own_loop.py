@@ -7,6 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TRAIN = """
     import time, torch, torch.distributed as dist
     from torch import nn
@@ -28,6 +30,8 @@ TRAIN = """
 """
 
 
+# tests/local/test_loop.py proves it with launchers on this machine.
+@pytest.mark.soak
 def test_a_loop_of_the_scripts_own_resumes_from_memory_when_a_pod_is_deleted(
     flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
 ) -> None:

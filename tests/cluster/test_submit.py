@@ -117,15 +117,6 @@ def test_code_that_goes_while_a_job_is_submitted_is_there_when_it_starts(
     kubectl("wait", "pytorchjob/late", "--for=condition=Succeeded", "--timeout=120s", timeout=130)
 
 
-def test_name_can_be_used_again_at_once(flk: Any, image: str, folder: Path) -> None:
-    args = ["submit", "train.py", "--name", "again", "--image", image, *SMALL]
-    assert flk(*args, cwd=folder).code == 0
-    assert flk("delete", "again").code == 0
-    second = flk(*args, cwd=folder)
-    assert second.code == 0, second.stderr
-    assert flk("wait", "again").code == 0
-
-
 def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
     for where in ("client", "server"):
         args = ["submit", "train.py", "--name", "dry", "--image", image, "--dry-run", where, "-o", "json"]
@@ -138,7 +129,9 @@ def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
     assert kubectl("get", "pytorchjobs", "-o", "name") == ""
 
 
-def test_ctrl_c_detaches(flk: Any, namespace: str, image: str, folder: Path, eventually: Any) -> None:
+def test_ctrl_c_detaches_and_a_deleted_job_leaves_its_name(
+    flk: Any, namespace: str, image: str, folder: Path, eventually: Any
+) -> None:
     submitted = flk("submit", "forever.py", "--name", "long", "--image", image, *SMALL, cwd=folder)
     assert submitted.code == 0, submitted.stderr
     for command in (["logs", "-f", "long"], ["wait", "long"]):
@@ -164,6 +157,11 @@ def test_ctrl_c_detaches(flk: Any, namespace: str, image: str, folder: Path, eve
     assert flk("delete", "long").code == 0
     assert follower.wait(timeout=60) == 103
     follower.communicate()
+
+    # The name can be used again at once.
+    second = flk("submit", "train.py", "--name", "long", "--image", image, *SMALL, cwd=folder)
+    assert second.code == 0, second.stderr
+    assert flk("wait", "long").code == 0
 
 
 def test_image_that_is_not_there_is_told_while_waiting(flk: Any, folder: Path, eventually: Any) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.collection import in_folder
+
 END = 300  # seconds for one job: the first kernels of a process take a while to load
 
 # Blocks of equal size, so that what is sharded, compiled and predicted is the sum of a few terms.
@@ -42,13 +44,11 @@ MODEL = """
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     reason = "" if torch.cuda.is_available() else f"torch {torch.__version__} finds no NVIDIA GPU here"
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.gpu)
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))
+    for item in in_folder(items, Path(__file__).parent):
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.collection import in_folder
 from tests.support.horovod import HOROVOD, Build, launcher_with_stand_in
 from tests.support.install import cache, needed, pip_install, program, said
 from tests.support.ports import held_ports
@@ -50,11 +51,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The time that it takes to install a launcher does not count as a test's time.
     """
-    for item in items:
-        if SCRIPT.parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("launchers"))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(300, func_only=True))
+    for item in in_folder(items, SCRIPT.parent):
+        item.add_marker(pytest.mark.xdist_group("launchers"))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300, func_only=True))
     items.sort(key=_needs_build)
 
 

@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.support import adapters
+from tests.support.collection import skip_without
 from tests.support.pods import Pods
 
-pytest.importorskip("accelerate")
+skip_without("accelerate")
 
 # Three epochs of three steps of two micro-batches, with dropout, an evaluation after each, and samples that are noisy.
 TRAIN = """

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
+from tests.support.collection import skip_without
 
-pytest.importorskip("accelerate")
+skip_without("accelerate")
 
 # It tells the variables of accelerate, its arguments and whether it is the main module.
 SHOW = """

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support import adapters, hosted
+from tests.support.collection import skip_without
 from tests.support.pods import Pods
 
-if find_spec("lightning") is None:  # its import takes seconds, in each process of pytest
-    pytest.skip("needs lightning from PyPI", allow_module_level=True)
+skip_without("lightning")
 
 
 @pytest.mark.parametrize("sampler", ["distributed", "random"])

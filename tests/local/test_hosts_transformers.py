@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.support import adapters, hosted
+from tests.support.collection import skip_without
 from tests.support.pods import Pods
 
-pytest.importorskip("transformers")
+skip_without("transformers")
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",

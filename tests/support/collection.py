@@ -1,0 +1,40 @@
+"""The tests of a run: those of a folder, their order, and modules that need a package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+# The part of a run in which the tests of a folder begin. Those of the other folders begin in all of it. Before cluster
+# tests begin, one worker loads the images with the first test of a group. None is left with a long test at the end.
+SPANS = {"cluster": (0.2, 0.85), "local": (0.0, 0.95)}
+
+
+def spread(folders: Sequence[str]) -> list[int]:
+    """Return the indices of tests in their order: those of each folder evenly over its span. ``folders`` are theirs."""
+    total, seen, places = Counter(folders), Counter[str](), []
+    for folder in folders:
+        begin, end = SPANS.get(folder, (0.0, 1.0))
+        places.append(begin + (end - begin) * (seen[folder] + 0.5) / total[folder])
+        seen[folder] += 1
+    return sorted(range(len(folders)), key=places.__getitem__)
+
+
+def in_folder(items: Iterable[pytest.Item], folder: Path) -> Iterator[pytest.Item]:
+    """The tests below a folder. Paths are compared as text, since each worker asks this for thousands of tests."""
+    prefix = f"{folder}{os.sep}"
+    return (item for item in items if str(item.path).startswith(prefix))
+
+
+def skip_without(package: str) -> None:
+    """Skip a module of tests if a package that their ranks import is not installed.
+
+    Nothing is imported, which would take seconds in each worker.
+    """
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
