@@ -65,15 +65,87 @@ def frozen_in_the_middle(run):
         seen += train(run, model, optimizer, step + 1, first=step)
     return seen
 
+class Kept:
+    def __init__(self, value):
+        self.value = value
+
+class Hiding(Block):  # FSDP2 does not see the tensors in objects
+    def forward(self, x):
+        return Kept(super().forward(x.value))
+
+class HidingNet(Net):
+    def forward(self, x):
+        kept = Kept(self.embedding(x))
+        for block in self.blocks:
+            kept = block(kept)
+        return torch.distributions.Categorical(logits=self.head(self.norm(kept.value)))
+
+def hidden_outputs(run, blocks=True):
+    model = build()[0]
+    model.__class__, model.blocks = HidingNet, nn.ModuleList(Hiding(6) for _ in range(2))
+    if not blocks:
+        model.blocks = nn.ModuleList([model.blocks[0]])
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    seen = []
+    for (part,) in data(6, 1)[:3]:
+        words = share(run, part)
+        found = -model(words[:, :-1]).log_prob(words[:, 1:]).mean()
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+def hidden_root(run):
+    return hidden_outputs(run, blocks=False)
+
+def loss_as_attribute(run):
+    class Losing(nn.Linear):
+        def forward(self, x):
+            self.loss = super().forward(x).square().mean()
+
+    torch.manual_seed(3)
+    model = Losing(4, 4)
+    module, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    seen = []
+    for _ in range(3):
+        module(torch.ones(2, 4))
+        model.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen.append(model.loss.item())
+    return seen
+
+def inference_mode_first(run):
+    model, optimizer = made(run)
+    with torch.inference_mode():
+        first = loss(run, model).item()
+    return [run.mean(first), *train(run, model, optimizer, steps=3)]
+
 class Clamped(Block):
     def forward(self, x):
         with torch.no_grad():
-            self.up.weight.clamp_(-0.1, 0.1)
+            self.change(self.up)
         return super().forward(x)
 
-def clamped(run):
+def clamp(layer):
+    layer.weight.clamp_(-0.1, 0.1)
+
+def clamp_data(layer):  # which torch does not count as a change
+    layer.weight.data.clamp_(-0.1, 0.1)
+
+def assign_data(layer):
+    layer.weight.data = layer.weight.data / 2
+
+def assign_parameter(layer):
+    layer.weight = nn.Parameter(layer.weight / 2)
+
+def clamped(run, change):
     model = build()[0]
     model.blocks = nn.ModuleList(Clamped(6) for _ in range(2))
+    Clamped.change = staticmethod(change)
     model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return train(run, model, optimizer, steps=2)
 
@@ -132,6 +204,30 @@ def assigned(run):
     model, _ = made(run)
     model.head.weight.data = model.head.weight.data * 2
 
+def rows_of_gradients(run):
+    model, optimizer = made(run)
+    loss(run, model).backward()
+    model.head.weight.grad[1].mul_(0)
+    optimizer.step()
+
+def rows_of_weights(run):
+    model, optimizer = made(run)
+    for step in range(2):
+        loss(run, model, step).backward()
+        optimizer.step()
+        model.head.weight.data[1:3].mul_(0.5)
+
+def rows_are_read(run):
+    model, optimizer = made(run)
+    loss(run, model).backward()
+    model.blocks[0].up.weight[0].square().sum().backward()
+    model.head.weight.data[:, 1].mul_(0.5)  # of each row
+    model.head.weight.data[1].clone().zero_()
+    model.head.weight.grad[1].full_tensor().zero_()  # of the script's own
+    weight = model.blocks[0].up.weight.detach()
+    weight.mul_(1 + torch.einsum("ij,kj->ik", weight, weight).mean())
+    optimizer.step()
+
 def measured(run):
     model, _ = made(run)
     loss(run, model).backward()
@@ -139,6 +235,39 @@ def measured(run):
     whole = nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor().item()
     assert float(norm.full_tensor()) < whole
     norm.item()
+
+def only_in_no_sync(run):
+    model, optimizer = made(run)
+    with run.no_sync():
+        loss(run, model).backward()
+    optimizer.step()
+
+def without_bias(run, bias=None):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    run.parallelize(model)
+    model(torch.ones(2, 4)).sum().backward()
+    model[1].bias = bias
+    model(torch.ones(2, 4))
+
+def kept_by_hooks(run):
+    model = build()[0]
+    kept = []
+    model.blocks[0].up.register_forward_hook(lambda module, arguments, output: kept.append(output))
+    model = run.parallelize(model)
+    loss(run, model)
+    kept[0].sum().backward()
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.heads = nn.Linear(3, 3), nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+
+    def forward(self, x, which):
+        return self.heads[which](self.body(x))
+
+def experts(run):
+    model = run.parallelize(Experts())
+    model(torch.ones(2, 3), run.rank).sum().backward()
 
 def own_gradients(run):
     model, optimizer = made(run)
@@ -173,25 +302,148 @@ def penalized(run):
     slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     slope.square().sum().backward()
 
+class Forces(nn.Module):  # by a backward pass inside of the forward pass
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(2)))
+
+    def forward(self, x, **options):
+        x = x.detach().requires_grad_()
+        energy = self.layers(x).square().sum()
+        return energy, torch.autograd.grad(energy, x, retain_graph=True, **options)[0]
+
+def forces(run, **options):
+    torch.manual_seed(3)
+    model = Forces()
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    seen = []
+    for _ in range(3):
+        energy, force = model(torch.ones(2, 3), **options)
+        (energy + force.square().sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen += [energy.item(), force.sum().item()]
+    return seen
+
+class Routed(Block):  # an auxiliary loss that is kept as an attribute
+    def __init__(self, width):
+        super().__init__(width)
+        self.router = nn.Linear(width, 3)
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.losses = [self.router(x).softmax(-1).square().mean() + self.down.weight.square().mean()]
+        return y
+
+def losses_in_blocks(run):
+    torch.manual_seed(3)
+    model = build()[0]
+    model.blocks = nn.ModuleList(Routed(6) for _ in range(3))
+    blocks = list(model.blocks)
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    seen = []
+    for step in range(3):
+        found = loss(run, model, step) + sum(block.losses[0] for block in blocks)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+def zero_after_forward(run):
+    model, optimizer = made(run)
+    seen = []
+    for step in range(4):
+        found = loss(run, model, step)
+        model.zero_grad(set_to_none=step < 2)
+        found.backward()
+        optimizer.step()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+def dropped_passes(run):
+    model, optimizer = made(run)
+    seen = []
+    for step in range(4):
+        with run.no_sync():
+            loss(run, model, step).backward()
+        (optimizer if step % 2 else model).zero_grad()
+        found = loss(run, model, step + 1)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+def drawn_again(run):
+    model, optimizer = made(run)
+    for each in model.parameters():
+        torch.manual_seed(5)
+        with torch.no_grad():
+            nn.init.normal_(each, std=0.1)
+            each.add_(torch.rand_like(each)).mul_(1 + (each > 0).any().float())
+    return train(run, model, optimizer, steps=2)
+
+class Normed(Net):
+    def __init__(self):
+        super().__init__()
+        torch.nn.utils.parametrizations.spectral_norm(self.head)
+
+def spectral_norm(run):
+    torch.manual_seed(3)
+    model = Normed()
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return train(run, model, optimizer, steps=3)
+
+RIGHT = (
+    changed_after_an_evaluation,
+    shared_modules,
+    changed_outputs,
+    frozen_in_the_middle,
+    hidden_outputs,
+    hidden_root,
+    loss_as_attribute,
+    inference_mode_first,
+    losses_in_blocks,
+    zero_after_forward,
+    dropped_passes,
+    drawn_again,
+    spectral_norm,
+)
 with group():
     if "RANK" not in os.environ:
         with init("none") as run:
-            for each in (changed_after_an_evaluation, shared_modules, changed_outputs, frozen_in_the_middle):
+            for each in (*RIGHT, forces):
                 tell(each.__name__, each(run))
         with init("ddp") as run:
             bounded(run)  # it changes all that it should in one process
     for strategy in ("ddp", "full_shard") if "RANK" in os.environ else ():
-        for each in (changed_after_an_evaluation, shared_modules, changed_outputs, frozen_in_the_middle):
+        for each in RIGHT:
             with init(strategy) as run:
                 tell(f"{each.__name__} {strategy}", each(run))
         wrong = {"has a max_norm": bounded, "of shape (1,) of SGD was frozen or absent": added}
         wrong["'0.weight' of a lazy module has no shape yet"] = lazy
         if strategy == "full_shard":
             wrong |= {
-                "Clamped changes its parameter 'up.weight'": clamped,
+                "Clamped changes its parameter 'up.weight'": functools.partial(clamped, change=clamp),
+                "Clamped changes its parameter": functools.partial(clamped, change=clamp_data),
+                "changes its parameter 'up.weight'": functools.partial(clamped, change=assign_data),
+                "its parameter 'up.weight', which is lost": functools.partial(clamped, change=assign_parameter),
+                "changes a part of a sharded tensor": rows_of_gradients,
+                "a part of a sharded tensor in place": rows_of_weights,
                 "'head.weight' has hooks, which strategy full_shard": functools.partial(hooked, late=False),
                 "register_hook of a sharded parameter": functools.partial(hooked, late=True),
                 "create_graph=True, as for a gradient penalty": penalized,
+                "create_graph=True, as for": functools.partial(forces, create_graph=True),
+                "backward passes that were all in no_sync": only_in_no_sync,
+                "the parameter 'bias' of a Linear has been replaced or removed": without_bias,
+                "has been replaced or removed": lambda run: without_bias(run, nn.Parameter(torch.ones(4))),
+                "comes from a tensor that the block has not returned": kept_by_hooks,
+                "'heads.0.weight' has a gradient on rank 0 and none on rank 1": experts,
                 "such as a norm, would give a value of this rank's shards alone": measured,
                 "torch.autograd.grad of sharded parameters gives no gradients": grad_of_shards,
                 "gives no gradients: call backward()": functools.partial(grad_of_shards, allow_unused=True),
@@ -209,11 +461,14 @@ with group():
                 "of shape (11, 6) of SGD was frozen": thawed,
                 "the script has set them itself, as with torch.autograd.grad": own_gradients,
             }
-        if strategy == "full_shard":
+        if strategy == "full_shard":  # under ddp, torch.autograd.grad in a forward pass is refused
+            with init(strategy) as run:
+                tell(f"forces {strategy}", forces(run))
             with init(strategy) as run:
                 functional(run, lambda each: each)
-            with init(strategy) as run:
-                grad_of_a_penalty(run)
+            for each in (grad_of_a_penalty, rows_are_read):
+                with init(strategy) as run:
+                    each(run)
         for words, action in wrong.items():
             with init(strategy) as run:
                 refused(words, lambda: action(run))
@@ -224,6 +479,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 8
+    assert len(found) == 27
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

@@ -72,7 +72,11 @@ def find_ends(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
     return [
         child
         for child in model.children()
-        if isinstance(child, (nn.Embedding, nn.Linear)) and size is not None and child.weight.numel() >= size
+        if isinstance(child, (nn.Embedding, nn.Linear))
+        and size is not None
+        # Not child.weight, which a parametrization such as spectral_norm computes, and changes its buffers.
+        and (weight := child._parameters.get("weight")) is not None
+        and weight.numel() >= size
     ]
 
 

@@ -19,17 +19,25 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import reshard, roots_of, user_name
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
+from flk_runtime.parallel.full_parameters import watch_passes
+from flk_runtime.parallel.gradients import (
+    SameUse,
+    UnreducedGradients,
+    extend_zero_grad,
+    groups_of,
+    sharded_parameters,
+)
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
-from flk_runtime.parallel.silent_errors import refuse_silent_errors
+from flk_runtime.parallel.silent_errors import LOST, refuse_silent_errors
 from flk_runtime.parallel.skipped import SkippedUnits
 from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
 from flk_runtime.system import pytree
 
-# By sharded model: the class of each module with parameters, and its table of them.
-_tables: weakref.WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, nn.Parameter | None]]]]
+# By sharded model: of each parameter the class of its module, the module's table, the name there, and FSDP2's record.
+_tables: weakref.WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, nn.Parameter | None], str, Any]]]
 _tables = weakref.WeakKeyDictionary()
 
 
@@ -100,23 +108,21 @@ class FSDP2Model(ParallelModel):
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
+            extend_zero_grad(kind)
         for root in roots:
             type(root).__call__ = _call  # type: ignore[method-assign]
             _tables[root] = [
-                (type(each).__name__.removeprefix("FSDP"), each._parameters)
-                for each in root.modules()
-                if each._parameters
+                (type(module).__name__.removeprefix("FSDP"), module._parameters, name, record)
+                for record in sharded_parameters(root)
+                for module, name in _places(record)
             ]
+            own = [each for each in root.modules() if isinstance(each, FSDPModule)]
+            watch_passes(root, own)
             if prefetch:
-                _prefetch([each for each in root.modules() if isinstance(each, FSDPModule)], prefetch)
+                _prefetch(own, prefetch)
         replicates = "replicate" in (mesh.mesh_dim_names or ())
         self._replicas = mesh.get_group("replicate") if replicates else None
         self._keeps_full, self._communicates = not reshards, mesh.size() > 1
-        shards = {id(each) for each in model.parameters()}
-        for module in self._fsdp_modules:
-            changes = _Changes(shards)
-            module.register_forward_pre_hook(changes.before)
-            module.register_forward_hook(changes.after)
         refuse_silent_errors()
         for parameter in model.parameters():
             parameter.register_hook = _refuse_hook  # type: ignore[method-assign]
@@ -129,7 +135,12 @@ class FSDP2Model(ParallelModel):
             for module in self._fsdp_modules:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
             self._unused = UnusedParameters(self._fsdp_modules, communicates=self._communicates)
+        self._unreduced = UnreducedGradients(model)
         if self._communicates and mesh.size() == dist.get_world_size():
+            if not find_unused_parameters:
+                for number, module in enumerate(self._fsdp_modules):
+                    for group in groups_of(module._get_fsdp_state()):
+                        SameUse(number, group, model)
             named = {user_name(model, name): each for name, each in model.named_modules() if each in self._fsdp_modules}
             named.pop("", None)
             SkippedUnits(model, named, may_skip=find_unused_parameters)
@@ -141,6 +152,7 @@ class FSDP2Model(ParallelModel):
             yield
         finally:
             self._set_communication(True)
+            self._unreduced.may_exist = True
 
     def loose_buffers(self) -> dict[str, torch.Tensor]:
         if not self._communicates or self.mesh:  # ranks of a mesh may have parts of a buffer
@@ -170,9 +182,11 @@ class FSDP2Model(ParallelModel):
 
     def attach(self, optimizer: Optimizer) -> None:
         explain_errors(optimizer)
+        self._unreduced.watch(optimizer)
         # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
         # module, which the optimizer step would not change.
         optimizer.register_step_pre_hook(lambda *_: reshard(self.model))
+        optimizer.register_step_pre_hook(lambda *_: LOST.check())
         if self._unused:
             optimizer.register_step_pre_hook(lambda *_, unused=self._unused: unused.remove(optimizer))
 
@@ -191,12 +205,13 @@ def _refuse_copy(module: nn.Module, memo: Any) -> None:
 
 
 def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if torch.is_inference_mode_enabled():  # FSDP2 makes full parameters once, and could not train with those made here
+        with torch.inference_mode(False), torch.no_grad():
+            return _call(model, *args, **kwargs)
     _refuse_others(model)
     try:
         result = nn.Module.__call__(model, *args, **kwargs)
-        if torch.is_grad_enabled():
-            _refuse_second_order(result)
-        else:  # no backward pass frees full parameters, whose changes would be lost
+        if not torch.is_grad_enabled():  # no backward pass frees full parameters, whose changes would be lost
             reshard(model)
         return result
     except RuntimeError as error:
@@ -211,62 +226,36 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _refuse_others(model: nn.Module) -> None:
     """Raise SetupError if other tensors are in the place of parameters of ``model``: FSDP2 would use its own."""
-    for module, parameters in _tables.get(model, ()):  # none: a block of the same class
-        for name, each in parameters.items():
-            # torch marks a parameter that is no instance of its class.
-            if each is not None and type(each) is not nn.Parameter and not getattr(each, "_is_param", False):
+    LOST.check()
+    for kind, parameters, name, record in _tables.get(model, ()):  # none: a block of the same class
+        each = parameters.get(name)
+        if each is record.sharded_param or each is getattr(record, "_unsharded_param", record):
+            continue
+        if each is not None and each is getattr(record, "_sharded_post_forward_param", None):
+            continue
+        if each is None or isinstance(each, nn.Parameter):
+            if each is None or not hasattr(each, "to_local") or hasattr(record, "_unsharded_param"):
                 raise SetupError(
-                    f"another tensor is in the place of the parameter {name!r} of a {module}, as torch.func."
-                    "functional_call puts it, and a sharded model would ignore it: use strategy ddp without precision="
+                    f"the parameter {name!r} of a {kind} has been replaced or removed, and a sharded model would keep "
+                    "its own: do that before parallelize, or use strategy ddp without precision="
                 )
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _refuse_second_order(result: Any) -> None:
-    """Have a backward pass from ``result`` raise SetupError if another one will go through its gradients."""
-
-    def check(_: torch.Tensor) -> None:
-        if torch.is_grad_enabled():
+        else:
             raise SetupError(
-                "create_graph=True, as for a gradient penalty or in torch.func, needs parameters in a second backward "
-                "pass, which sharding has freed: use strategy ddp without precision="
+                f"another tensor is in the place of the parameter {name!r} of a {kind}, as torch.func."
+                "functional_call puts it, and a sharded model would ignore it: use strategy ddp without precision="
             )
 
-    for each in pytree.leaves(result):
-        if isinstance(each, torch.Tensor) and each.requires_grad:
-            each.register_hook(check)  # type: ignore[no-untyped-call]
+
+def _places(record: Any) -> list[tuple[nn.Module, str]]:
+    """The modules that have the parameter of one of FSDP2's records, with its name in each."""
+    info = record._module_info
+    return [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
 
 
 def _refuse_hook(*_: Any) -> None:
     raise SetupError(
         "register_hook of a sharded parameter would have no effect: use register_post_accumulate_grad_hook"
     )
-
-
-class _Changes:
-    """Refuses a forward pass that changes a parameter in place: its full copy is freed, and with it the change."""
-
-    def __init__(self, shards: Collection[int]) -> None:
-        """``shards``: the ids of the sharded parameters."""
-        self._shards = shards
-        self._seen: list[tuple[str, torch.Tensor, int]] = []
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before(self, unit: nn.Module, *_: Any) -> None:
-        """Note the versions of the full parameters of ``unit``."""
-        self._seen = [
-            (name, each, each._version) for name, each in unit.named_parameters() if id(each) not in self._shards
-        ]
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def after(self, unit: nn.Module, *_: Any) -> None:
-        """Compare the versions."""
-        seen, self._seen = self._seen, []
-        if changed := [name for name, each, version in seen if each._version != version]:
-            raise SetupError(
-                f"the forward pass of {type(unit).__name__.removeprefix('FSDP')} changes its parameter {changed[0]!r}, "
-                "which is lost where it is sharded: use strategy ddp"
-            )
 
 
 def _copy_views(unit: nn.Module, arguments: Any, output: Any) -> Any:

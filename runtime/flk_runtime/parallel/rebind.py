@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from flk_runtime.checkpoint import OptimizerState, load_as_saved, parameters_of
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.reachable import tensors_in
 
 
 def rebind_optimizers(
@@ -112,46 +111,9 @@ def _parameter_names(optimizer: Optimizer, model: nn.Module, *, strict: bool) ->
 def _check_attributes(optimizer: Optimizer) -> None:
     """Raise SetupError if the optimizer keeps parameters that were replaced in attributes beside its groups."""
     for attribute, value in vars(optimizer).items():
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             if name := replaced.name_of(tensor):
                 raise SetupError(
                     f"{type(optimizer).__name__} keeps the parameter {name!r} in its attribute {attribute!r} too, and "
                     "parallelize has replaced it: make the optimizer after parallelize, and pass it to run.register"
                 )
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in ``value``: in containers at any depth, in what functions have bound, and in objects' attributes.
-
-    Not in modules, and not in attributes of objects that are reached through a function: these may be the whole script.
-    """
-    visited: set[int] = set()
-    waiting = [(value, True)]
-    while waiting:
-        value, enters = waiting.pop()
-        if id(value) in visited or isinstance(value, (type, nn.Module)):
-            continue
-        visited.add(id(value))
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, Mapping):
-            waiting += [(each, enters) for each in (*value.keys(), *value.values())]
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            waiting += [(each, enters) for each in value]
-        elif callable(value):
-            waiting += [(each, False) for each in _bound(value)]
-        elif enters:
-            waiting.append((getattr(value, "__dict__", None), enters))
-
-
-def _bound(function: Any) -> list[Any]:
-    """The values that a function, method or partial has bound: arguments, defaults, variables around the function."""
-    if isinstance(function, functools.partial):
-        return [function.func, function.args, function.keywords]
-    inner = getattr(function, "__func__", function)
-    cells = getattr(inner, "__closure__", None) or ()
-    bound = [getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None)]
-    for cell in cells:
-        with contextlib.suppress(ValueError):  # a variable that has no value yet
-            bound.append(cell.cell_contents)
-    return bound

@@ -1,16 +1,30 @@
-"""refuse_silent_errors(): what DTensor does wrongly with sharded parameters is an error that names it."""
+"""refuse_silent_errors(): what DTensor does wrongly with sharded parameters is made right, or is an error."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._ops import _math_ops
 
 from flk_runtime.distributed import is_settled
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.full_parameters import complete_passes, explain_freed
+from flk_runtime.parallel.lost_changes import LostChanges
 
+LOST: Final = LostChanges()
+"""Of the sharded tensors of this process."""
+
+_ATEN: Final = torch.ops.aten
+_RANDOM: Final = (
+    _ATEN.normal_.default,
+    _ATEN.uniform_.default,
+    _ATEN.bernoulli_.float,
+    _ATEN.rand_like.default,
+    _ATEN.randn_like.default,
+)
 _OF_SHARDS: Final = (
     "sharded parameters gives no gradients: call backward(), which gives them in parameter.grad, or use strategy ddp "
     "without precision="
@@ -19,7 +33,10 @@ _OF_SHARDS: Final = (
 
 @functools.cache
 def refuse_silent_errors() -> None:
-    """From now on, raise SetupError where DTensor would ignore a change or give a value of this rank alone."""
+    """From now on, raise SetupError where DTensor would ignore a change or give a value of this rank alone.
+
+    Random numbers on CPUs, and whether any element is true, are made right.
+    """
     plain: Any = torch.Tensor.data
 
     def assign(tensor: DTensor, value: torch.Tensor) -> None:
@@ -45,14 +62,60 @@ def refuse_silent_errors() -> None:
         except RuntimeError as error:
             if shards and "not have been used in the graph" in str(error):
                 raise SetupError(f"torch.autograd.grad of {_OF_SHARDS}") from error
-            raise
+            raise explain_freed(error) or error from error.__cause__
+        if torch._C._current_graph_task_id() == -1:  # not inside of another backward pass
+            complete_passes()
         if any(found[place] is None for place in shards):
             raise SetupError(f"torch.autograd.grad of {_OF_SHARDS}")
         return found
 
     autograd._engine_run_backward = run_backward  # of torch.autograd.grad and of Tensor.backward
     dispatcher: Any = DTensor._op_dispatcher
-    dispatcher._custom_op_handlers[torch.ops.aten._local_scalar_dense.default] = _read
+    dispatcher._custom_op_handlers[_ATEN._local_scalar_dense.default] = _read
+    if hasattr(dispatcher, "_dispatch_get_local_results_slow_path"):  # not in older releases of torch
+        _watch_copies(dispatcher)
+    if not torch.cuda.is_available():  # else torch has a generator for all shards
+        dispatcher._custom_op_handlers.update(dict.fromkeys(_RANDOM, _draw))
+    # The ranks would add up whether they have found one, and the sum is not 1 once it is no bool.
+    for each in filter(_is_any, list(_math_ops.LINEAR_REDUCTION_OP_MAP)):
+        _math_ops.LINEAR_REDUCTION_OP_MAP[each] = "max"
+
+
+def _is_any(operation: Any) -> bool:
+    return str(operation._schema.name) == "aten::any"
+
+
+def _draw(operation: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> DTensor:
+    """Draw random numbers for a whole DTensor, and keep the shard. Each rank would draw the same for its own shard."""
+    tensor, *others = arguments
+    whole = operation(torch.empty(tensor.shape, dtype=tensor.dtype), *others, **options)
+    replicated = DTensor.from_local(whole, tensor.device_mesh, [Replicate()] * tensor.device_mesh.ndim, run_check=False)
+    drawn = replicated.redistribute(placements=tensor.placements)
+    if not operation._schema.is_mutable:
+        return drawn
+    tensor._local_tensor.copy_(drawn._local_tensor)
+    return cast("DTensor", tensor)
+
+
+def _watch_copies(dispatcher: Any) -> None:
+    """Have LOST know the copies that operations of DTensor make where one process would have views."""
+    compute = dispatcher._dispatch_get_local_results_slow_path
+
+    @functools.wraps(compute)
+    def compute_local(operation: Any, arguments: Any, info: Any) -> Any:
+        result = compute(operation, arguments, info)
+        if _is_view(operation) and info.output_sharding.needs_redistribute and info.compute_mesh.size() > 1:
+            LOST.add(result, arguments[0])
+        return result
+
+    dispatcher._dispatch_get_local_results_slow_path = compute_local
+
+
+@functools.cache
+def _is_view(operation: Any) -> bool:
+    """Whether the result of an operation of torch is a view, which changes in place along with the argument."""
+    infos = [each.alias_info for each in operation._schema.returns]
+    return any(each is not None and not each.is_write for each in infos)
 
 
 def _read(operation: Any, arguments: tuple[Any, ...], _: Any) -> Any:

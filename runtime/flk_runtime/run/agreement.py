@@ -18,12 +18,9 @@ from flk_runtime.checkpoint.adapters.fsdp1 import has_fsdp1
 from flk_runtime.distributed import comm_device, find_difference
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, local, parameters_in
+from flk_runtime.parallel.bits import bit_sum, is_compared
 
-_FIRST: Final = 8  # steps after each of which is compared
-_EVERY: Final = 512  # steps between two comparisons, in the long run
 _TOLERANCE: Final = 1e-5  # of a parameter's norm, since devices of several types round differently
-_WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
-_PART: Final = 1 << 12  # elements; a large copy, once freed, makes malloc keep what saves free
 _ADVICE: Final = (
     "give all ranks the same values, such as run.mean(loss) for a scheduler or a closure, change parameters alike on "
     "all ranks, or use strategy none"
@@ -39,7 +36,7 @@ class Agreement:
     def step(self, models: Iterable[ParallelModel], optimizers: Callable[[], Iterable[Optimizer]]) -> None:
         """Count a step, and compare if it is time. Collective. Raises SetupError on all ranks where they differ."""
         self._steps += 1
-        if self._steps <= _FIRST or self._steps % _EVERY == 0 or not self._steps & (self._steps - 1):
+        if is_compared(self._steps):
             models = list(models)
             if found := find_difference("the end of a step", _described(models, optimizers())):
                 raise SetupError(f"the ranks train apart: {found}: {_ADVICE}")
@@ -103,25 +100,12 @@ def _differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | N
     if not tensors:
         return []
     device = comm_device(torch.device("cpu"))
-    sums = torch.stack([_word_sum(local(each)).to(device) for each in tensors.values()])
+    sums = torch.stack([bit_sum(local(each)).to(device) for each in tensors.values()])
     extremes = torch.cat((sums, -sums))
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
     differs = (extremes[: len(sums)] != -extremes[len(sums) :]).to(torch.int32)
     dist.all_reduce(differs, dist.ReduceOp.MAX)  # of all shards
     return [name for name, found in zip(tensors, differs.tolist(), strict=True) if found]
-
-
-def _word_sum(values: torch.Tensor) -> torch.Tensor:
-    """The sum of the bits of ``values`` as integers, of shape (); the same in any order."""
-    real = torch.view_as_real(values) if values.is_complex() else values
-    words = real.contiguous().view(_WORDS.get(real.element_size(), torch.uint8)).flatten()
-    if words.device.type != "cpu":
-        return words.sum(dtype=torch.int64)
-    # In parts, because a CPU copies what it sums in another type.
-    total = torch.zeros((), dtype=torch.int64)
-    for begin in range(0, len(words), _PART):
-        total += words[begin : begin + _PART].sum(dtype=torch.int64)
-    return total
 
 
 def _is_far(values: torch.Tensor, group: Any) -> bool:

@@ -1,0 +1,170 @@
+"""FullParameters: the whole parameters that a sharded unit has gathered, and the passes that use them.
+
+FSDP2 makes the full tensor of each parameter once, at the first gathering. In a pass it is in the place of the shard.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.weak import WeakIdKeyDictionary
+
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel.bits import bit_sum, is_compared
+from flk_runtime.parallel.gradients import groups_of, is_unreduced
+from flk_runtime.parallel.model import local
+from flk_runtime.parallel.reachable import tensors_in
+from flk_runtime.system import pytree
+
+_OF_MODULES: Final = frozenset(vars(nn.Module()))  # attributes that every module has
+_roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def watch_passes(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Have passes of ``model`` and its sharded ``units`` train all that they reach, or be refused by name."""
+    _roots.add(model)
+    for unit in units:
+        FullParameters(unit)
+
+
+def complete_passes() -> None:
+    """Reduce what a backward pass that has ended left in full parameters, because FSDP2 has not seen it.
+
+    FSDP2 sees a backward pass by the tensors of a unit's output. A model may return none, and keep its loss as an
+    attribute, or in an object.
+    """
+    for model in _roots:
+        root: Any = model._get_fsdp_state()  # type: ignore[operator]
+        groups = (group for state in root._state_ctx.all_states for group in groups_of(state))
+        if any(is_unreduced(each) for group in groups if group.reduce_grads for each in group.fsdp_params):
+            root._root_post_backward_final_callback()
+
+
+def explain_freed(error: RuntimeError) -> SetupError | None:
+    """The error to raise in the place of one of a backward pass that needs parameters which sharding has freed."""
+    if not len(_roots) or not re.search("setStorage.*storage of size 0", str(error)):
+        return None
+    return SetupError(
+        "the backward pass needs parameters of a block that sharding has freed, since it comes from a tensor that the "
+        "block has not returned, such as one that a hook has kept: return it, or use strategy ddp without precision="
+    )
+
+
+class FullParameters:
+    """Watches the passes of a sharded unit.
+
+    A forward pass that changes the full parameters is refused: they are freed, and with them the change. A backward
+    pass gathers them also if it comes from a tensor in an object that the unit returns, or in its attributes.
+    """
+
+    def __init__(self, unit: Any) -> None:
+        self._modules = _own_modules(unit)
+        self._places = [
+            (module._parameters, name)
+            for module in self._modules
+            for name, each in module._parameters.items()
+            if each is not None
+        ]
+        self._shards = self._registered()
+        self._passes = [0, 0]  # without and with gradients
+        self._full: list[Any] = []
+        self._versions: list[int] = []  # numbers of changes that torch has counted
+        self._sums: list[torch.Tensor] = []
+        self._hides = False  # tensors, from FSDP2
+        self._hooked = WeakIdKeyDictionary()  # tensors in attributes
+        state = unit._get_fsdp_state()
+        self._gather = state._pre_backward = _first_order(state._pre_backward)
+        unit.register_forward_pre_hook(self._before)
+        unit.register_forward_hook(self._after, prepend=True)  # before fully_shard's frees them
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before(self, *_: Any) -> None:
+        self._passes[torch.is_grad_enabled()] += 1
+        self._full = self._registered()
+        self._versions = [each._version for each in self._full]
+        self._sums = self._sum() if self._is_compared() else []
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after(self, unit: nn.Module, _: Any, output: Any) -> None:
+        self._refuse_changes(unit)
+        if torch.is_grad_enabled() and (self._hides or self._is_compared()):
+            self._watch_hidden(output)
+
+    def _refuse_changes(self, unit: nn.Module) -> None:
+        now = self._registered()
+        if any(map(operator.is_, now, self._shards)):  # a backward pass of an inner loss has freed the full ones
+            return
+        changed = list(map(operator.is_not, now, self._full))
+        if not any(changed):
+            changed = [each._version != version for each, version in zip(now, self._versions, strict=True)]
+        if self._sums and not any(changed):  # torch counts no change by way of parameter.data
+            changed = (torch.stack(self._sums) != torch.stack(self._sum())).tolist()
+        self._sums = []
+        if any(changed):
+            parameters, name = self._places[changed.index(True)]
+            path = next(path for path, each in unit.named_modules() if each._parameters is parameters)
+            raise SetupError(
+                f"the forward pass of {type(unit).__name__.removeprefix('FSDP')} changes its parameter "
+                f"{f'{path}.{name}'.lstrip('.')!r}, which is lost where it is sharded: use strategy ddp"
+            )
+
+    def _watch_hidden(self, output: Any) -> None:
+        """Have the backward pass gather the parameters from tensors that FSDP2 does not see."""
+        seen = {id(each) for each in pytree.leaves(output)}
+        hidden = [each for each in tensors_in(output) if id(each) not in seen and each.grad_fn is not None]
+        for module in self._modules:
+            for name, value in vars(module).items():
+                if name not in _OF_MODULES and isinstance(value, (torch.Tensor, list, tuple, dict)):
+                    hidden += [
+                        each
+                        for each in pytree.leaves(value)
+                        if isinstance(each, torch.Tensor) and each.grad_fn is not None and id(each) not in seen
+                    ]
+        for each in hidden:
+            self._hides = True
+            if each not in self._hooked:
+                self._hooked[each] = True
+                each.register_hook(self._gather)  # type: ignore[no-untyped-call]
+
+    def _is_compared(self) -> bool:
+        return is_compared(self._passes[torch.is_grad_enabled()])
+
+    def _registered(self) -> list[Any]:
+        return [parameters.get(name) for parameters, name in self._places]
+
+    def _sum(self) -> list[torch.Tensor]:
+        return [bit_sum(local(each)) for each in self._full]
+
+
+def _own_modules(unit: nn.Module) -> list[nn.Module]:
+    """The modules of a sharded unit that are in no unit inside of it."""
+
+    def walk(module: nn.Module) -> Iterator[nn.Module]:
+        yield module
+        for child in module.children():
+            if not isinstance(child, FSDPModule):
+                yield from walk(child)
+
+    return list(dict.fromkeys(walk(unit)))
+
+
+def _first_order(gather: Any) -> Any:
+    """``gather``, which a backward pass calls where it comes to a unit; an error if another one follows through it."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def checked(gradient: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise SetupError(
+                "create_graph=True, as for a gradient penalty or in torch.func, needs parameters in a second backward "
+                "pass, which sharding has freed: use strategy ddp without precision="
+            )
+        return gather(gradient)
+
+    return checked

@@ -1,0 +1,22 @@
+"""Tests of flk_runtime.parallel.bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flk_runtime.parallel.bits import bit_sum, is_compared
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.complex64])
+def test_the_sum_tells_any_change_and_no_other_layout(dtype: torch.dtype) -> None:
+    values = torch.arange(10_000).view(100, 100).to(dtype)
+    before = bit_sum(values)
+    assert before == bit_sum(values.t())
+    values[70, 3] = 5
+    assert before != bit_sum(values)
+
+
+def test_the_first_times_are_compared_and_later_ones_now_and_then() -> None:
+    found = [each for each in range(1, 1600) if is_compared(each)]
+    assert found == [*range(1, 9), *(1 << power for power in range(4, 11)), 1536]
