@@ -136,4 +136,5 @@ def delete_pods(job: Pods, root: Path, *pods: int) -> None:
         job.running[pod].kill()
     for pod in pods:
         job.running[pod].wait()
-        shutil.rmtree(folder_of(root, pod))
+        for folder in root.glob(f"flk-*-{pod}"):  # none if it keeps no checkpoints
+            shutil.rmtree(folder)
