@@ -2,11 +2,16 @@
 
     python benchmarks/hosted.py [--rounds 8] [--ranks 2] [--steps 150]
 
-A Trainer of Transformers, a Trainer of Lightning and a loop of Accelerate each train a small model with DDP. On flk's
-side its launcher starts the script, and its adapter keeps the state, with the defaults of a job: checkpoints in memory
-at the interval that flk computes. On the other side torchrun starts the same script without the adapter. The time
-begins after the first 20 steps. A package that is not installed is not measured. Goal: at least 0.98 of the rate
-under torchrun.
+A Trainer of Transformers, a Trainer of Lightning and a loop of Accelerate each train a small model with DDP, and
+torchtitan its debug model with FSDP2. On flk's side its launcher starts the script, and its adapter keeps the state,
+with the defaults of a job: checkpoints in memory at the interval that flk computes. On the other side torchrun starts
+the same script without the adapter. For torchtitan flk's launcher does so too, which shows the cost of checkpoints.
+The time begins after the first 20 steps. A package that is not installed is not measured. Goal: at least 0.98 of the
+rate of the others.
+
+Of torchtitan the time is measured from the SIGKILL of a rank to the end of the next step of all ranks, which under
+torchrun is the first one, because it restores nothing. Goal: at most the time under torchrun. Most of it on both sides
+is the import of torchtitan.
 """
 
 from __future__ import annotations
@@ -14,11 +19,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import runpy
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +35,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import launch
 import measure
-from example import WARM_UP
+import torchtitan_cpu
+from example import WARM_UP, rate
 from flk_runtime.contract import pod_env
 
-GOAL = measure.at_least(0.98)
+GOAL, RECOVERY_GOAL = measure.at_least(0.98), measure.at_most(1)
+BEFORE, AFTER = WARM_UP, 5  # steps of the attempt whose rank 1 dies, and of the next one
 WIDTH, BATCH = 256, 32
 
 
@@ -145,25 +155,84 @@ def with_transformers(adopted: bool, ranks: int, steps: int, step: Callable[[], 
         trainer.train()
 
 
-HOSTS = {"transformers": with_transformers, "lightning": with_lightning, "accelerate": with_accelerate}
+def with_torchtitan(adopted: bool, ranks: int, steps: int, step: Callable[[], None]) -> None:
+    torchtitan_cpu.replace_gpu()
+    from torchtitan import trainer
+
+    whole = trainer.Trainer.train_step
+
+    def train_step(self: Any, *given: Any) -> None:
+        whole(self, *given)
+        step()
+
+    trainer.Trainer.train_step = train_step
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torchtitan_cpu.assets(folder)
+        sys.argv[1:] = torchtitan_cpu.arguments(folder, steps)
+        runpy.run_module("flk_runtime.hosts.torchtitan" if adopted else "torchtitan.train", run_name="__main__")
+
+
+HOSTS = {
+    "transformers": with_transformers,
+    "lightning": with_lightning,
+    "accelerate": with_accelerate,
+    "torchtitan": with_torchtitan,
+}
 
 
 def measure_rank(arguments: argparse.Namespace) -> None:
-    """Train on this rank. Rank 0 writes the steps per second after step WARM_UP."""
-    times: list[float] = []
-    HOSTS[arguments.host](
-        arguments.adopted, arguments.ranks, arguments.steps, lambda: times.append(time.perf_counter())
-    )
-    if int(os.environ["RANK"]) == 0:
-        launch.write_result((len(times) - WARM_UP) / (times[-1] - times[WARM_UP - 1]))
+    """Train on this rank. Rank 0 writes the steps per second after step WARM_UP.
+
+    If a rank shall die, rank 1 writes when it does, and each rank when it has made its first step afterwards.
+    """
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    times: dict[int, float] = {}
+
+    def step() -> None:
+        times[len(times) + 1] = time.perf_counter()
+        if not arguments.dies:
+            return
+        if attempt == 0 and rank == 1 and len(times) == BEFORE:
+            launch.write_result({"died": time.time()})
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt == 1 and len(times) == 1:
+            launch.write_result({"back": time.time()})
+
+    HOSTS[arguments.host](arguments.adopted, arguments.ranks, arguments.steps, step)
+    if rank == 0 and not arguments.dies:
+        launch.write_result(rate(times))
+
+
+def run(launcher: launch.Launcher, arguments: argparse.Namespace, steps: int, *more: str, restarts: int = 0) -> Any:
+    """Run one job, with checkpoints in memory if the launcher keeps them. Returns what its ranks have written."""
+    script = [__file__, "--ranks", str(arguments.ranks), "--steps", str(steps), *more]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        variables = {pod_env.MEMORY_ROOT: memory, **torchtitan_cpu.VARIABLES}
+        return launch.run_ranks(script, arguments.ranks, launcher, variables, restarts=restarts)
 
 
 def steps_per_second(launcher: launch.Launcher, arguments: argparse.Namespace, *more: str) -> float:
-    """Run one job, with checkpoints in memory if the launcher keeps them. Returns the steps per second of rank 0."""
-    script = [__file__, "--ranks", str(arguments.ranks), "--steps", str(arguments.steps), *more]
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        (rate,) = launch.run_ranks(script, arguments.ranks, launcher, {pod_env.MEMORY_ROOT: memory})
-    return float(rate)
+    """The steps per second of rank 0 in one job."""
+    (found,) = run(launcher, arguments, arguments.steps, *more)
+    return float(found)
+
+
+def seconds_to_recover(launcher: launch.Launcher, arguments: argparse.Namespace, *more: str) -> float:
+    """Seconds from the death of rank 1 to the end of the next step of all ranks."""
+    found = run(launcher, arguments, BEFORE + AFTER, "--dies", *more, restarts=1)
+    died, back = ([each[name] for each in found if name in each] for name in ("died", "back"))
+    if len(died) != 1 or len(back) != arguments.ranks:
+        raise SystemExit(f"after the death of a rank, {len(back)} of {arguments.ranks} ranks have made a step")
+    return float(max(back) - died[0])
+
+
+def both(measured: Callable[..., float], arguments: argparse.Namespace, host: str) -> dict[str, Callable[[], float]]:
+    """The cases of flk, whose adapter keeps the state, and of torchrun."""
+    return {
+        "flk": partial(measured, launch.flk, arguments, "--host", host, "--adopted"),
+        "torchrun": partial(measured, launch.torchrun, arguments, "--host", host),
+    }
 
 
 def main() -> int:
@@ -172,6 +241,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--host", choices=HOSTS, help="one package only")
     parser.add_argument("--adopted", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--dies", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if launch.RESULT in os.environ:
         measure_rank(arguments)
@@ -181,16 +251,14 @@ def main() -> int:
         measure.skip("none of these packages is installed")
     report = measure.Report("hosted", arguments)
     for host in hosts:
-        rates = measure.alternate(
-            {
-                "flk": partial(steps_per_second, launch.flk, arguments, "--host", host, "--adopted"),
-                "torchrun": partial(steps_per_second, launch.torchrun, arguments, "--host", host),
-            },
-            arguments.rounds,
-            show="{:.1f} steps/s".format,
-        )
-        what = f"rate of a loop of {host}, {arguments.ranks} ranks, flk / torchrun"
-        report.compare(what, rates["flk"], rates["torchrun"], GOAL, "steps/s")
+        cases = both(steps_per_second, arguments, host)
+        if host == "torchtitan":
+            cases["flk without checkpoints"] = partial(steps_per_second, launch.flk, arguments, "--host", host)
+        what = f"rate of a loop of {host}, {arguments.ranks} ranks"
+        report.measure(what, cases, arguments.rounds, GOAL, "steps/s", digits=1)
+        if host == "torchtitan":
+            cases = both(seconds_to_recover, arguments, host)
+            report.measure(f"recovery of {host}, {arguments.ranks} ranks", cases, arguments.rounds, RECOVERY_GOAL, "s")
     return report.finish()
 
 

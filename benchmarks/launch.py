@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any, Final
 from measure import progress
 
 THREADS: Final = {"OMP_NUM_THREADS": "1"}  # the ranks share the cores of one machine
-RESULT: Final = "BENCHMARK_RESULT"  # environment variable: the file that rank 0 writes its measurements to
+RESULT: Final = "BENCHMARK_RESULT"  # environment variable: the file that ranks write their measurements to
 RESILIENCY: Final = "nvidia-resiliency-ext==0.4.1"
 # Its dependencies except torch, which is not installed a second time.
 RESILIENCY_NEEDS: Final = ("defusedxml", "nvidia-ml-py", "packaging", "psutil>=6", "pynvml>=12", "pyyaml")
@@ -33,6 +34,7 @@ class Process:
 
     def start(self, folder: Path, **options: Any) -> subprocess.Popen[Any]:
         """Start it in ``folder``. ``options`` are passed to subprocess.Popen."""
+        share_processor()
         environment = os.environ | THREADS | dict(self.variables)
         return subprocess.Popen(self.command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, **options)
 
@@ -83,6 +85,24 @@ def _elastic(
     return [Process(command, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **variables})] * launchers
 
 
+@functools.cache
+def share_processor() -> None:
+    """Have this process and all that it starts share the processor alike, which needs root; else print a line.
+
+    Linux gives each session the same share of the processor (autogroup) unless a control group says otherwise, as in a
+    pod. torchrun starts each rank in a session of its own, and flk's ranks are in that of their launcher. On a busy
+    machine this alone gave one side up to twice the rate of the other.
+    """
+    for root in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup"):  # of version 1, and of version 2
+        group = Path(root, "flk-benchmark")
+        with contextlib.suppress(OSError):
+            group.mkdir(exist_ok=True)
+            if (group / "cpu.shares").exists() or (group / "cpu.weight").exists():
+                (group / "cgroup.procs").write_text(str(os.getpid()))
+                return
+    progress("sessions may get unlike shares of the processor: measure as root, or where nothing else runs")
+
+
 def free_port() -> int:
     """A TCP port of this machine that nothing uses at the moment."""
     with socket.socket() as probe:
@@ -126,16 +146,21 @@ def packages_folder(peer: str, needs: tuple[str, ...]) -> Path | None:
 
 
 def run_ranks(
-    script: Sequence[str], ranks: int, launcher: Launcher = flk, variables: Mapping[str, str] | None = None
+    script: Sequence[str],
+    ranks: int,
+    launcher: Launcher = flk,
+    variables: Mapping[str, str] | None = None,
+    *,
+    restarts: int = 0,
 ) -> list[Any]:
-    """Run a script as ranks under one launcher. Returns what its rank 0 passed to `write_result`, in order.
+    """Run a script as ranks under one launcher. Returns what they passed to `write_result`, in order.
 
     ``variables`` are added to the launcher's environment. The ranks' stderr goes to this process's stderr. Raises
     SystemExit if the job fails.
     """
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "results"
-        (process,) = launcher(script, ranks, 1, 0)
+        (process,) = launcher(script, ranks, 1, restarts)
         with_file = Process(process.command, {**process.variables, **(variables or {}), RESULT: str(file)})
         code = with_file.start(Path.cwd(), stdout=subprocess.DEVNULL).wait()
         if code:
@@ -144,6 +169,6 @@ def run_ranks(
 
 
 def write_result(value: object) -> None:
-    """Add a measurement, any value that JSON can express. For rank 0 of a script that `run_ranks` started."""
+    """Add a measurement, any value that JSON can express. For ranks of a script that `run_ranks` started."""
     with Path(os.environ[RESULT]).open("a") as file:
         file.write(json.dumps(value) + "\n")

@@ -240,6 +240,26 @@ class Report:
         """Add the ratio of flk's values to the peer's. ``what`` names both, as in "flk --version / kubectl version"."""
         self._add(Result.of(self.benchmark, what, ours, theirs, goal, unit))
 
+    def measure(
+        self,
+        what: str,
+        cases: Mapping[str, Callable[[], float]],
+        rounds: int,
+        goal: Goal,
+        unit: str,
+        *,
+        warmup: int = 0,
+        digits: int = 2,
+    ) -> None:
+        """Measure flk's case, the first one, and those of its peers with `alternate`; add the ratio to each of them.
+
+        ``what`` is measured, to which the names of both cases are added. ``digits`` are those of the progress.
+        """
+        values = alternate(cases, rounds, warmup=warmup, show=f"{{:.{digits}f}} {unit}".format)
+        ours, *peers = cases
+        for peer in peers:
+            self.compare(f"{what}, {ours} / {peer}", values[ours], values[peer], goal, unit)
+
     def compute(self, what: str, ours: float, theirs: float, goal: Goal, unit: str) -> None:
         """Add the ratio of two numbers that are the same in every run."""
         self._add(Result.computed(self.benchmark, what, ours, theirs, goal, unit))

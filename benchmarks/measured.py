@@ -34,7 +34,7 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     ),
     "overhead": (*_LAUNCHER, *_RUN, "examples/gpt"),
     "loop": (*_RUN, "runtime/flk_runtime/data"),
-    "hosted": ("runtime/flk_runtime/hosts", *_RUN),
+    "hosted": ("benchmarks/torchtitan_cpu.py", "runtime/flk_runtime/hosts", *_LAUNCHER, *_RUN),
     "streams": ("runtime/flk_runtime/data",),
     "curves": (*_RUN, "runtime/flk_runtime/sinks"),
     "telemetry": (*_RUN, "runtime/flk_runtime/sinks", "runtime/flk_runtime/launcher/telemetry"),

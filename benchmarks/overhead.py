@@ -38,16 +38,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150)
     arguments = parser.parse_args()
     report = measure.Report("overhead", arguments)
-    rates = measure.alternate(
-        {
-            "flk": lambda: steps_per_second(launch.flk, arguments.ranks, arguments.steps),
-            "torchrun": lambda: steps_per_second(launch.torchrun, arguments.ranks, arguments.steps),
-        },
-        arguments.rounds,
-        show="{:.1f} steps/s".format,
-    )
-    what = f"rate of the example, {arguments.ranks} ranks, flk / torchrun"
-    report.compare(what, rates["flk"], rates["torchrun"], GOAL, "steps/s")
+    cases = {
+        "flk": lambda: steps_per_second(launch.flk, arguments.ranks, arguments.steps),
+        "torchrun": lambda: steps_per_second(launch.torchrun, arguments.ranks, arguments.steps),
+    }
+    what = f"rate of the example, {arguments.ranks} ranks"
+    report.measure(what, cases, arguments.rounds, GOAL, "steps/s", digits=1)
     return report.finish()
 
 

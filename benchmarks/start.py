@@ -88,17 +88,12 @@ def main() -> int:
         for cores in arguments.cores:
             chosen = usable[:cores]
             measure.progress(f"{name}, {arguments.ranks} ranks on {cores} cores")
-            times = measure.alternate(
-                {
-                    "flk": partial(seconds_to_start, launch.flk, script, arguments.ranks, chosen),
-                    "torchrun": partial(seconds_to_start, launch.torchrun, script, arguments.ranks, chosen),
-                },
-                arguments.rounds,
-                show="{:.2f} s".format,
-            )
-            count = f"{cores} core{'s' * (cores != 1)}"
-            what = f"time to {name}, {arguments.ranks} ranks on {count}, flk / torchrun"
-            report.compare(what, times["flk"], times["torchrun"], measure.at_most(arguments.goal), "s")
+            cases = {
+                "flk": partial(seconds_to_start, launch.flk, script, arguments.ranks, chosen),
+                "torchrun": partial(seconds_to_start, launch.torchrun, script, arguments.ranks, chosen),
+            }
+            what = f"time to {name}, {arguments.ranks} ranks on {cores} core{'s' * (cores != 1)}"
+            report.measure(what, cases, arguments.rounds, measure.at_most(arguments.goal), "s")
     return report.finish()
 
 

@@ -164,7 +164,7 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_runner_knows_every_benchmark() -> None:
     shared = {"example", "launch", "llama", "measure", "measured", "run_all", "simulated_launchers", "small_models"}
-    shared |= {"torchft_gpt"}
+    shared |= {"torchft_gpt", "torchtitan_cpu"}
     assert set(run_all.NAMES) == {path.stem for path in BENCHMARKS.glob("*.py")} - shared
 
 
