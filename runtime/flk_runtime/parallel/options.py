@@ -45,6 +45,7 @@ class ParallelArgs(TypedDict, total=False):
       sequences. Strategies that shard only; call parallelize before `loader`.
     - ``parallelize``: a function of the model and the DeviceMesh with the dimensions of ``mesh``, which splits the
       model in place, with DTensors: tensor, sequence, context or expert parallelism, by torch's or the model's code.
+      With a dimension ``pp`` it leaves this rank's stage of a pipeline, or returns a list of its stages.
     - ``tp``: number of ranks over which linear layers and embeddings are split by ``tp_plan``, in place of ``mesh`` and
       ``parallelize``.
     - ``tp_plan``: styles by the paths of modules, such as ``{"layers.*.up": "colwise", "layers.*.down": "rowwise"}``.
