@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import signal
@@ -15,14 +16,21 @@ import pytest
 
 from scripts.documentation import browser
 from tests.cluster.conftest import PATIENCE
+from tests.support.commands import Kubectl
 from tests.support.requirements import unavailable
 from tests.support.terminal import on_a_terminal
 
 TRAIN = """
-import os, pathlib, signal, time
+import os, pathlib, signal, sys, time
 import flk_runtime as flk
 import torch
 run = flk.init(log_every=5)
+token = os.environ.get("HF_TOKEN", "none")
+secrets = f"{token}, {os.environ.get('API_KEY')} and postgres://me:{token[::-1]}@db/runs"
+run.print("logged in with", secrets)
+print("logged in with", secrets, file=sys.stderr)
+run.log_hyperparameters(token=token)
+run.log(told=secrets)
 model = torch.nn.Linear(64, 1)
 model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
 for step in range(run.steps, 100_000):
@@ -36,9 +44,13 @@ for step in range(run.steps, 100_000):
         pathlib.Path("/tmp/die").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     if run.rank == 1 and pathlib.Path("/tmp/fail").exists():
-        raise ValueError("expected 512 features, got 511")
+        raise ValueError(f"expected 512 features, got 511, with {secrets}")
 """
 CAUSE = "expected 512 features, got 511"
+SECRET = "canary-7f3b"  # of a Secret
+CANARIES = (SECRET, "canary-of-env", SECRET[::-1])  # as the script prints them; the last one is in no variable
+HIDDEN = "***, *** and postgres://me:***@db/runs"
+PAGE = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
 
 
 def address_of(served: subprocess.Popen[str]) -> str:
@@ -60,9 +72,20 @@ def ask(url: str, *, method: str = "GET", host: str = "") -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_a_job_is_watched_and_profiled(flk: Any, image: str, tmp_path: Path, eventually: Any) -> None:
+def assert_no_secrets(texts: dict[str, str]) -> None:
+    """Assert that none of ``texts`` is empty or has a secret of the script."""
+    for name, text in texts.items():
+        assert text, name
+        assert [each for each in CANARIES if each in text] == [], f"{name}: {text}"
+
+
+def test_a_job_is_watched_and_profiled_and_its_secrets_are_nowhere(
+    flk: Any, kubectl: Kubectl, image: str, tmp_path: Path, eventually: Any
+) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
+    kubectl("create", "secret", "generic", "keys", f"--from-literal=token={SECRET}")
     args = ["--name", "gpt", "--replicas", "2", "--image", image, "--cpu", "50m", "--memory", "1Gi", "--restarts", "1"]
+    args += ["--secret", "HF_TOKEN=keys:token", "--env", "API_KEY=canary-of-env", "--env", "FLK_METRICS_PORT=9400"]
     made = flk("submit", "train.py", *args, "--strategy", "ddp", cwd=tmp_path)
     assert made.code == 0, made.stderr
 
@@ -83,6 +106,7 @@ def test_a_job_is_watched_and_profiled(flk: Any, image: str, tmp_path: Path, eve
         2,
         "error: --memory: rank 0 has no CUDA GPU, and torch keeps no history of other memory",
     )
+    metrics = flk("exec", "gpt", "--", "python", "-c", PAGE).stdout
     left = flk("exec", "gpt", "--", "sh", "-c", "find /tmp -name 'profile-*'").stdout
     assert left == ""
 
@@ -105,8 +129,25 @@ def test_a_job_is_watched_and_profiled(flk: Any, image: str, tmp_path: Path, eve
     assert ask(address, host="evil.example")[0] == 403
     assert flk("exec", "gpt", "--rank", "1", "--", "touch", "/tmp/fail").code == 0
     eventually("the page says why the job has failed", lambda: CAUSE in ask(f"{address}content")[1])
+    page = ask(f"{address}content")[1]
     served.send_signal(signal.SIGINT)
     assert served.wait(timeout=60) == 130
+
+    texts = {"profile": done.stdout, "metrics": metrics, "top on a terminal": shown, "page while it runs": page}
+    read = ("logs gpt", *(f"{each} -o json" for each in ("why gpt", "status gpt", "top gpt", "report gpt", "list")))
+    texts |= {command: flk(*command.split()).stdout for command in read}
+    assert f"logged in with {HIDDEN}" in texts["logs gpt"]
+    assert f"{CAUSE}, with {HIDDEN}" in texts["why gpt -o json"]
+    assert flk("report", "gpt", cwd=tmp_path).code == 0
+    files = [*tmp_path.glob("*.html"), *tmp_path.glob("*.json.gz"), *Path(flk.env["HOME"]).rglob("*.json.gz")]
+    for file in files:
+        content = file.read_bytes()
+        texts[str(file)] = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+    assert len(files) >= 4, "a report, two profiles, and the archive on this machine"
+    texts |= {f"log of {pod}": kubectl("logs", pod, "-c", "pytorch") for pod in ("gpt-worker-0", "gpt-worker-1")}
+    texts["records"] = kubectl("get", "configmaps", "-o", "yaml")
+    texts["termination messages"] = kubectl("get", "pods", "-o", "jsonpath={.items[*].status}")
+    assert_no_secrets(texts)
 
 
 @pytest.mark.soak
