@@ -30,13 +30,13 @@ class Training:
 
     def __init__(self, run: flk_runtime.Run) -> None:
         self._run = run
-        (recorder,) = run._context.recorders
+        (recorder,) = run._context.lines.recorders
         assert isinstance(recorder, Curves)
         self._curves = recorder
 
     def rate(self, *, curves: bool) -> float:
         """Steps per second of a round."""
-        self._run._context.recorders[:] = [self._curves] if curves else []
+        self._run._context.lines.recorders[:] = [self._curves] if curves else []
         began = time.process_time()
         for _ in range(STEPS):
             self._run.step(loss=1.0, lr=1e-3, grad_norm=0.5)

@@ -6,7 +6,6 @@ Collectives run on gloo if the group has a CPU backend, else on the device.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -122,21 +121,21 @@ def mean(value: Numbers, weight: Numbers) -> float:
     A rank gives one value, or a sequence or a tensor of any number, with one weight for all or as many weights. Values
     of weight 0 may be NaN. Raises SetupError for another number of weights.
     """
-    if isinstance(value, float) and isinstance(weight, float):  # of a line of metrics: without operators of torch
-        numbers = array("d", (value * weight if weight else 0.0, weight))
-        shared = torch.frombuffer(numbers, dtype=torch.float64)
-        device = comm_device(_CPU)
-        total = shared if device.type == "cpu" else shared.to(device)
-        dist.all_reduce(total)
-        weighted, weights_sum = numbers if total is shared else total.tolist()
-        return float(weighted / weights_sum) if weights_sum else math.nan
     values, weights = _flat(value), _flat(weight)
     if weights.numel() not in (1, values.numel()):
         raise SetupError(f"mean of {values.numel()} values with {weights.numel()} weights: give each value a weight")
     weights = weights.expand_as(values)
-    total = torch.stack([torch.where(weights == 0, 0.0, values * weights).sum(), weights.sum()])
-    dist.all_reduce(total)
-    return float(total[0] / total[1])
+    sums = torch.stack([torch.where(weights == 0, 0.0, values * weights).sum(), weights.sum()])
+    dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
+def total(numbers: array[float]) -> Sequence[float]:
+    """The sums of all ranks' numbers, of which all give as many, on every rank. Collective."""
+    own = torch.frombuffer(numbers, dtype=torch.float64)
+    sums = own.to(comm_device(_CPU))  # on the CPU it is ``numbers`` itself
+    dist.all_reduce(sums)
+    return numbers if sums is own else sums.tolist()
 
 
 def mean_loss(closure: Callable[[], Any]) -> Any:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from flk_runtime.diloco import Membership
 from flk_runtime.discovery import RankInfo
-from flk_runtime.metrics import logging
+from flk_runtime.run.lines import Lines
 from flk_runtime.run.options import RunOptions
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase, ProgressPage
-
-
-class Recorder(Protocol):
-    """What takes the lines of metrics of a run, on rank 0."""
-
-    def record(self, line: Mapping[str, Any]) -> None: ...
-    def describe(self, hyperparameters: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -34,9 +26,9 @@ class RunContext:
     world_size: int
     member: Membership  # of the workers of strategy diloco
     page: ProgressPage
+    lines: Lines
     closing: list[Callable[[], None]] = field(default_factory=list)
     """Called when the run is closed or abandoned."""
-    recorders: list[Recorder] = field(default_factory=list)
 
     @classmethod
     def begin(cls, rank_info: RankInfo, options: RunOptions) -> RunContext:
@@ -44,7 +36,8 @@ class RunContext:
         member = Membership.read(options.diloco) if options.diloco else Membership()
         page = progress.own_page()
         page.phase = Phase.TRAINING
-        return cls(options, rank_info, dist.get_rank(), dist.get_world_size(), member, page)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        return cls(options, rank_info, rank, world_size, member, page, Lines(rank, world_size))
 
     @property
     def full_world_size(self) -> int:
@@ -57,13 +50,6 @@ class RunContext:
             # One write: print() writes the newline separately, and another rank's line may come in between.
             sys.stdout.write(" ".join(map(str, values)) + "\n")
             sys.stdout.flush()
-
-    def log(self, steps: int, values: Mapping[str, Any]) -> None:
-        """Print a line of metrics on rank 0, as JSON with the number of steps, and give it to the recorders."""
-        line = {"step": steps, **values}
-        self.print(logging.line(line))
-        for each in self.recorders:
-            each.record(line)
 
     def say(self, text: str) -> None:
         """Print a message of flk on rank 0."""

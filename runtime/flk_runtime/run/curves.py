@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from flk_runtime.contract.sinks import MLFLOW, TENSORBOARD, WANDB, SinkName
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.ending import has_failed
+from flk_runtime.run.lines import Line
 from flk_runtime.sinks.scalars import flat, scalars
 from flk_runtime.sinks.sink import Row, RunInfo, Sink
 from flk_runtime.sinks.writer import Writer, close
@@ -87,17 +87,20 @@ class Curves:
             known["worker"] = context.member.worker
         info.settings |= {name: value for name, value in known.items() if value != ""}
         self._writers = {each.kind: Writer(_sink(each, info), context.say) for each in sinks}
-        context.recorders.append(self)
+        context.lines.recorders.append(self)
         context.closing.append(self.close)
         atexit.register(self.close)
 
-    def record(self, line: Mapping[str, Any]) -> None:
-        """Have the numbers of a line of metrics written."""
-        values = scalars(line)
-        step = values.pop("step", None)
-        if step is None or not values:
-            return
-        self._give([Row(int(step), time.time(), values)])
+    def record(self, lines: Sequence[Line]) -> None:
+        """Have the numbers of lines of metrics written."""
+        rows = []
+        for line in lines:
+            values = scalars(line.values)
+            step = values.pop("step", None)
+            if step is not None and values:
+                rows.append(Row(int(step), line.time, values))
+        if rows:
+            self._give(rows)
 
     def _give(self, rows: Sequence[Row]) -> None:
         """Have rows written, after those of the checkpoint that no sink may have."""

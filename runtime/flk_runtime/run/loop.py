@@ -135,7 +135,7 @@ class Loop(Ranks):
 
     def log(self, **values: Any) -> None:
         """Print a line of JSON on rank 0, with the number of steps; its numbers go to the sinks of the run too."""
-        self._context.log(self.steps, values)
+        self._context.lines.log({"step": self.steps, **values})
 
     def close(self) -> None:
         """Save what is not saved yet. A second call does nothing. Collective."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from flk_runtime.distributed import process_group
 from flk_runtime.metrics import logging, mfu
 from flk_runtime.metrics.shares import Shares
 from flk_runtime.run.context import RunContext
@@ -26,16 +25,9 @@ class Metrics:
         self._throughput.add(samples, tokens)
         self.utilisation.step()
 
-    def read(self, loss: torch.Tensor | float | None) -> dict[str, Any]:
-        """The values of a line, with the mean of ``loss`` over the ranks that give one. Collective."""
-        # All ranks take part, so that a rank without a loss does not make the others wait.
-        mean = (
-            process_group.mean(0.0, 0.0)
-            if loss is None
-            else process_group.mean(float(loss.detach() if isinstance(loss, torch.Tensor) else loss), 1.0)
-        )
-        line: dict[str, Any] = {} if loss is None else {"loss": mean}
-        line |= self._throughput.read()
+    def read(self) -> dict[str, Any]:
+        """The values of a line, without the loss."""
+        line: dict[str, Any] = self._throughput.read()
         utilisation = self.utilisation.read(mark=True)
         if utilisation is not None:
             line["mfu"] = round(utilisation, 4)

@@ -39,11 +39,12 @@ class Ranks:
         A sink shows it beside the curves. Later calls add to it. Without sinks, and on ranks other than 0, it does
         nothing. flk itself adds job, namespace, code, image, strategy, world size and restarts.
         """
-        for each in self._context.recorders:
+        for each in self._context.lines.recorders:
             each.describe(values)
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
+        self._context.lines.flush()
         dist.barrier()
 
     def mean(self, value: Numbers, weight: Numbers = 1.0) -> float:
@@ -53,6 +54,7 @@ class Ranks:
         many weights. What has the weight 0 does not count, and may be NaN. The result is the same on all ranks, and NaN
         if all weights are 0. Raises SetupError for another number of weights.
         """
+        self._context.lines.flush()  # what the script makes of the mean, such as a line, comes after them
         return process_group.mean(value, weight)
 
     def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
@@ -69,6 +71,7 @@ class Ranks:
 
     def _leave(self, *, at_once: bool) -> None:
         self.closed = True
+        self._context.lines.close()
         for each in self._context.closing:
             each()
         if self._owns_group:

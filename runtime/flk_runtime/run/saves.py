@@ -71,6 +71,7 @@ class Saves:
         ``store``: whether storage gets it too, as in `CheckpointManager.save`.
         """
         if self.manager.can_save:
+            self._context.lines.flush()  # the checkpoint has those that no sink has yet
             self._context.page.phase = Phase.SAVING
             if self.before_save:
                 self.before_save()

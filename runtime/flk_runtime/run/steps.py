@@ -77,8 +77,7 @@ class Steps:
         self._metrics.record(samples, tokens)
         every = self._context.options.log_every
         if report or (every and self.done % every == 0):
-            line = ({} if epoch is None else {"epoch": epoch}) | self._metrics.read(loss)
-            self._context.log(self.done, line | (self.outer.metrics if self.outer else {}) | values)
+            self._print_line(loss, values, epoch)
         self._saves.save_after_step(self.done)
         if first:
             self._saves.timeouts.shorten()
@@ -91,6 +90,7 @@ class Steps:
 
     def finish(self) -> None:
         """Save progress since the latest save, if there is any, and wait until it is saved. Collective."""
+        self._context.lines.flush()
         self._saves.save_progress(self.done)
         self._saves.complete()
 
@@ -99,6 +99,18 @@ class Steps:
         self.finish()
         if self.outer:
             self.outer.close(self.done)
+
+    def _print_line(self, loss: torch.Tensor | float | None, values: dict[str, Any], epoch: int | None) -> None:
+        number = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        line: dict[str, Any] = {"step": self.done}
+        if epoch is not None:
+            line["epoch"] = epoch
+        if number is not None:
+            line["loss"] = number
+        line |= self._metrics.read()
+        if self.outer:
+            line |= self.outer.metrics
+        self._context.lines.add(line | values, number)
 
     def _stop(self) -> NoReturn:
         """Save if there is a place, and end this rank, because a pod of the job received SIGTERM. Collective."""

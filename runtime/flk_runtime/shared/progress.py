@@ -22,6 +22,7 @@ from flk_runtime.contract import pod_env
 _SIZE: Final = mmap.PAGESIZE
 _POLL: Final = 0.002  # seconds between two looks of a rank that waits
 _SECONDS: Final = 20  # index of the seconds that the rank has spent in the first phase; those of the others follow
+_PHASE, _STEP, _STEP_TIME, _STEP_SECONDS, _BOUNDARY, _WAITING, _HOLD = 0, 1, 2, 3, 6, 7, 8  # indexes of fields
 _WEIGHT: Final = 0.1  # of the latest step in the mean step time
 
 
@@ -35,6 +36,9 @@ class Phase(enum.IntEnum):
     MEETING = 4  # a round with the other workers of strategy diloco
     RESTORING = 5  # a checkpoint
     EVALUATING = 6  # a loop over the loader of `Run.evaluation`
+
+
+_EVALUATING: Final = int(Phase.EVALUATING)
 
 
 class _Int:
@@ -77,16 +81,16 @@ class ProgressPage:
     """The page of one rank in one attempt. Times are in seconds, by time.monotonic, which all processes share."""
 
     # The rank writes these.
-    phase = _PhaseField(0)  # a Phase
+    phase = _PhaseField(_PHASE)  # a Phase
     phase_time = _Float(18)  # when the rank came into its phase
-    step = _Int(1)  # optimizer steps done, steps before a resume included; -1: no step in this attempt
-    step_time = _Float(2)  # when the latest step was done; 0: no step in this attempt
-    step_seconds = _Float(3)  # duration of a step, as an exponentially weighted mean; 0: fewer than two steps
+    step = _Int(_STEP)  # optimizer steps done, steps before a resume included; -1: no step in this attempt
+    step_time = _Float(_STEP_TIME)  # when the latest step was done; 0: no step in this attempt
+    step_seconds = _Float(_STEP_SECONDS)  # of a step, as an exponentially weighted mean; 0: fewer than two steps
     heartbeat_time = _Float(4)  # of the latest call of `heartbeat`; 0: none
     saved = _Int(5)  # step of the latest checkpoint that this rank took part in; -1: none
     stored = _Int(19)  # step of the latest one of them in storage; -1: none
-    boundary = _Int(6)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
-    waiting = _Int(7)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
+    boundary = _Int(_BOUNDARY)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
+    waiting = _Int(_WAITING)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
     restored = _Int(14)  # the step after which this attempt's training began; -1: not known yet
     restored_from = _Int(15)  # index in SOURCES
     first_step = _Int(16)  # the first step done in this attempt; -1: none
@@ -97,7 +101,7 @@ class ProgressPage:
     pending = _Int(12)  # 1: one had not when it looked last
     collective_time = _Float(13)  # when a collective was last seen to begin or end; 0: none yet
     # The launcher writes these.
-    hold = _Int(8)  # 1: wait at the next step boundary
+    hold = _Int(_HOLD)  # 1: wait at the next step boundary
     target = _Int(9)  # the step after which all ranks save and end; -1: not known yet
 
     launched = True  # a launcher reads it, and an observer writes to it
@@ -133,16 +137,16 @@ class ProgressPage:
 
     def record_step(self, step: int) -> None:
         """Write that the rank has done ``step`` optimizer steps."""
-        now = time.monotonic()
-        if self.step_time:
-            duration = now - self.step_time
-            mean = self.step_seconds
-            self.step_seconds = mean + _WEIGHT * (duration - mean) if mean else duration
+        now, ints, floats = time.monotonic(), self._ints, self._floats  # each step takes the time of these lines
+        before = floats[_STEP_TIME]
+        if before:
+            mean = floats[_STEP_SECONDS]
+            floats[_STEP_SECONDS] = mean + _WEIGHT * (now - before - mean) if mean else now - before
         else:
             self.first_step, self.first_step_time = step, now
-        self.step = step
-        self.step_time = now
-        if self.phase == Phase.EVALUATING:  # the script has left the loop without its end
+        ints[_STEP] = step
+        floats[_STEP_TIME] = now
+        if ints[_PHASE] == _EVALUATING:  # the script has left the loop without its end
             self.phase = Phase.TRAINING
         call = self.on_step  # another thread may take it away
         if call is not None:
@@ -168,9 +172,10 @@ class ProgressPage:
         The rank writes `boundary` before it reads `hold`. So when the launcher has set `hold`, a rank that does not
         wait at `boundary` stops at the next one: no rank gets further than its launcher has read.
         """
-        self.boundary = step
-        if not self.hold:
-            self.waiting = 0
+        ints = self._ints
+        ints[_BOUNDARY] = step
+        if not ints[_HOLD]:
+            ints[_WAITING] = 0
             return False
         target = self.target
         self.waiting = int(target < 0)

@@ -12,6 +12,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.sinks import SinkName
 from flk_runtime.diloco import Membership
 from flk_runtime.run.curves import Curves
+from flk_runtime.run.lines import Lines
 from flk_runtime.sinks.sink import Row, RunInfo
 
 
@@ -25,7 +26,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Any:
         rank=0,
         world_size=4,
         member=Membership(),
-        recorders=[],
+        lines=Lines(0, 4),
         closing=[],
         page=SimpleNamespace(hold=0, restored=3),
         say=print,
