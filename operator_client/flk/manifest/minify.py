@@ -6,8 +6,9 @@ import ast
 import builtins
 import re
 import string
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import Final
+from typing import Final, NamedTuple
 
 # Functions of flk_runtime.contract with the position of the argument that only the documentation reads.
 _DOCUMENTED: Final = {"Variable": 1, "Setting": 1, "Meaning": 0}
@@ -19,6 +20,8 @@ _COMMENT: Final = re.compile(rf"{_STRING}|(?P<left_out>[ \t]*\#[^\n]*)", re.DOTA
 # Spaces in a line beside a character that no name, number or string has.
 _SPACE: Final = re.compile(rf"""{_STRING}|(?P<left_out>(?<=[^\w"'\n ]) +|(?<=[^\n ]) +(?=[^\w"' ]))""", re.DOTALL)
 _PRIVATE_CONSTANT: Final = re.compile(r"_[A-Z][A-Z_0-9]+")
+_FIELD: Final = re.compile(rb"\{\{|\{(?P<names>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
+_WORD: Final = re.compile(rb"(?<![\w.])[A-Za-z_]\w*")
 _BINDING: Final = (
     ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.alias, ast.Global, ast.Nonlocal,
     ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping,
@@ -114,53 +117,75 @@ def _is_on_one_line(node: ast.expr) -> bool:
 def with_short_names(source: str) -> str:
     """Return the source of a module with short names for local variables and for the module's private constants.
 
-    Parameters, which callers may name, keep theirs. So do names in f-strings, since before Python 3.12 the syntax tree
-    does not say where they stand.
+    Parameters, which callers may name, keep theirs.
     """
+    lines = [line.encode() for line in source.split("\n")]  # columns count bytes
     tree = ast.parse(source)
     functions = list(_outermost_functions(tree))
     constants = {
-        name.id
+        name
         for node in tree.body
         for name in _assigned(ast.iter_child_nodes(node))
-        if _PRIVATE_CONSTANT.fullmatch(name.id)
+        if _PRIVATE_CONSTANT.fullmatch(name)
     }
     within = {node for function in functions for node in ast.walk(function)}
     of_module = {name for node in ast.walk(tree) if node not in within for name in _names_in(node)}
     of_module |= vars(builtins).keys()
-    short = list(_renamed(ast.walk(tree), constants, set(), _SHORT_CONSTANTS))
+    short = list(_renamed(list(ast.walk(tree)), lines, constants, _SHORT_CONSTANTS))
     for function in functions:
         nodes = list(ast.walk(function))
-        of_classes = {name.id for node in nodes if isinstance(node, ast.ClassDef) for name in _assigned(ast.walk(node))}
+        of_classes = {name for node in nodes if isinstance(node, ast.ClassDef) for name in _assigned(ast.walk(node))}
         if "locals" not in {node.id for node in nodes if isinstance(node, ast.Name)}:
-            local = {name.id for name in _assigned(nodes)}
-            short += _renamed(nodes, local, of_module | of_classes, _SHORT)
-    lines = [line.encode() for line in source.split("\n")]  # columns count bytes
-    for name, new in sorted(short, key=lambda each: -each[0].col_offset):
-        line = lines[name.lineno - 1]
-        lines[name.lineno - 1] = line[: name.col_offset] + new.encode() + line[name.end_col_offset :]
+            local = _assigned(nodes) - of_module - of_classes
+            short += _renamed(nodes, lines, local, [name for name in _SHORT if name not in of_module])
+    for new, place in sorted(short, key=lambda each: -each[1].begin):
+        line = lines[place.line]
+        lines[place.line] = line[: place.begin] + new.encode() + line[place.end :]
     return b"\n".join(lines).decode()
 
 
-def _renamed(
-    nodes: Iterable[ast.AST], wanted: Set[str], others: Set[str], free: Sequence[str]
-) -> Iterator[tuple[ast.Name, str]]:
-    """Yield the names among ``nodes``, of those ``wanted``, that can have another one, each with its new one.
+class _Place(NamedTuple):
+    """Where a name stands: the number of its line, from 0, and its columns, in bytes."""
 
-    ``others`` are names that stay, and ``free`` the new ones, of which those that nodes have are not used.
-    """
-    nodes = list(nodes)
-    formatted = {each for node in nodes if isinstance(node, ast.JoinedStr) for each in ast.walk(node)}
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    kept = {name for node in nodes if not isinstance(node, ast.Name) or node in formatted for name in _names_in(node)}
-    taken = kept | others | {name.id for name in names}
-    renamed = dict.fromkeys(
-        name.id
-        for name in sorted(names, key=lambda each: (each.lineno, each.col_offset))
-        if name.id in wanted - kept - others and len(name.id) > 1
-    )
-    new = dict(zip(renamed, (name for name in free if name not in taken), strict=False))
-    return ((name, new[name.id]) for name in names if name.id in new)
+    line: int
+    begin: int
+    end: int
+    name: str
+
+
+def _renamed(
+    nodes: Sequence[ast.AST], lines: Sequence[bytes], wanted: Set[str], free: Sequence[str]
+) -> Iterator[tuple[str, _Place]]:
+    """Yield where names of ``wanted`` that can have one of ``free`` stand among ``nodes``, with the new name."""
+    strings = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    formatted = {each for string in strings for each in ast.walk(string) if each is not string}
+    places, kept = [], set()
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr) and node not in formatted:
+            found = list(_places_in_string(node, lines))
+            count = Counter(place.name for place in found)
+            count.subtract(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+            kept |= {name for name in count if count[name]}
+            places += found
+        elif not isinstance(node, ast.Name):
+            kept.update(_names_in(node))
+        elif node not in formatted:
+            places.append(_Place(node.lineno - 1, node.col_offset, node.end_col_offset or 0, node.id))
+    taken = kept | {place.name for place in places}
+    old = [place.name for place in sorted(places) if place.name in wanted - kept and len(place.name) > 1]
+    new = dict(zip(dict.fromkeys(old), (name for name in free if name not in taken), strict=False))
+    return ((new[place.name], place) for place in places if place.name in new)
+
+
+def _places_in_string(node: ast.JoinedStr, lines: Sequence[bytes]) -> Iterator[_Place]:
+    """Yield the words in the fields of an f-string, of which ast does not say where they stand before Python 3.12."""
+    last = (node.end_lineno or 0) - 1
+    for number in range(node.lineno - 1, last + 1):
+        begin = node.col_offset if number == node.lineno - 1 else 0
+        end = node.end_col_offset or 0 if number == last else len(lines[number])
+        for field in _FIELD.finditer(lines[number], begin, end):
+            for word in _WORD.finditer(lines[number], *field.span("names")):
+                yield _Place(number, *word.span(), word[0].decode())
 
 
 def _outermost_functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -172,9 +197,9 @@ def _outermost_functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncF
             yield from _outermost_functions(child)
 
 
-def _assigned(nodes: Iterable[ast.AST]) -> Iterator[ast.Name]:
-    """The names among nodes that are assigned to."""
-    return (node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+def _assigned(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names among nodes that are assigned to."""
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _names_in(node: ast.AST) -> Iterator[str]:

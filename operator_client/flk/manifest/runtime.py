@@ -66,7 +66,7 @@ _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
 _OF_TELEMETRY: Final = ("__init__", "history", "idle", "keeper", "meter", "usage")
 _OF_WEIGHTS: Final = ("__init__", "export", "safetensors", "weights")
-# Modules that only an OPTIONAL package needs, outside of it.
+# Modules that only an OPTIONAL package needs, outside of it. A module of another such package needs both.
 _ELSEWHERE: Final = {
     "check.py": "check",
     "checkpoint/gather.py": "training",
@@ -87,6 +87,7 @@ _ELSEWHERE: Final = {
     "parallel/mesh.py": "mesh",
     "parallel/mesh_model.py": "mesh",
     "parallel/tensor_parallel.py": "mesh",
+    "plan/split.py": "mesh",
     "launcher/trainer_status.py": "trainers",
     **dict.fromkeys((f"launcher/telemetry/{each}.py" for each in _OF_TELEMETRY), "training"),
     "launcher/replication/disk.py": "disk",
@@ -99,22 +100,22 @@ _ELSEWHERE: Final = {
 _BOOTSTRAP: Final = "bootstrap.py"
 # The symbols of the text that is compressed, in the order of their codes: its characters, and parts of words that are
 # frequent in it. The order is part of the gain, since bzip2 sorts by codes: symbols that stand in like places are
-# neighbours. A search has found it. The archive of a plain job takes 142 kB so, 147 kB without symbols for words, and
-# 143.5 kB with the most frequent words in alphabetical order. Any table works that has all characters of the text.
+# neighbours. A search has found it. The archive of a plain job takes 138 kB so, 141 kB without symbols for words, and
+# 139 kB with all symbols in alphabetical order. Any table works that has all characters of the text.
 _MARKS: Final = {"WORD": "\1", "LETTER": "\2", "SPACE": " "}
 _NAMES: Final = r"""
-WORD LETTER @ SPACE . = ! : } ] [ ) , * \ { ' ( _ __future__ __init__ - > & + / z # 0 < | 1 2 3 4 ^ 5 6 7 9 8 ` $ s
-source stack samples sion save second selector self set settings shape shard share signal slot size snapshot socket
-split start state status step stor str strateg g grad get group q ; a args ate able address age ain all and ange
-answer atch ault else attempt e enumerat each ent time eader ~ environ error est except end expected o own older
-optimizer out u use user_env b broadcast bytes bucket backward begin block d data def describe device dict
-distributed draise ? f flight full failure orphans false file first flk_runtime float for found from frozen h r run
-replica requires_gra receive reduce raise rank read reason record report result return l last lea lambda launcher
-length limit line list load local_ m metrics member manager memory message meta model module n now name node none
-not number key " j join k kind t the trace ted tensor ter text tion torch true tuple type c close com check
-checkpoint chunk class code collec compute connec context contract count w wait weight with worker world_size write
-p port parallel problem par parameter path phase place plan pod pre precision process property progress v value ver
-is_ info ield import i index ing int isinstance item y % x
+WORD LETTER @ SPACE . = ! : } ] [ ) , * \ { ' () ( _ __future__ __init__ - > & + / z 0 < | 1 2 3 4 ^ 5 6 7 9 8 ` $ s
+receive reduce raise return l last source samples sion save second selector self set c type shard str strateg g grad
+started stack get group q # ; a args ate able address all age ain and atch ault else eader ~ environ error est except
+end expected o own older optimizer out u b broadcast bytes block d data def describe device checkpoint dict distributed
+draise found frozen h r replica requires_gra lea lambda share signal slot size snapshot socket split begin backward
+bucket start state status step stor length limit line answer contract count list load local_ m member manager memory
+message number launcher meta model module n now from name node none not key " j join k kind t the trace ted tensor ter
+text tion torch true tuple close com check chunk class code collec compute connec context w wait weight with worker
+world_size run write p port problem par parameter path phase place plan pod pre parallel settings shape precision
+process property progress user_env use v value ver is_ info ield import i ing int isinstance item y % x ? f rank read
+reason record report ange result flight full failure orphans false file first flk_runtime float attempt e enumerat each
+ent time for
 """
 _SYMBOLS: Final = [_MARKS.get(name, name) for name in _NAMES.split()]
 _CODES: Final = {symbol: code for code, symbol in enumerate(_SYMBOLS)}
@@ -198,7 +199,8 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     sources = {
         f"flk_runtime/{name}": _relative(minified(source.decode()))
         for name, source in sorted(modules.items())
-        if name != _BOOTSTRAP and (name in _OF_ALL_JOBS or _ELSEWHERE.get(name, name.partition("/")[0]) not in left_out)
+        if name != _BOOTSTRAP
+        and (name in _OF_ALL_JOBS or left_out.isdisjoint((name.partition("/")[0], _ELSEWHERE.get(name))))
     }
     symbols = zlib.compress("\n".join(_SYMBOLS).encode(), 9)
     members = {

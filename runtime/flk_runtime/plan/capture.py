@@ -11,7 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,10 +31,12 @@ from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
 from flk_runtime.parallel.initialize import check_init, meta_names
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 from flk_runtime.plan.hardware import Gpu
-from flk_runtime.plan.split import SplitModel
 from flk_runtime.plan.trace import StepTrace, Tracer
 from flk_runtime.run import current
 from flk_runtime.system import pytree, trial
+
+if TYPE_CHECKING:
+    from flk_runtime.plan.split import SplitModel
 
 _NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
 _FAKE = "_flk_fake"  # attribute of a parameter: the one without data that modules have in its place

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +23,10 @@ from flk_runtime.plan.hardware import (
     MEMORY_EFFICIENCY,
 )
 from flk_runtime.plan.predict import Prediction, Workload, predict
-from flk_runtime.plan.split import SplitModel
 from flk_runtime.plan.state import optimizer_sizes, units_of
+
+if TYPE_CHECKING:
+    from flk_runtime.plan.split import SplitModel
 
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
@@ -163,6 +165,7 @@ def _splits(captured: CapturedModel, cluster: Cluster) -> tuple[list[SplitModel 
     if importlib.util.find_spec("flk_runtime.parallel.tensor_parallel") is None:
         return splits, ""
     from flk_runtime.parallel.tensor_parallel import plan_of
+    from flk_runtime.plan.split import SplitModel
 
     refused = ""
     for ranks in range(2, cluster.gpus + 1):
@@ -178,7 +181,8 @@ def _own_split(captured: CapturedModel, cluster: Cluster) -> SplitModel | None:
     given = captured.options
     if given.tp is None:
         return None
-    from flk_runtime.parallel.mesh import check_sizes  # only jobs whose files say tp= have it
+    from flk_runtime.parallel.mesh import check_sizes  # only jobs whose files say tp= have both
+    from flk_runtime.plan.split import SplitModel
 
     check_sizes({"tp": given.tp}, cluster.world_size)
     return SplitModel(captured.model, given, given.tp)

@@ -191,7 +191,18 @@ SHORT = {
         "first = 1\ndef f(a=first):\n    first, list, b = a, 2, 3\n    other = b\n",
         "first=1\ndef f(a=first):\n    first,list,b=a,2,3\n    c=b\n",
     ),
-    "f-strings": ("def f():\n    name = 1\n    return f'{name}'\n", "def f():\n    name=1\n    return f'{name}'\n"),
+    "f-strings": (
+        "def f():\n    name, word = 1, 2\n    return f'{{name}} {name:{word}} name'\n",
+        "def f():\n    a,b=1,2\n    return f'{{name}} {a:{b}} name'\n",
+    ),
+    "f-strings beside others that only look so": (
+        "def f():\n    name, word = 1, 2\n    return f'{name}{word}' 'and {name}'\n",
+        "def f():\n    name,a=1,2\n    return f'{name}{a}' 'and {name}'\n",
+    ),
+    "f-strings whose fields have other words": (
+        "def f():\n    name = 1\n    return f'{g(name=name)}'\n",
+        "def f():\n    name=1\n    return f'{g(name=name)}'\n",
+    ),
     "attributes of a class": (
         "def f():\n    class A:\n        first = 1\n    second = A.first\n",
         "def f():\n    class A:\n        first=1\n    a=A.first\n",
