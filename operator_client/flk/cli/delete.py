@@ -61,6 +61,9 @@ def delete(
     """
     limit = seconds(timeout, "--timeout")
     names = list(dict.fromkeys(map(job_ref, jobs or [])))
+    if older_than is not None and older_than.isdecimal():  # it would delete what ended a few seconds ago
+        hint = f"write {older_than}d for days, or {older_than}h, {older_than}m or {older_than}s"
+        raise UsageError(f"--older-than: {older_than} has no unit", hint=hint)
     owner, age = _me() if mine else "", seconds(older_than, "--older-than")
     selection = _selection(names, everything, selector, finished, owner, age, include_others)
     from flk.jobs.lifecycle.deletion import delete_jobs

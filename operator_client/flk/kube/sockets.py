@@ -7,6 +7,7 @@ https://kubernetes.io/docs/reference/using-api/api-concepts and, for v5, KEP-400
 from __future__ import annotations
 
 import json
+import re
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 _EXEC: Final = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _PORT_FORWARD: Final = ["v4.channel.k8s.io"]
 _CONNECT: Final = 10.0  # seconds
+_NO_CONTAINER: Final = re.compile(r'container not found \("([^"]*)"\)')
+_NO_PROGRAM: Final = re.compile(r'exec: "([^"]*)": (executable file not found in \$PATH|[a-z ]+)')
 SIZE_LIMIT: Final = 1 << 26  # bytes of output that `execute` holds
 
 
@@ -222,4 +225,13 @@ def _exit_code(status: Any) -> int:
     for cause in (status.get("details") or {}).get("causes") or []:
         if cause.get("reason") == "ExitCode":
             return int(cause.get("message") or 1)
-    raise ApiError(f"the command could not be run: {' '.join(str(status.get('message') or status).split())}")
+    said = " ".join(str(status.get("message") or status).split())
+    # The container runtime says it last, after what each of its layers says.
+    if absent := _NO_PROGRAM.search(said):
+        raise ApiError(
+            f"the command could not be run: {absent[1]}: {absent[2]}",
+            hint="words of a shell need one: -- sh -c 'COMMAND'",
+        )
+    if absent := _NO_CONTAINER.search(said):
+        raise ApiError(f"the command could not be run: container {absent[1]} does not run")
+    raise ApiError(f"the command could not be run: {said}")

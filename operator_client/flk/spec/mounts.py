@@ -100,7 +100,7 @@ class Mount:
         kind = next((kind for kind, s in SOURCES.items() if s.prefix and body.startswith(s.prefix)), CLAIM)
         source = SOURCES[kind]
         name, colon, path = body[len(source.prefix) :].partition(":")
-        if not colon:
+        if not colon or ":" in path:
             wanted = source.form if source.prefix else f"one of {FORMS}"
             raise ValueError(f"must be {wanted} (is {text!r})")
         what = "the PersistentVolumeClaim" if kind == CLAIM else f"what follows {source.prefix}"

@@ -14,6 +14,7 @@ from flk.spec import names
 # A line that reads another file: `-r more.txt`, `--requirement=more.txt`, `-cpins.txt`, `--constraint pins.txt`.
 _INCLUDES: Final = re.compile(r"\s*(?:-[rc]\s*|--(?:requirement|constraint)[\s=]\s*)(?P<file>\S+)")
 _HASH: Final = "--hash="
+_TWO_NAMES: Final = re.compile(r"[A-Za-z0-9][\w.-]*(\[[^]]*\])?\s+[A-Za-z0-9].*")
 
 
 def package(text: str) -> str:
@@ -23,6 +24,8 @@ def package(text: str) -> str:
         raise ValueError(f"must be a package for pip, like torchmetrics>=1.4 (is {text!r})")
     if text.startswith("-"):
         raise ValueError(f"must be a package for pip; options like {text!r} go into a file of --requirements")
+    if _TWO_NAMES.fullmatch(text):
+        raise ValueError(f"must be one package each time (is {text!r})")
     return text
 
 

@@ -240,6 +240,28 @@ def test_a_command_that_cannot_start(server: Server, client: JobClient) -> None:
         client.execute(POD, ["cat"], 60)
 
 
+@pytest.mark.parametrize("why", ["executable file not found in $PATH", "permission denied"])
+def test_a_program_that_the_container_does_not_have_is_named(server: Server, client: JobClient, why: str) -> None:
+    # As containerd and runc say it, each in the words of the one below.
+    said = (
+        "Internal error occurred: error executing command in container: failed to exec in container: failed to start "
+        'exec "8455777f": OCI runtime exec failed: exec failed: unable to start container process: '
+        f'exec: "tensorbord": {why}: unknown'
+    )
+    server.messages = [on(STATUS, json.dumps({"status": "Failure", "message": said}).encode())]
+    with pytest.raises(ApiError) as error:
+        client.execute(POD, ["tensorbord"], 60)
+    assert str(error.value) == f"the command could not be run: tensorbord: {why}"
+    assert "sh -c" in str(error.value.hint)
+
+
+def test_a_container_that_has_not_started_is_named(server: Server, client: JobClient) -> None:
+    said = 'Internal error occurred: unable to upgrade connection: container not found ("pytorch")'
+    server.messages = [on(STATUS, json.dumps({"status": "Failure", "message": said}).encode())]
+    with pytest.raises(ApiError, match="^the command could not be run: container pytorch does not run$"):
+        client.execute(POD, ["true"], 60)
+
+
 def test_output_without_end(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "SIZE_LIMIT", 1 << 20)
     server.messages = [on(STDOUT, bytes(1 << 19))] * 3

@@ -22,6 +22,8 @@ HASHED = "a==1 --hash=sha256:00\n"
     ("flags", "message"),
     [
         (["--pip", "-r"], "--pip: must be a package for pip; options like '-r' go into a file of --requirements"),
+        (["--pip", "a b"], "--pip: must be one package each time (is 'a b')"),
+        (["--pip", "a[x] b>=1"], "--pip: must be one package each time (is 'a[x] b>=1')"),
         (["--pip", ""], "--pip: must be a package for pip, like torchmetrics>=1.4 (is '')"),
         (["--pip", "a\nb"], "--pip: must be a package for pip, like torchmetrics>=1.4 (is 'a\\nb')"),
         (["--setup", " "], "--setup: must be a shell command, not empty"),

@@ -116,6 +116,7 @@ def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
         "gpt --older-than 1h",
         "--older-than 1h",
         "--finished --older-than x",
+        "--finished --older-than 7",
         "-l ''",
         "gpt --mine",
         "--include-others",
