@@ -46,7 +46,8 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
         lines.append(_goodput_line(state.goodput))
     if state.attempts:
         lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide)]
-    lines += ["", *pods_table(state, wide=wide)]
+    if state.pods:
+        lines += ["", *pods_table(state, wide=wide)]
     for each in state.quarantine:
         until = f" for {short_duration(each.until - now)} more" if each.until else ""
         cordon = commands.kubectl(f"cordon {each.node}", namespaced=False)

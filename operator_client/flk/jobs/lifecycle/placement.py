@@ -10,10 +10,10 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn
 
-from flk.errors import UsageError
-from flk.kube import Object
+from flk.errors import ApiError, UsageError
+from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, resource_of
-from flk.observe.reader import view_job
+from flk.observe.reader import NODES, view_job
 from flk.targets import target_of
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -37,6 +37,16 @@ def avoiding(job: Object, nodes: Sequence[str], quarantined: Iterable[str]) -> O
         if affinity != (spec.get("affinity") or {}):
             spec["affinity"] = affinity
     return placed
+
+
+def report_absent(client: JobClient, nodes: Sequence[str], report: Callable[[str], None]) -> None:
+    """``report`` each of the nodes that is not in the cluster: its name may be wrong."""
+    for name in nodes:
+        try:
+            client.api.call("get", RequestTarget(NODES, None, name))
+        except ApiError as error:
+            if error.status == 404:
+                report(f"there is no node {name} in the cluster now")
 
 
 def place(client: JobClient, job: Object, placed: Object) -> None:

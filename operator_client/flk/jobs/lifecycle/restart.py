@@ -18,7 +18,7 @@ from flk import labels
 from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.lifecycle.creation import OwnedObjects, check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
-from flk.jobs.lifecycle.placement import avoiding, place, quarantined
+from flk.jobs.lifecycle.placement import avoiding, place, quarantined, report_absent
 from flk.jobs.lifecycle.suspension import (
     end_of,
     is_suspended,
@@ -61,6 +61,7 @@ def restart(
     UsageError for a job in a queue that has not ended, JobNotFoundError if there is no job.
     """
     job = client.get_job(name)
+    report_absent(client, avoid, report)
     placed = avoiding(job, avoid, quarantined(client, name, report))
     if end_of(job):
         return _recreate(client, placed, objects_with_uid, timeout, report)

@@ -13,6 +13,7 @@ from flk.observe.client import JobClient, resource_of
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.targets import target_of
+from flk_runtime.contract.ranges import plural
 
 
 def scale(client: JobClient, name: str, pods: int) -> int:
@@ -27,7 +28,7 @@ def scale(client: JobClient, name: str, pods: int) -> int:
     state = derive(JobView(Observation(job)))
     if state.min_size >= state.max_size:
         raise UsageError(
-            f"job {name} is not elastic: it trains with {state.max_size - state.spares} pods and no others",
+            f"job {name} is not elastic: it trains with {plural(state.max_size - state.spares, 'pod')} and no others",
             hint="submit it with --elastic MIN:MAX, as in --elastic 2:4",
         )
     if not state.min_size <= pods <= state.max_size:

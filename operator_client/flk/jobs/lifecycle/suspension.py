@@ -14,7 +14,7 @@ from typing import Final
 from flk import labels
 from flk.errors import FlkError, JobDeletedError, UsageError
 from flk.jobs.lifecycle.ending import watch_all_pods_end, watch_pods_end
-from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes
+from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef, resource_of
 from flk.observe.observation import Observation
@@ -64,6 +64,7 @@ def resume(
     suspended = is_suspended(job)
     if avoid and not target_of(job).placeable:
         refuse_other_nodes(client, job, avoid)
+    report_absent(client, avoid, report)
     placed = avoiding(job, avoid, quarantined(client, name, report) if suspended else [])
     if target_of(job).placeable:
         place(client, job, placed)

@@ -8,18 +8,18 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from flk.errors import ApiError, ForbiddenError, JobNotFoundError
+from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError
 from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.position import split_stamp
 from flk.jobs.logs.reader import IDLE
 from flk.jobs.state import derive
-from flk.jobs.wait import get_state
+from flk.jobs.wait import get_state, raise_for_state
 from flk.kube import Object
 from flk.observe import archive
 from flk.observe.client import JobClient
-from flk.observe.observation import Observation
+from flk.observe.observation import Observation, from_archive
 from flk.observe.view import JobView
 from flk.units import short_duration
 from flk_runtime.contract.log_format import is_record
@@ -33,15 +33,20 @@ def dump(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine
     """Yield the lines that are there now, pod by pod; of pods that are gone, the last lines that flk has kept.
 
     A pod whose log cannot be read gets a note. Raises the error of a pod if no log could be read at all, and
-    JobNotFoundError if there is no such job and nothing is kept of one.
+    JobNotFoundError if there is no such job and nothing is kept of one. Raises JobDeletedError after the lines of a job
+    that was deleted before it had ended.
     """
     lines = _dumped(client, name, options)
     if not options.fold:
         yield from lines
         return
     folder = Folder(delay=float("inf"), held=FOLDED)
-    for line in lines:
-        yield from folder.add(line)
+    try:
+        for line in lines:
+            yield from folder.add(line)
+    except JobDeletedError:
+        yield from folder.rest()
+        raise
     yield from folder.rest()
 
 
@@ -52,16 +57,18 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
         kept = archive.find(client, name)
         if kept is None:
             raise
-        if not kept.logs:
-            yield LogLine(f"job {name} is gone, and flk has kept no lines of it", note=True)
-            return
-        seen = short_duration(client.now() - kept.time)
-        yield LogLine(
-            f"job {name} is gone; these are its last lines, which flk kept {kept.place} {seen} ago", note=True
-        )
-        chosen = LineFilter(JobView(kept), options)
-        wanted = [pod for pod in kept.logs if chosen.wants_index(chosen.index_of(pod))]
-        yield from _kept_lines(kept, chosen, sorted(wanted, key=chosen.index_of))
+        ago = f"{short_duration(client.now() - kept.time)} ago"
+        if kept.logs:
+            yield LogLine(f"job {name} is gone; these are its last lines, which flk kept {kept.place} {ago}", note=True)
+            chosen = LineFilter(JobView(kept), options)
+            wanted = [pod for pod in kept.logs if chosen.wants_index(chosen.index_of(pod))]
+            yield from _kept_lines(kept, chosen, sorted(wanted, key=chosen.index_of))
+        else:
+            seen = f"{kept.seen_by or 'flk'} saw it last {ago}"
+            yield LogLine(f"job {name} is gone, and flk has kept no lines of it; {seen}", note=True)
+        state = derive(JobView(from_archive(kept)))
+        if state.was_deleted:  # before it had ended
+            raise_for_state(state, client)
         return
     chosen = LineFilter(JobView(Observation(job)), options)
     every = client.pods_of(job)

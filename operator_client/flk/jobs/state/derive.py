@@ -75,9 +75,12 @@ def deleted(last: State, *, name_reused: bool = False, now: float | None = None)
     if last.finished:
         return last
     message = "it was deleted, and another job has its name now" if name_reused else "it was deleted"
-    return replace(
-        last, phase=Phase.DELETED, code=int(ExitCode.CANCELLED), reason="Deleted", message=message, ended=now, pods=[]
-    )
+    attempts = [
+        replace(each, outcome="deleted", ended=now) if each.outcome == "running" else each for each in last.attempts
+    ]
+    code = int(ExitCode.CANCELLED)
+    gone = replace(last, phase=Phase.DELETED, code=code, reason="Deleted", message=message, ended=now, pods=[])
+    return replace(gone, attempts=attempts)
 
 
 def _failed(base: State, seen: JobView, cause: Finding | None) -> State:

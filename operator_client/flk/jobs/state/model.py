@@ -42,7 +42,7 @@ class AttemptState:
     number: int
     started: float
     ended: float | None
-    outcome: str  # running, succeeded, failed, preempted, resized: pods joined or left an elastic job
+    outcome: str  # running, succeeded, failed, preempted, deleted, resized: pods joined or left an elastic job
     cause: str = ""  # one line
     pods: int = 0  # that took part; 0: unknown
     failure: Failure | None = None
@@ -117,8 +117,8 @@ class State:
     @property
     def headline(self) -> str:
         """The phase and its reason, in one line."""
-        why = f"{self.reason}: {self.message}" if self.reason and self.message else self.reason or self.message
-        return f"{self.phase.value.lower()}: {why}" if why else self.phase.value.lower()
+        reason = "" if self.reason == self.phase.value else self.reason
+        return ": ".join(filter(None, (self.phase.value.lower(), reason, self.message)))
 
     def _repr_html_(self) -> str:
         """Return how a notebook shows the state."""

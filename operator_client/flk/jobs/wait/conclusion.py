@@ -72,7 +72,9 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
             code=ExitCode((state.cause.exit_code if state.cause else 0) or ExitCode.INFRASTRUCTURE),
         )
     if state.was_deleted:
-        raise JobDeletedError(f"job {name} is gone: {state.message}")
+        raise JobDeletedError(
+            f"job {name} is gone: {state.message}", hint=f"{command('why', name)} shows what was seen of it last"
+        )
     deletion = goal is not None and goal.is_deletion
     again = command("wait", name) + (f" --for {goal.text}" if goal else "")
     if state.phase == Phase.SUSPENDED and not deletion:

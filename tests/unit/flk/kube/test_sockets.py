@@ -258,7 +258,7 @@ def test_a_program_that_the_container_does_not_have_is_named(server: Server, cli
 def test_a_container_that_has_not_started_is_named(server: Server, client: JobClient) -> None:
     said = 'Internal error occurred: unable to upgrade connection: container not found ("pytorch")'
     server.messages = [on(STATUS, json.dumps({"status": "Failure", "message": said}).encode())]
-    with pytest.raises(ApiError, match="^the command could not be run: container pytorch does not run$"):
+    with pytest.raises(ApiError, match=r"^the command could not be run: container pytorch does not run$"):
         client.execute(POD, ["true"], 60)
 
 

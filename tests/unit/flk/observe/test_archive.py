@@ -392,6 +392,13 @@ def test_a_job_that_one_command_has_seen_is_known_when_somebody_has_deleted_it(
     assert printed.startswith("Deleted: the job was deleted before it had ended\n")
     assert last in printed
     assert [main([again, "gpt"]) for again in ("status", "logs", "wait")] == [103] * 3
+    capsys.readouterr()
+    assert main(["logs", "gpt", "--no-follow"]) == 103
+    stderr = capsys.readouterr().err
+    assert f"flk {command[0]} saw it last" in stderr or "these are its last lines" in stderr
+    assert "error: job gpt is gone: it was deleted\nhint: flk why gpt" in stderr
+    assert main(["status", "gpt"]) == 103
+    assert "running" not in capsys.readouterr().out.casefold().replace("deleted", "")  # neither job nor attempt nor pod
     assert main(["why", "other"]) == 102
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flk.__main__ import main
 from flk.cli import status_text
 from flk.health import find
 from flk.jobs.state import derive
@@ -127,6 +128,40 @@ def test_what_waits_in_a_queue_is_read_in_the_version_that_the_cluster_serves(fa
     assert [each["metadata"]["name"] for each in view_job(client, "gpt").around.pending_workloads] == ["w"]
     fake.refused[path] = (403, 'localqueues "gold" is forbidden: User "ada" cannot get resource "localqueues"')
     assert "pendingworkloads" in view_job(client, "gpt").around.unreadable
+
+
+def pending_workload(job: str, cluster_queue: int, local_queue: int) -> dict[str, Any]:
+    """A PendingWorkload as Kueue's Visibility API answers it."""
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": job, "uid": f"uid-{job}"}
+    meta = {
+        "name": f"pytorchjob-{job}-1a2b3",
+        "namespace": "team",
+        "creationTimestamp": MADE,
+        "ownerReferences": [owner],
+    }
+    places = {"positionInClusterQueue": cluster_queue, "positionInLocalQueue": local_queue}
+    return {"metadata": meta, "priority": 0, "localQueueName": "gold", **places}
+
+
+@pytest.mark.parametrize("command", ["why", "status", "wait"])
+@pytest.mark.usefixtures("kubeconfig")
+def test_commands_say_the_place_in_the_queue_and_who_is_ahead(fake: Any, capsys: Any, command: str) -> None:
+    job = JobBuilder()
+    job.job["spec"]["runPolicy"]["suspend"] = True
+    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    job.add_to(fake)
+    meta = {"name": "pytorchjob-gpt-1a2b3", "labels": {"kueue.x-k8s.io/job-uid": "uid-gpt"}}
+    short = "couldn't assign flavors to pod set worker: insufficient unused quota for nvidia.com/gpu in flavor h100"
+    reserved = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": short}
+    fake.add("workloads", {"metadata": meta, "status": {"conditions": [reserved]}})
+    summary = {"kind": "PendingWorkloadsSummary", "apiVersion": "visibility.kueue.x-k8s.io/v1beta1", "metadata": {}}
+    waiting = [pending_workload("bert", 1, 0), pending_workload("gpt", 3, 1), pending_workload("later", 7, 2)]
+    path = "/apis/visibility.kueue.x-k8s.io/v1beta1/namespaces/team/localqueues/gold/pendingworkloads"
+    fake.documents[path] = {**summary, "items": waiting}
+    main([command, "gpt", *(["--timeout", "1s"] if command == "wait" else [])])
+    said = capsys.readouterr()
+    place = "it waits in queue gold at place 2 of 3, behind bert and 2 jobs of other queues: couldn't assign flavors"
+    assert place in said.out + said.err
 
 
 @pytest.mark.usefixtures("kubeconfig")

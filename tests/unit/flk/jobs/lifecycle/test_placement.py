@@ -73,10 +73,26 @@ def test_nodes_in_quarantine_are_avoided_until_they_are_forgotten(
     builder = JobBuilder().ended(0, 143, record.to_json())
     builder.job["spec"]["runPolicy"]["suspend"] = True
     builder.add_to(fake)
+    fake.documents["/api/v1/nodes/node-x"] = {"metadata": {"name": "node-x"}}
     code, _, stderr = run(command, "gpt", "--avoid-node", "node-x")
     assert code == 0, stderr
+    assert "there is no node" not in stderr
     assert affinity(fake.objects[JOBS]["gpt"]) == of_nodes(["node-x"], ["node-b"] * avoided)
     assert ("node node-b is in quarantine, and avoided where others have room: it broke" in stderr) is avoided
+
+
+@pytest.mark.parametrize(("status", "told"), [(404, True), (403, False)])
+@pytest.mark.parametrize("command", ["resume", "restart"])
+def test_a_node_to_avoid_that_does_not_exist_is_named(
+    fake: Any, run: Run, command: str, status: int, told: bool
+) -> None:
+    builder = JobBuilder()
+    builder.job["spec"]["runPolicy"]["suspend"] = True
+    builder.add_to(fake)
+    fake.refused["/api/v1/nodes/node-x"] = (status, "no")
+    code, _, stderr = run(command, "gpt", "--avoid-node", "node-x")
+    assert (code, "there is no node node-x in the cluster now" in stderr) == (0, told)
+    assert affinity(fake.objects[JOBS]["gpt"]) == of_nodes(["node-x"], [])
 
 
 def test_restart_of_a_pytorchjob_that_runs_changes_it_while_it_is_suspended(fake: Any, run: Run) -> None:
