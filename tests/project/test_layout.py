@@ -24,6 +24,7 @@ COVERED = {
         "flk.cli.bench flk_runtime.bench.__main__ flk_runtime.bench.cases flk_runtime.bench.collectives "
         "flk_runtime.bench.script"
     ),
+    "tests/local/test_calls.py": "flk_runtime.parallel.ddp_calls",
     "tests/local/test_checkpoint.py": (
         "flk_runtime.checkpoint.manager flk_runtime.checkpoint.save.plan flk_runtime.checkpoint.save.writer"
     ),

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.ddp_calls import adapt_calls
 from flk_runtime.parallel.model import ParallelModel, parameters_in
 
 
@@ -36,7 +37,7 @@ class DDPModel(ParallelModel):
                 "none, or parallelize only models that are trained"
             )
         try:
-            module = DistributedDataParallel(
+            module = _Wrapper(
                 model,
                 device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
@@ -50,6 +51,7 @@ class DDPModel(ParallelModel):
                 f"{torch.__version__}: update torch"
             ) from error
         super().__init__(model, module)
+        adapt_calls(module)
         _Passes(module, self.trained())
         self.beside = {"order": GradientOrder(module, self.trained(), device)}
 
@@ -58,6 +60,18 @@ class DDPModel(ParallelModel):
 
     def replicas(self) -> dist.ProcessGroup | None:
         return dist.group.WORLD
+
+
+class _Wrapper(DistributedDataParallel):
+    """Has the attributes of the model, such as a method ``generate``, as a model under another strategy has them."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # not set yet
+                raise
+            return getattr(self.module, name)
 
 
 class _Passes:

@@ -80,6 +80,9 @@ class FSDP2Model(ParallelModel):
             root = block in roots
             if block is model and not root:  # the parts together, which nobody calls
                 return
+            for each in block.parameters():  # fully_shard refuses others, such as those in channels_last
+                if not each.is_contiguous():
+                    each.data = each.data.contiguous()
             if precision:
                 _cast_buffers(block, precision)
             fully_shard(
@@ -116,6 +119,10 @@ class FSDP2Model(ParallelModel):
                 for record in sharded_parameters(root)
                 for module, name in _places(record)
             ]
+            state: Any = root._get_fsdp_state()  # type: ignore[operator]
+            state._lazy_init()  # so that a block may be called before the model
+            # With this name, generate() of Transformers takes as many steps on each rank as on the others.
+            root._is_fsdp_managed_module = True  # type: ignore[assignment]
             own = [each for each in root.modules() if isinstance(each, FSDPModule)]
             watch_passes(root, own)
             if prefetch:

@@ -28,7 +28,8 @@ _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, Ex
 _OF_SHARDS = re.compile("mixed torch.Tensor and DTensor|sharded tensor:")  # in messages of torch's DTensor
 _ADVICE = (
     " (parallelize has sharded the parameters: use parameter.full_tensor() on all ranks, run.average() for a moving "
-    "average, run.load_weights() for weights, or strategy ddp)"
+    "average, run.load_weights() for weights, or strategy ddp; and only a call of the model gathers them, as model(x), "
+    "no method or part of it, unless torch.distributed.fsdp.register_fsdp_forward_method names the method)"
 )
 
 

@@ -177,6 +177,7 @@ def test_an_error_of_sharded_parameters_says_what_to_do() -> None:
     text = "aten.mul.Tensor got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor"
     message = describe(RuntimeError(f"Error(s) in loading state_dict for Net:\n\t{text}"))["message"]
     assert message.startswith(f"{text} (parallelize has sharded the parameters: use parameter.full_tensor()")
+    assert "register_fsdp_forward_method names the method)" in message
     assert "\n" not in message
     assert describe(SetupError(text))["message"] == text  # an error of flk says it itself
 

@@ -1,0 +1,103 @@
+"""Calls and models that torch's wrappers fail at: each trains as in one process, or is refused with what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import SMALL_MODEL, told
+
+SCRIPT = (
+    SMALL_MODEL
+    + """
+from torch.distributed.fsdp import register_fsdp_forward_method
+
+def fit(run, model, loss_of, **options):
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    seen = []
+    for parts in data(6, 1)[:3, 0]:
+        optimizer.zero_grad()
+        loss = loss_of(model, share(run, parts))
+        loss.backward()
+        optimizer.step()
+        run.step()
+        seen.append(run.mean(loss.item()))
+    return seen
+
+def channels_last(run):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 7, 11))
+    def loss(model, words):
+        images = F.one_hot(words, 11).float()[:, :, :9].view(-1, 3, 3, 9)
+        return model(images.to(memory_format=torch.channels_last)).square().mean()
+    return fit(run, model.to(memory_format=torch.channels_last), loss)
+
+def vjp(run):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.BatchNorm1d(9).eval(), nn.Linear(9, 6), nn.Tanh(), nn.Linear(6, 2))
+    def loss(model, words):
+        x = words.float() / 11
+        value, pull = torch.func.vjp(lambda x: model(x), x)
+        slope, = pull(torch.ones_like(value))
+        return slope.square().mean() + value.mean()
+    return fit(run, model, loss)
+
+class Boxed(Net):
+    def forward(self, x):
+        box = type("Box", (), {})()
+        box.logits, box.list = super().forward(x), [self.scale]
+        return box
+
+def boxed(run):
+    torch.manual_seed(3)
+    model = Boxed()
+    model.spare = nn.Linear(2, 2)
+    loss = lambda model, words: F.cross_entropy(model(words[:, :-1]).logits.flatten(0, 1), words[:, 1:].flatten())
+    return fit(run, model, loss, find_unused_parameters=True)
+
+class Methods(Net):
+    def loss(self, words):
+        logits = Net.forward(self, words[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
+
+def method(run):
+    torch.manual_seed(3)
+    model = Methods()
+    def loss(model, words):
+        if not hasattr(model, "registered"):
+            register_fsdp_forward_method(model, "loss")  # it does nothing under another strategy
+            model.registered = True
+            assert getattr(model, "_is_fsdp_managed_module", False) == (run.world_size > 1)
+        return model.loss(words)
+    return fit(run, model, loss)
+
+def block_first(run):
+    torch.manual_seed(3)
+    model = Net()
+    inner = lambda model: model.module if hasattr(model, "module") else model
+    def loss(model, words):
+        with torch.no_grad():
+            start = inner(model).blocks[0](torch.ones(2, 6)).mean().item()
+        return loss_of(model, words) * start
+    return fit(run, model, loss)
+
+with group():
+    trained = {"ddp": (vjp, boxed), "full_shard": (channels_last, block_first, method)}
+    trained["none"] = (*trained["ddp"], *trained["full_shard"])
+    for strategy in ("ddp", "full_shard") if "RANK" in os.environ else ("none",):
+        for each in trained[strategy]:
+            with init(strategy) as run:
+                tell(f"{each.__name__} {strategy}", each(run))
+        if strategy == "ddp":  # which has the model's methods, and averages no gradients of them
+            with init(strategy) as run:
+                refused("before each backward pass, call the module that parallelize returned", lambda: method(run))
+"""
+)
+
+
+def test_calls_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
+    expected = told(ranks(SCRIPT, 1)[0])
+    found = told(ranks(SCRIPT, 2)[0])
+    assert len(found) == 5
+    for key, losses in found.items():
+        assert losses == pytest.approx(expected[f"{key.partition(' ')[0]} none"], abs=1e-5), key
