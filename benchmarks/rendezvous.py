@@ -12,9 +12,10 @@ launcher loses its lease; the bytes that a pod gets do not grow with the number 
 With --more launchers (0: not) the same limits hold, to show how far one leader goes.
 
 The peer is torch's TCPStore with the keys that each launcher and the leader would write and read there: one
-connection, a key for joining, and a key for the decision. The store neither authenticates nor watches its clients, and
-knows of no checkpoints. It looks up the name of each of them when it connects. So that this waits for no name server,
-the store runs with a hosts file that has the name, in a mount namespace of its own, which needs root.
+connection, a key for joining, and a key for the decision. The store neither authenticates nor watches its clients,
+and knows of no checkpoints. It looks up the name of each client that connects, and the client looks up the store's.
+So that nothing waits for a name server, all run with a hosts file that has these names, in a mount namespace of their
+own, which needs root.
 
 --profile measures nothing. It writes the profile of the leader's thread in a start and a restart.
 """
@@ -22,9 +23,9 @@ the store runs with a hosts file that has the name, in a mount namespace of its 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import measure
 import simulated_launchers
@@ -42,7 +43,8 @@ from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted
 from simulated_launchers import Launchers, Usage
 
 LIMIT = 120.0  # seconds for one step of the store
-CLIENT = "::ffff:127.0.0.1"  # as the store sees a client on this machine
+END = "::ffff:127.0.0.1"  # as each end of a connection of the store sees the other one
+HAS_NAMES = "BENCHMARK_HAS_NAMES"  # environment variable of a process with the hosts file
 HOLD = 1.2 * LEASE.default  # seconds with heartbeats only: a lease that is lost is lost in this time
 
 
@@ -81,7 +83,11 @@ def main() -> int:
         print(json.dumps(measure_flk(many, profile=arguments.profile)._asdict()))
         return 0
     if os.geteuid():
-        measure.skip("the store's hosts file needs root")
+        measure.skip("the hosts file needs root")
+    if HAS_NAMES not in os.environ:
+        start_with_names()
+    if (name := socket.getnameinfo((END, 0), socket.NI_NUMERICSERV)[0]) != "localhost":
+        raise SystemExit(f"{END} is {name} and not localhost, so the store would wait for name servers")
     cases = {"flk": lambda: measure_flk(many), "TCPStore": lambda: measure_store(many), "few": lambda: measure_flk(few)}
     if more:
         cases["more"] = lambda: measure_flk(more)
@@ -224,17 +230,21 @@ def new_store(port: int, *, serve: bool = False) -> Any:
 # The leader's process ------------------------------------------------------------------------------------------------
 
 
+def start_with_names() -> NoReturn:
+    """Start this program anew, with a hosts file that has the names of both ends of the store's connections."""
+    with tempfile.NamedTemporaryFile("w", delete=False) as hosts:
+        hosts.write(f"{END} localhost\n127.0.0.1 localhost\n")
+    mount = 'mount --bind "$0" /etc/hosts && rm "$0" && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, hosts.name, sys.executable, *sys.argv]
+    os.execvpe(command[0], command, os.environ | {HAS_NAMES: "yes"})
+
+
 @contextmanager
 def leader(kind: str, launchers: int, profile: str = "") -> Iterator[tuple[int, Callable[[], Usage]]]:
     """A process that is the leader: its port, and a function that returns what it has used so far."""
     command = [sys.executable, __file__, "--serve", kind, "--launchers", str(launchers), "--profile", profile]
-    with tempfile.NamedTemporaryFile("w") as hosts, contextlib.ExitStack() as stack:
-        if kind == "store":
-            hosts.write(f"{CLIENT} localhost\n127.0.0.1 localhost\n")
-            hosts.flush()
-            mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
-            command = ["unshare", "--mount", "sh", "-c", mount, hosts.name, *command]
-        yield stack.enter_context(simulated_launchers.process(command))
+    with simulated_launchers.process(command) as started:
+        yield started
 
 
 if __name__ == "__main__":
