@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ _HOST: Final = "localhost"  # a name that the hosts file resolves
 _LIMIT: Final = 60.0  # seconds for one step
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # in a second
 _SECRET: Final = "secret"
+_AT_ONCE: Final = 64  # launchers that connect, as many as clients of the store in `rendezvous`
 
 
 class Usage(NamedTuple):
@@ -155,9 +157,10 @@ class Launchers:
         self._wanted: Counter[str] = Counter()
 
     def arrive(self, pods: range) -> None:
-        """Have the launchers of these pods connect and join."""
-        for pod in pods:
-            connection = self._open(pod)
+        """Have the launchers of these pods connect, several at once, and join."""
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            connections = list(threads.map(self._open, pods))
+        for pod, connection in zip(pods, connections, strict=True):
             # Launchers begin at any time, and so do their heartbeats.
             first = time.monotonic() + self._lease / 3 * (pod / self.pods)
             launcher = self._launchers[pod] = _Launcher(pod, connection, first)
