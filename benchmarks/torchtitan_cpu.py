@@ -20,8 +20,8 @@ def arguments(folder: Path, steps: int) -> list[str]:
         f"--module llama3 --config llama3_debugmodel --training.steps {steps} --training.seq_len 32 "
         "--training.local_batch_size 2 --parallelism.spmd_backend partial_dtensor --debug.seed 1"
     )
-    files = ["--hf_assets_path", str(folder), "--dataloader.dataset_path", str(folder / "data"), "--dump_folder", "out"]
-    return [*words.split(), *files]
+    files = {"--hf_assets_path": folder, "--dataloader.dataset_path": folder / "data", "--dump_folder": folder / "out"}
+    return [*words.split(), *(str(word) for pair in files.items() for word in pair)]
 
 
 def assets(folder: Path) -> None:
