@@ -603,4 +603,63 @@ mmap.mmap(file, 8 << 20).write(bytes(8 << 20))""",
         namespace="restricted",
     ),
 )
-CASES = (*STARTING, *SCHEDULING, *ADMISSION, *QUEUEING, *VOLUMES, *ENDING, *LAUNCHED)
+# What the ranks of flk's launcher end with, or do not get beyond.
+RANKS = (
+    Case(
+        "gpu-memory",
+        Expected("GpuOutOfMemory", "CUDA out of memory", "out of memory", "batch", ExitCode.TRAINING),
+        job={"replicas": 1, "restarts": 0},
+        script="""class OutOfMemoryError(RuntimeError):
+    __module__ = "torch"
+raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")""",
+        namespace="restricted",
+    ),
+    Case(
+        "gpu-error",
+        Expected("GpuFailed", "uncorrectable ECC error", "CUDA error", "cordon"),
+        job={"replicas": 1, "restarts": 0, "disruptions": 0},
+        script="raise RuntimeError('CUDA error: uncorrectable ECC error encountered')",
+        namespace="restricted",
+    ),
+    Case(
+        "stale-file",
+        Expected("VolumeFailed", "Stale file handle", "Stale file handle", "persistentvolumeclaims"),
+        job={"replicas": 1, "restarts": 0, "disruptions": 0},
+        script="raise OSError(116, 'Stale file handle')",
+        namespace="restricted",
+    ),
+    Case(
+        "address-in-use",
+        Expected("AddressInUse", "Address already in use", "Address already in use", "--rank 0", ExitCode.TRAINING),
+        job={"replicas": 1, "restarts": 0},
+        script="""import socket
+one, other = socket.socket(), socket.socket()
+one.bind(("127.0.0.1", 0))
+one.listen()
+other.bind(one.getsockname())""",
+        namespace="restricted",
+    ),
+    Case(
+        "setup-fails",
+        Expected(
+            "InvalidStart", "the setup command ended with exit code 7: no data", "no data", "logs", ExitCode.USAGE
+        ),
+        job={"replicas": 1, "setup": "echo no data >&2; exit 7"},
+        namespace="restricted",
+    ),
+    Case(
+        "standstill",
+        Expected("Standstill", "no rank makes progress", "train.py:1", "flk stacks", ExitCode.RUNNING, stuck=False),
+        job={"replicas": 1},
+        script="import time; time.sleep(3600)",
+        namespace="restricted",
+    ),
+    Case(
+        "no-progress",
+        Expected("NoProgress", "without a further step", "Stale file", "logs", ExitCode.RUNNING, stuck=False),
+        job={"replicas": 1},
+        script="raise OSError(116, 'Stale file handle')",
+        namespace="restricted",
+    ),
+)
+CASES = (*STARTING, *SCHEDULING, *ADMISSION, *QUEUEING, *VOLUMES, *ENDING, *LAUNCHED, *RANKS)

@@ -20,6 +20,7 @@ SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
 SAME: Final = 40  # characters at the end of two texts from which on they may say the same
 REPEATED: Final = "they repeat the cause"
+_ENDED: Final = "a consequence: the operator says how a container ended, and the record of its launcher why"
 _REPEATING: Final = (
     "BackOff",
     "CrashLoopBackOff",
@@ -245,9 +246,10 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
     others = []
     for (reason, _), (event, count) in folded.items():
         about = event.get("involvedObject") or {}
-        text = one_line(event.get("message"))
+        # The operator repeats the record that a launcher has left, in full.
+        text, _, left = one_line(event.get("message")).partition(" terminated message: {")
         pod = states.get(str(about.get("name")))
-        why_not = _why_not(reason, pod, view, cause)
+        why_not = _ENDED if left else _why_not(reason, pod, view, cause)
         source = Evidence(f"event of {about.get('kind', '')} {about.get('name', '')}", text)
         others.append(Other(f"{source.where}: {reason}: {text}", why_not, count, time=event_time(event)))
     repeated = [other for other in others if other.why_not == REPEATED]

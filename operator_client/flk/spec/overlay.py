@@ -75,10 +75,13 @@ def load_job(
         notify(f"using {JOB_FILE}")
     overlay = lay_over(file.job_fields(source) if source else {}, flags, environment)
     written = overlay.fields.get("command")
+    place = file.source_name(source or "")
+    if source and written is None and not flags["words"] and flags["module"] is None:
+        validated({**overlay.fields, "command": EXAMPLE_SCRIPT}, where=overlay.where, source=place)  # a misspelled key
     command, root = _command(list(flags["words"] or []), flags["module"], written, source, notify)
     if command != written:
         overlay.set(["command"], command, "-m" if flags["module"] else "SCRIPT")
-    return validated(overlay.fields, where=overlay.where, source=file.source_name(source or "")), root
+    return validated(overlay.fields, where=overlay.where, source=place), root
 
 
 def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> Overlay:
@@ -139,7 +142,7 @@ def _command(
     if written is None:
         raise UsageError(
             f"{source} has no command, and no script is named",
-            hint="write `command: train.py` into it, or name a script: flk run train.py",
+            hint="write `command: train.py` into it, or name a script",
         )
     return ([*_split(written), *words] if words else written), here
 

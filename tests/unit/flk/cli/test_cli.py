@@ -149,8 +149,9 @@ def test_a_mistake_is_told_in_a_line(run: Run, words: list[str], stderr: str) ->
         (
             "replicas: 2\n",
             "error: flk.yaml has no command, and no script is named\n"
-            "hint: write `command: train.py` into it, or name a script: flk run train.py\n",
+            "hint: write `command: train.py` into it, or name a script\n",
         ),
+        ("comand: train.py\n", "error: flk.yaml: comand: unknown key\nhint: did you mean command?\n"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_job_file_names_its_path(run: Run, text: str, stderr: str) -> None:

@@ -14,7 +14,6 @@ from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, Standstill
 from tests.support.causes import CASES
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
@@ -104,23 +103,6 @@ def deadlocked() -> JobView:
     return first.view(other_pods=others)
 
 
-def fruitless() -> JobBuilder:
-    """A job whose attempts all ended without a step; another one runs now."""
-    job = JobBuilder().all("pod").condition("Running")
-    ended = record(None, *[FAILURE] * 4, outcome="running")
-    attempts = [replace(each, step=0) for each in ended.attempts]
-    job.record = replace(ended, attempts=[*attempts, Attempt(len(attempts), NOW - 1)])
-    return job
-
-
-def standing() -> JobBuilder:
-    """A job whose ranks all wait for one of them."""
-    job = JobBuilder().all("pod").condition("Running")
-    waits = Standstill(NOW - 40, "rank 1 waits for rank 0, which is at train.py:2", "gpt-worker-0")
-    job.record = replace(record(None, None, outcome="running"), standstill=waits)
-    return job
-
-
 def with_unhealthy_device() -> JobBuilder:
     job = JobBuilder().all("pod").condition("Running")
     device = {"resourceID": "GPU-8", "health": "Unhealthy"}
@@ -187,25 +169,9 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: JobBuilder().condition("Failed", "PyTorchReplicaSpecs is invalid", "PyTorchJobValidationFailed").view(),
         "the operator refuses the job: PyTorchReplicaSpecs is invalid",
     ),
-    "GpuOutOfMemory": (
-        lambda: failed("exception", type="torch.OutOfMemoryError", message="CUDA out of memory.").view(),
-        f"rank 1 in {POD} raised torch.OutOfMemoryError: CUDA out of memory.",
-    ),
-    "VolumeFailed": (
-        lambda: failed("io", type="OSError", message="[Errno 116] Stale file handle").view(),
-        f"rank 1 in {POD} raised OSError: [Errno 116] Stale file handle",
-    ),
-    "GpuFailed": (
-        lambda: failed("gpu", type="AcceleratorError", message="CUDA error: uncorrectable ECC error").view(),
-        "CUDA error: uncorrectable ECC error",
-    ),
     "NodeUnhealthy": (
         lambda: failed("unhealthy", rank=None, message="GPU 3 is lost: it has fallen off the bus").view(),
         f"{POD} is on an unhealthy node: GPU 3 is lost: it has fallen off the bus",
-    ),
-    "AddressInUse": (
-        lambda: failed("address", type="OSError", message="[Errno 98] Address already in use").view(),
-        "Address already in use",
     ),
     "NotPrepared": (
         lambda: failed("unprepared", rank=None, message="pip could not reach the index").view(),
@@ -222,7 +188,6 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         f"{POD} leaves its GPUs idle: none of the job was busy in the last 1800 s",
     ),
     "PodLost": (lambda: failed("lost", rank=None, message="was restarted").view(), f"{POD} was restarted"),
-    "InvalidStart": (lambda: failed("usage", message="no such file: train.py").view(), "no such file: train.py"),
     "Failed": (lambda: failed("new kind", message="of a newer launcher").view(), "of a newer launcher"),
     "OperatorNotRunning": (
         without_operator,
@@ -239,14 +204,6 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         f"{POD}: no node can take it, and cluster-autoscaler can add none now (1 max node group size reached)",
     ),
     "Deadlocked": (deadlocked, "1 of its 2 pods hold nodes"),
-    "NoProgress": (
-        lambda: fruitless().view(),
-        "4 attempts in a row ended without a further step",
-    ),
-    "Standstill": (
-        lambda: standing().view(),
-        "no rank makes progress: rank 1 waits for rank 0, which is at train.py:2",
-    ),
     "Deleted": (
         lambda: JobView(replace(JobBuilder().all("pod").seen(), gone=NOW)),
         "the job was deleted before it had ended",

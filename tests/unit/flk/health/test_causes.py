@@ -182,6 +182,15 @@ def test_what_was_resolved_is_not_the_cause() -> None:
     assert told == {"resolved: the pod has node node-a since", "resolved: the volumes were mounted after it"}
 
 
+def test_the_record_of_a_launcher_in_an_event_of_the_operator_is_no_text_for_people() -> None:
+    job = JobBuilder().all("pod").condition("Running")
+    begin = "Error pod gpt-worker-1 container pytorch exitCode: 144"
+    job.event("Error", begin + ' terminated message: {"outcome":"replaced","code":144,"attempts":[{"number":0}]}')
+    (other,) = diagnose(job.view()).others
+    assert other.text == f"event of PyTorchJob gpt: Error: {begin}"
+    assert other.why_not.startswith("a consequence: the operator says how a container ended")
+
+
 def test_a_name_with_the_name_of_another_pod_in_it() -> None:
     """The event about worker-12 says nothing of worker-1."""
     job = JobBuilder(replicas=13).all("pod")
