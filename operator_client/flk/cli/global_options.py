@@ -151,9 +151,9 @@ class _Observer:
         if self._verbose:
             milliseconds = exchange.seconds * 1000
             line = f"{exchange.method} {exchange.url}: {exchange.outcome} after {milliseconds:.0f} ms"
-            print(f"flk: {one_line(line)}", file=sys.stderr)
+            sys.stderr.write(f"flk: {one_line(line)}\n")  # in one piece: threads send requests at once
         if self._show_kubectl:
             command = kubectl_command(exchange.verb, exchange.target, exchange.query, exchange.body, exchange.flags)
             if command not in self._shown:
                 self._shown.add(command)
-                print(one_line(command), file=sys.stderr)
+                sys.stderr.write(f"{one_line(command)}\n")

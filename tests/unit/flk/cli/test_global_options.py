@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -138,6 +139,22 @@ def test_verbose_shows_requests_without_secrets(fake: Any, run: Run) -> None:
     assert TOKEN not in stderr
     fake.fail(0, times=9)
     assert "/pytorchjobs/gpt: no answer after" in run("-v", "--request-timeout", "1s", "status", "gpt")[2]
+
+
+def test_each_request_is_shown_by_one_write_since_threads_send_them(
+    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr("sys.stderr", Stream())
+    run("list", "-v", "--show-kubectl")
+    assert len(written) > 4
+    assert all(text.endswith("\n") and text.strip() for text in written)
 
 
 def test_show_kubectl_prints_each_command_once(fake: Any, run: Run) -> None:
