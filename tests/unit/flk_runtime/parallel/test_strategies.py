@@ -55,7 +55,7 @@ def test_complex_parameters_that_gloo_cannot_send_are_named(monkeypatch: pytest.
     def fail(*_: object, **options: object) -> None:
         raise RuntimeError("Invalid scalar type")
 
-    monkeypatch.setattr(ddp, "DistributedDataParallel", fail)
+    monkeypatch.setattr(ddp, "_Wrapper", fail)
     with pytest.raises(SetupError, match="complex parameters on CPUs needs torch"):
         ddp.DDPModel(nn.Linear(2, 2), torch.device("cpu"), find_unused_parameters=False)
 
