@@ -41,14 +41,19 @@ class LostChanges:
 
     def check(self) -> None:
         """Forget all copies. Raises SetupError if one of them has been changed."""
-        copies, self._copies, self._bytes = self._copies, [], 0
-        for copy, version, before, line in copies:
-            # torch counts no change by way of a DTensor, but one of the plain tensor, which full_tensor() gives.
-            if copy._version == version and bit_sum(copy.detach()) != before:
-                raise SetupError(
-                    f"{line} changes a part of a sharded tensor in place, and the part is a copy: multiply the "
-                    "tensor by a mask, or use strategy ddp without precision="
-                )
+        # torch counts no change by way of a DTensor, but one of the plain tensor, which full_tensor() gives.
+        copies = [each for each in self._copies if each[0]._version == each[1]]
+        self._copies, self._bytes = [], 0
+        if not copies:
+            return
+        now = torch.stack([bit_sum(copy.detach()) for copy, *_ in copies])
+        changed = (now != torch.stack([before for _, _, before, _ in copies])).tolist()
+        if any(changed):
+            line = copies[changed.index(True)][-1]
+            raise SetupError(
+                f"{line} changes a part of a sharded tensor in place, and the part is a copy: multiply the tensor by a "
+                "mask, or use strategy ddp without precision="
+            )
 
 
 def _memory(tensor: torch.Tensor) -> int:
