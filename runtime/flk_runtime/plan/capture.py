@@ -17,7 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from flk_runtime.plan.split import SplitModel
 
 _NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
+_EVALUATIONS = 1000  # calls without gradients before the first step: a loop may wait for ever for a value of the model
 _FAKE = "_flk_fake"  # attribute of a parameter: the one without data that modules have in its place
 _META = "_flk_meta"  # attribute of one without data: it stands for one on the meta device
 
@@ -76,9 +82,16 @@ def capture(command: Sequence[str], gpu: Gpu) -> CapturedModel:
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise SetupError(f"the script ended with exit code {error.code} before its first step") from None
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise SetupError(
+                f"a shape in the first step depends on values ({error.func}), which plan does not have: for a plan, "
+                "write loss[mask].mean() as (loss * mask).sum() / mask.sum()"
+            ) from error
         except Exception as error:
             if not isinstance(error, SetupError) and session.captured is None and current.run is None:
-                raise SetupError(_NOT_CALLED) from None  # such as a script with torch's own wrappers
+                text = str(error).strip().partition("\n")[0]
+                # Such as a script with torch's own wrappers.
+                raise SetupError(f"{_NOT_CALLED}; it raised {type(error).__name__}: {text}") from None
             raise
     captured = session.captured
     if captured is None:
@@ -98,6 +111,7 @@ class _Session:
         self._tracer: Tracer | None = None
         self._trained: list[nn.Parameter] = []  # of the model; during its calls it may have others of lower precision
         self._training = True  # the mode of the model in its latest call; one from Transformers may train in another
+        self._evaluations = 0
         self._recording = contextlib.ExitStack()
         self._hook: Any = None  # of the model's calls
 
@@ -175,7 +189,16 @@ class _Session:
         captured = self.captured
         assert captured is not None  # noqa: S101
         recomputes = torch._C._current_graph_task_id() >= 0
-        if recomputes or not torch.is_grad_enabled():
+        if recomputes:
+            return
+        if not torch.is_grad_enabled():
+            self._evaluations += 1
+            if self._evaluations > _EVALUATIONS:
+                raise SetupError(
+                    f"the script called the model {_EVALUATIONS} times before its first step, as in a loop that waits "
+                    "for a value of it, such as generate(): plan has no values, so evaluate after the first step, or "
+                    "leave it out where $FLK_TRIAL is set"
+                )
             return
         if self._tracer is not None and model.training and not self._training:
             self._recording.close()  # what was recorded was an evaluation
@@ -315,12 +338,18 @@ def _casts(
     return module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
 
 
+_GROUPED = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)  # of a mixture of experts
+
+
 class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Answers 0 where torch itself reads the value of a fake tensor."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return torch.zeros((), dtype=args[0].dtype).item()
+        if func is _GROUPED and args[0].dtype != torch.bfloat16:  # the only dtype of which torch knows the shapes
+            given = [each.to(torch.bfloat16) for each in args[:2]]
+            return super().__torch_dispatch__(func, types, (*given, *args[2:]), kwargs).to(args[0].dtype)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

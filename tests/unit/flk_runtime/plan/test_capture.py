@@ -180,6 +180,41 @@ def test_a_script_without_parallelize_ends_at_its_first_step_with_the_reason(scr
         captured(script)
 
 
+def test_what_a_script_raised_before_parallelize_is_said(captured: Any) -> None:
+    with pytest.raises(SetupError, match=r"plan takes .* from that call; it raised OSError: no such weights$"):
+        captured("raise OSError('no such weights\\nin any folder')\n")
+
+
+def test_a_loop_that_waits_for_a_value_of_the_model_ends(captured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{capture.__module__}._EVALUATIONS", 3)
+    script = MODEL + "shard(model)\nwith torch.no_grad():\n    while not model(x).sum() > 1:\n        pass\n"
+    with pytest.raises(SetupError, match=r"the script called the model 3 times before its first step, .* generate\(\)"):
+        captured(script)
+
+
+def test_a_selection_by_values_is_refused(captured: Any) -> None:
+    script = MODEL + "shard(model)\nmodel(x)[x > 0].mean().backward()\n"
+    with pytest.raises(SetupError, match=r"depends on values \(aten.nonzero.default\), which plan does not have: for"):
+        captured(script)
+
+
+def test_experts_in_float32_are_planned(captured: Any) -> None:
+    script = """
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 8, 8))
+
+    def forward(self, x):
+        return nn.functional.grouped_mm(x, self.weight, offs=torch.tensor([1, 4], dtype=torch.int32))
+
+model, x = Experts(), torch.randn(4, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+shard(model, optimizer)
+"""
+    assert captured(script + STEP).trace is not None
+
+
 def test_a_model_on_meta_without_an_initializer_is_refused_as_in_a_run(captured: Any) -> None:
     script = "with torch.device('meta'):\n    model = block()\nshard(model)\n"
     with pytest.raises(SetupError, match=r"'0.weight' of the model is on the meta device, .*: pass init="):
