@@ -108,7 +108,8 @@ def accelerate_config_beside(script: Path, root: Path) -> str | None:
 
     The path is relative to the root. None if the script does not use it, or there is no such file or more than one.
     """
-    root, found = root.resolve(), []
+    root = root.resolve()
+    found: list[Path] = []
     with contextlib.suppress(OSError):
         text = script.read_bytes()
         for path in script.parent.glob("*.y*ml") if any(word in text for word in _USES_ACCELERATE) else ():
