@@ -155,7 +155,7 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     plain = flk("submit", "train.py", *calm, *common, "--follow", cwd=folder)
     assert plain.code == 0, plain.stderr
 
-    rough = ["--name", "rough", "--replicas", "3", "--env", "FAULTS=3"]
+    rough = ["--name", "rough", "--replicas", "3", "--env", "FAULTS=3", "--restarts", "1"]
     disturbed = flk("submit", "train.py", *rough, *common, cwd=folder)
     assert disturbed.code == 0, disturbed.stderr
 
@@ -188,7 +188,9 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     now = flk("logs", "rough", "--no-follow", "--rank", "1").stdout.splitlines()
     there = [line for line in now if line.startswith("[rank 1] ")]  # without the marks of attempts
     assert own == there  # its pod was never replaced: nothing lost, nothing twice
-    attempts = status(flk, "rough")["attempts"]
+    state = status(flk, "rough")
+    assert (state["restarts"], state["disruptions"], state["max_disruptions"]) == (1, 2, 100)
+    attempts = state["attempts"]
     assert [attempt["outcome"] for attempt in attempts] == ["failed", "preempted", "preempted", "succeeded"]
     causes = [attempt["cause"] for attempt in attempts]
     assert "rank 1 in rough-worker-1 was killed by SIGKILL" in causes[0]
