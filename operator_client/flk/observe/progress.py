@@ -84,4 +84,4 @@ def _read(line: str) -> tuple[float, int, MetricsLine] | None:
     """Return the time in seconds since the epoch, the rank and the metrics of a line of a log; None without metrics."""
     match = _METRICS.fullmatch(line.rstrip())
     found = metrics_line.parse(match["json"]) if match else None
-    return (timestamp(match["time"] + "Z"), int(match["rank"] or 0), found) if match and found else None
+    return (found.time(timestamp(match["time"] + "Z")), int(match["rank"] or 0), found) if match and found else None

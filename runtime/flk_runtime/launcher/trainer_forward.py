@@ -24,7 +24,7 @@ _TIMEOUT: Final = 5.0  # seconds for a message
 _METRICS: Final = 256  # that the protocol allows
 _MOST: Final = (1 << 31) - 1  # seconds that remain, in a field of 32 bits
 _LENGTH: Final = 64  # characters of a metric's name, and of its value
-_OWN: Final = {"progress", "eta_s"}  # keys of a line that are fields of a status
+_OWN: Final = {"progress", "eta_s", metrics_line.AT}  # keys of a line that are no metrics
 
 
 class TrainerForward:

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from flk_runtime.contract.metrics_line import AT
 from flk_runtime.distributed import process_group
 from flk_runtime.metrics import logging
 from flk_runtime.system.pytree import plain_value
@@ -24,7 +25,13 @@ class Line(NamedTuple):
 
     time: float  # when it was made, in seconds since the epoch
     values: dict[str, Any]
-    place: int | None = None  # of its loss among those that wait; None: it has none to be averaged
+    place: int | None  # of its loss among those that wait; None: it has none to be averaged
+    waits: bool
+
+    @property
+    def printed(self) -> str:
+        """The line as JSON. One that has waited says when it was made."""
+        return logging.line({**self.values, AT: round(self.time, 3)} if self.waits else self.values)
 
 
 class Recorder(Protocol):
@@ -93,7 +100,8 @@ class Lines:
     def _wait(self, values: Mapping[str, Any], place: int | None) -> None:
         if not self._waiting:
             atexit.register(self.close)  # after the recorders, which are closed after it
-        self._waiting.append(Line(time.time(), _read(values), place))
+        waits = self._next > 1 if place is not None else bool(self._losses)
+        self._waiting.append(Line(time.time(), _read(values), place, waits))
 
     def _write(self, *, means: bool = True) -> None:
         """Print all lines, and give them to the recorders; without ``means`` only those that need none."""
@@ -102,7 +110,7 @@ class Lines:
         atexit.unregister(self.close)
         lines, self._waiting = self._waiting, []
         # One write: no line of another rank comes in between.
-        sys.stdout.write("".join(f"{logging.line(line.values)}\n" for line in lines))
+        sys.stdout.write("".join(f"{line.printed}\n" for line in lines))
         sys.stdout.flush()
         for each in self.recorders:
             each.record([line for line in lines if means or line.place is None])

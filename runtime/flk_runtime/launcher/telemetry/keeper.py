@@ -85,7 +85,8 @@ class Keeper:
             self._total = found.total or self._total
             self._diverged = found.diverged(self._diverged)
             self._look(time.monotonic())
-            self._history.add(Sample(round(time.time(), 3), self._attempt, found.step, **found.measured, **self._steps))
+            made = round(found.time(time.time()), 3)
+            self._history.add(Sample(made, self._attempt, found.step, **found.measured, **self._steps))
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Add the status of a pod. That of pod 0 becomes a sample where its ranks print no metrics."""

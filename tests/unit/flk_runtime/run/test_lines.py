@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from flk_runtime.contract.metrics_line import parse
 from flk_runtime.distributed import process_group
 from flk_runtime.run import lines as module
 from flk_runtime.run.lines import Line, Lines
@@ -56,7 +57,9 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    """The lines without the times that some have."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return [{name: value for name, value in line.items() if name != "at"} for line in lines]
 
 
 def train(lines: Lines, group: Group, steps: range, seconds: float) -> None:
@@ -78,6 +81,20 @@ def test_lines_of_a_second_share_a_collective(group: Group, capsys: pytest.Captu
     lines.flush()
     assert group.collectives == 44, "none where no line waits"
     assert printed(capsys) == [{"step": 49, "loss": 2.0}]
+
+
+def test_lines_that_wait_say_when_they_were_made(
+    group: Group, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.time, "time", lambda: 1e9 + group.now)
+    lines = Lines(0, 2)
+    train(lines, group, range(41), 0.25)
+    assert '"at"' not in capsys.readouterr().out
+    train(lines, group, range(41, 42), 0.25)
+    lines.log({"step": 41, "accuracy": 0.5})
+    train(lines, group, range(42, 45), 0.25)
+    found = [parse(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each and each.time(1e9 + group.now) - 1e9 for each in found] == [110.5, 110.5, 110.75, 111.0, 111.25]
 
 
 @pytest.mark.parametrize("seconds", [1.0, 30.0])

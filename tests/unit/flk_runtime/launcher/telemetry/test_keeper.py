@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+
+import pytest
 
 from flk_runtime.contract.record import SlowRank
 from flk_runtime.contract.telemetry import PODS_LIMIT, RANKS_LIMIT, SAVES_LIMIT, PodUsage, Sample, Telemetry
@@ -32,6 +35,10 @@ def test_lines_of_metrics_become_samples_with_the_steps_of_all_ranks() -> None:
     (sample,) = found.history
     assert (sample.step, sample.loss, sample.mfu, sample.step_seconds) == (5, 1.5, None, 0.5)
     assert (sample.slowest_rank, sample.slowest_seconds) == (3, 0.63)
+    before = round(time.time(), 3) - 10
+    for step in (10, 15):
+        made.add_line(b'{"step": %d, "at": %.3f}' % (step, before + step / 10))
+    assert [each.time - before for each in made.read().history[1:]] == pytest.approx([1.0, 1.5]), "as they were made"
 
 
 def test_the_worst_ranks_and_their_pods_come_first() -> None:
