@@ -33,6 +33,7 @@ class Sink(Protocol):
     """Where rows go. All methods may raise any exception, after which `open` is called before anything else."""
 
     title: str  # in messages
+    settles: float  # seconds after which what was written stays there, even if all processes of the pod are killed
 
     def open(self) -> None:
         """Begin the run, or go on with it. It is called before each attempt to write after a failure, too."""
@@ -41,7 +42,7 @@ class Sink(Protocol):
         """Write the settings and the hyperparameters of the run, as they are now."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows, which are there afterwards even if this process is killed. Rows of an earlier call may return."""
+        """Write rows. Those of an earlier call may return."""
 
     def close(self, ended: str) -> None:
         """End the run. ``ended`` is finished, stopped (it goes on later) or failed."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from flk_runtime.sinks.sink import Row, RunInfo, Written
 
+_FLUSH: Final = "x_transaction_log_flush_interval"  # a setting of newer releases: seconds between two writes
 STEP: Final = "step"  # the axis of all curves; W&B's own step counts rows
 # Files of a run: after 7 bytes, records in blocks as in LevelDB's log.
 _BEGIN, _BLOCK, _HEADER = 7, 32768, 7
@@ -20,6 +21,7 @@ class WandB:
     """Logs to Weights & Biases. A step that is done again keeps the values that it has there."""
 
     title = "Weights & Biases"
+    settles = 20.0  # its own process writes and sends what it gets every 15 s
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run
@@ -35,6 +37,8 @@ class WandB:
             console="off", save_code=False, disable_code=True, disable_git=True, disable_job_creation=True,
             silent=True, x_disable_meta=True,
         )  # fmt: skip
+        if hasattr(private, _FLUSH):
+            setattr(private, _FLUSH, 1.0)
         name = None if os.environ.get("WANDB_NAME") else self._run.name
         group = self._run.group if self._run.group != self._run.id else None
         # create_new: what the script itself begins later is another run.

@@ -79,6 +79,9 @@ class Kept:
     def waiting(self) -> list[Row]:
         return []
 
+    def unsettled(self) -> list[Row]:
+        return []
+
     def end(self, ended: str, timeout: float) -> None: ...
 
     def wait(self, patience: float = 0.0) -> None: ...
@@ -101,11 +104,23 @@ def test_rows_of_a_checkpoint_stay_until_a_sink_gets_them(context: Any) -> None:
     assert json.loads(curves.state_dict()["waiting"]) == []
 
 
+def test_a_checkpoint_has_rows_that_a_killed_pod_may_lose(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row(step, 1.5, {"loss": 2.0}) for step in range(150)]
+    writer = Kept()
+    monkeypatch.setattr(writer, "unsettled", lambda: rows)
+    curves = Curves(context)
+    curves._writers = {"wandb": writer}  # type: ignore[dict-item]
+    state = curves.state_dict()
+    assert [Row(*row) for row in json.loads(state["waiting"])] == rows[-100:]
+    assert json.loads(state["dropped"]) == [], "the sink has them, if it is not killed"
+
+
 def test_rows_that_a_checkpoint_has_no_room_for_are_told_at_the_resume(
     context: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Kept()
-    monkeypatch.setattr(slow, "waiting", lambda: [Row(step, 0.0, {"loss": 1.0}) for step in range(103)])
+    for name in ("waiting", "unsettled"):
+        monkeypatch.setattr(slow, name, lambda: [Row(step, 0.0, {"loss": 1.0}) for step in range(103)])
     curves = Curves(context)
     curves._writers = {"mlflow": slow}  # type: ignore[dict-item]
     Curves(context).load_state_dict(curves.state_dict())
