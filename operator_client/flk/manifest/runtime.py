@@ -14,7 +14,7 @@ import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Final
 
@@ -139,7 +139,7 @@ def used_by(job: Job) -> frozenset[str]:
         used.add("trainjobs")
     if job.memory_path:
         used.add("disk")
-    if job.secrets or job.patch or _S3 in repr(job):  # they may hold an address
+    if job.secrets or job.patch or any(_S3 in text for text in _texts(job)):  # they may hold an address
         used.add("s3")
     if job.metrics or implied_sinks(job.env | job.secrets):
         used.add("sinks")
@@ -149,6 +149,15 @@ def used_by(job: Job) -> frozenset[str]:
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))
     return frozenset(used.union({"training"}, {AUTO: {"plan"}, DILOCO: {"diloco"}}.get(job.strategy, ())))
+
+
+def _texts(job: Job) -> Iterator[str]:
+    """Yield what a job says to its ranks, in which the address of checkpoints can stand."""
+    yield from job.command
+    yield from job.env.values()
+    yield job.on_restart or ""
+    yield job.setup or ""
+    yield (job.checkpoint.address if job.checkpoint else None) or ""
 
 
 def used_by_code(files: Iterable[tuple[str, bytes]] | None) -> frozenset[str]:
@@ -199,8 +208,7 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     sources = {
         f"flk_runtime/{name}": _relative(minified(source.decode()))
         for name, source in sorted(modules.items())
-        if name != _BOOTSTRAP
-        and (name in _OF_ALL_JOBS or left_out.isdisjoint((name.partition("/")[0], _ELSEWHERE.get(name))))
+        if name != _BOOTSTRAP and _is_shipped(name, left_out)
     }
     symbols = zlib.compress("\n".join(_SYMBOLS).encode(), 9)
     members = {
@@ -213,6 +221,11 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
             kind = zipfile.ZIP_DEFLATED if name == "__main__.py" else zipfile.ZIP_STORED
             archive.writestr(zipfile.ZipInfo(name), data, kind, 9)  # its date is 1980
     return buffer.getvalue()
+
+
+def _is_shipped(name: str, left_out: Set[str]) -> bool:
+    """Whether a module, by its path, ships without these OPTIONAL packages."""
+    return name in _OF_ALL_JOBS or left_out.isdisjoint((name.partition("/")[0], _ELSEWHERE.get(name)))
 
 
 def _coded(text: str) -> bytes:
