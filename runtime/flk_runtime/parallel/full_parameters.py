@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -27,7 +27,7 @@ _OF_MODULES: Final = frozenset(vars(nn.Module()))  # attributes that every modul
 _roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def watch_passes(model: nn.Module, units: Sequence[nn.Module]) -> None:
+def watch_passes(model: nn.Module, units: Iterable[nn.Module]) -> None:
     """Have passes of ``model`` and its sharded ``units`` train all that they reach, or be refused by name."""
     _roots.add(model)
     for unit in units:

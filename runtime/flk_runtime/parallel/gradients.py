@@ -67,7 +67,7 @@ def extend_zero_grad(kind: type[nn.Module]) -> None:
                 each.sharded_param.grad.detach().zero_()
 
     setattr(zero_grad, _MARK, True)
-    kind.zero_grad = zero_grad  # type: ignore[assignment, method-assign]
+    kind.zero_grad = zero_grad  # type: ignore[method-assign, assignment]
 
 
 class UnreducedGradients:

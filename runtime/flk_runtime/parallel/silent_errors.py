@@ -82,7 +82,7 @@ def refuse_silent_errors() -> None:
 
 
 def _is_any(operation: Any) -> bool:
-    return str(operation._schema.name) == "aten::any"
+    return bool(operation._schema.name == "aten::any")
 
 
 def _draw(operation: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> DTensor:
