@@ -338,7 +338,7 @@ def _casts(
     return module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
 
 
-_GROUPED = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)  # of a mixture of experts
+_GROUPED: Any = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)  # of a mixture of experts
 
 
 class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -349,7 +349,8 @@ class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return torch.zeros((), dtype=args[0].dtype).item()
         if func is _GROUPED and args[0].dtype != torch.bfloat16:  # the only dtype of which torch knows the shapes
             given = [each.to(torch.bfloat16) for each in args[:2]]
-            return super().__torch_dispatch__(func, types, (*given, *args[2:]), kwargs).to(args[0].dtype)
+            result: Any = super().__torch_dispatch__(func, types, (*given, *args[2:]), kwargs)
+            return result.to(args[0].dtype)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
