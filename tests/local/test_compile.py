@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flk_runtime.contract import pod_env, user_env
 from tests.support.checkpoints import load_with_torch
+from tests.support.memory import delete_pods
+from tests.support.pods import Pods
 from tests.support.ranks import Ranks
 from tests.support.small_model import SMALL_MODEL, told
 
@@ -171,35 +173,43 @@ with group(), init("ddp") as run:
 
 
 LOSES_ITS_CACHE = """
-import os
+import os, pathlib, time
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"cache-{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 import flk_runtime as flk
 
-with flk.init() as run:
+with flk.init(save_every=1) as run:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), compile=True)
-    while run.steps < 4:
+    until = run.steps + 2 if run.attempt else 1_000_000
+    while run.steps < until:
         loss = model(torch.ones(2, 4)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         run.step(loss)
-        if run.steps == 2 and "0" == os.environ["TORCHELASTIC_RESTART_COUNT"]:
-            run.save(wait=True)
-            os._exit(9)
+        pathlib.Path(f"step.{run.rank}").write_text(str(run.steps))
+        time.sleep(0.02)
     found = {name: count for name, count in counters["inductor"].items() if name.startswith("fxgraph_cache")}
     print("CACHE", run.rank, found)
 """
 
 
 @pytest.mark.soak
-def test_the_second_attempt_compiles_nothing_where_the_cache_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOSES_ITS_CACHE)
-    command = [sys.executable, "-m", "flk", "run", "--replicas", "2", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r"CACHE (\d) (.*)", done.stdout)
+def test_after_a_lost_pod_nothing_is_compiled(forked_pods: Callable[..., Pods], root: Path) -> None:
+    """The pod that stays has no cache on its disk any more either."""
+    # One thread: inductor's pool of compiler processes does not start in a forked process.
+    one_thread = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    variables = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "3", **one_thread}
+    job = forked_pods(2, 1, script=LOSES_ITS_CACHE, **variables)
+    job.start("train.py")
+    paths = [job.folder / f"step.{rank}" for rank in (0, 1)]
+    job.until(lambda: all(path.exists() and int(path.read_text() or 0) >= 5 for path in paths), "both ranks train")
+    delete_pods(job, root, 1)
+    job.start("train.py", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    assert "from pod memory" in job.log(0)
+    found = re.findall(r"CACHE (\d) (.*)", job.logs_of_all())
     assert sorted(found) == [(str(rank), "{'fxgraph_cache_hit': 2}") for rank in (0, 1)]
