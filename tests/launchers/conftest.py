@@ -151,10 +151,16 @@ def launch(tmp_path: Path) -> Launch:
 
 
 @pytest.fixture(scope="session")
-def loss(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """The final loss of train.py where it trains alone."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What train.py prints where it trains alone."""
     launch = Launch(tmp_path_factory.mktemp("alone"))
-    return float(launch([launch.python, launch.script]).found()["loss"])
+    return launch([launch.python, launch.script]).found()
+
+
+@pytest.fixture(scope="session")
+def loss(alone: dict[str, Any]) -> float:
+    """The final loss of train.py where it trains alone."""
+    return float(alone["loss"])
 
 
 # The launchers
