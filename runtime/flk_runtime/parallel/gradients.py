@@ -144,13 +144,21 @@ class SameUse:
                     _drop_unreduced(each)  # which no rank could reduce
                 raise SetupError(f"{_difference(names)}: {_ADVICE}")
             self._agreed.add(used)
-        elif used not in self._agreed:
+        elif used not in self._agreed and not self._are_all(used):
             rank, most = dist.get_rank(), max(self._agreed, key=sum)
             name = next(iter(set(self._names(most)) ^ set(self._names(used))))
             raise SetupError(
                 f"{name!r} has {'a' if name in self._names(used) else 'no'} gradient on rank {rank}, unlike in the "
                 f"passes before, and other ranks may differ: {_ADVICE}"
             )
+
+    def _are_all(self, used: Iterable[bool]) -> bool:
+        """Whether these are all parameters that are trained: parameters that a script has unfrozen meanwhile, too.
+
+        If another rank has not used all, that rank raises the error.
+        """
+        records = self._group.fsdp_params
+        return all(is_used for each, is_used in zip(records, used, strict=True) if each.sharded_param.requires_grad)
 
     def _names(self, used: Iterable[bool]) -> list[str]:
         records = self._group.fsdp_params

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,30 +15,49 @@ from flk_runtime.parallel.gradients import SameUse
 
 
 def record(name: str) -> SimpleNamespace:
-    return SimpleNamespace(_param_fqn=name, unsharded_accumulated_grad=None)
+    trained = SimpleNamespace(requires_grad=True)
+    return SimpleNamespace(_param_fqn=name, unsharded_accumulated_grad=None, sharded_param=trained)
 
 
-def test_a_use_that_the_ranks_have_not_compared_is_refused_between_two_comparisons(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    body, head = record("body"), record("head")
-    reduced: list[int] = []
-    group = SimpleNamespace(
-        fsdp_params=[body, head], reduce_grads=True, post_backward=lambda: reduced.append(len(reduced))
-    )
+@pytest.fixture
+def unit(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A unit with the parameters body and head, and the number of its reductions."""
+    group = SimpleNamespace(fsdp_params=[record("body"), record("head")], reduce_grads=True, reduced=0)
+
+    def post_backward() -> None:
+        group.reduced += 1
+
+    group.post_backward = post_backward
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(dist, "get_rank", lambda: 3)
     monkeypatch.setattr(dist, "all_gather", lambda found, own: found[0].copy_(own))
     monkeypatch.setattr("flk_runtime.parallel.gradients.comm_device", lambda device: device)
     SameUse(0, group, nn.Module())
+    return group
+
+
+def test_a_use_that_the_ranks_have_not_compared_is_refused_between_two_comparisons(unit: Any) -> None:
+    body, head = unit.fsdp_params
     for number in range(10):  # the ranks compare the first 8
         body.unsharded_accumulated_grad = torch.ones(1)
         head.unsharded_accumulated_grad = torch.ones(1) if number % 2 else None
-        group.post_backward()
+        unit.post_backward()
     body.unsharded_accumulated_grad = None
-    group.reduce_grads = False
-    group.post_backward()  # in no_sync
-    group.reduce_grads = True
+    unit.reduce_grads = False
+    unit.post_backward()  # in no_sync
+    unit.reduce_grads = True
     with pytest.raises(SetupError, match="'body' has no gradient on rank 3, unlike in the passes before"):
-        group.post_backward()
-    assert len(reduced) == 11
+        unit.post_backward()
+    assert unit.reduced == 11
+
+
+def test_parameters_that_are_unfrozen_between_two_comparisons_are_no_other_use(unit: Any) -> None:
+    body, head = unit.fsdp_params
+    body.sharded_param.requires_grad = False
+    head.unsharded_accumulated_grad = torch.ones(1)
+    for _ in range(10):
+        unit.post_backward()
+    body.sharded_param.requires_grad = True
+    body.unsharded_accumulated_grad = torch.ones(1)
+    unit.post_backward()
+    assert unit.reduced == 11
