@@ -75,6 +75,7 @@ def test_a_handle_is_about_its_own_job_and_no_other_of_the_name(fake: Any, kubec
     for call in (handle.suspend, handle.resume, handle.delete, lambda: handle.scale(2)):
         with pytest.raises(flk.JobNotFoundError):
             call()
-    assert list(handle.logs(follow=False)) == []
+    with pytest.raises(flk.JobDeletedError):
+        list(handle.logs(follow=False))
     assert {request.method for request in fake.requests} == {"GET"}
     assert other.status().uid == other.uid != handle.uid
