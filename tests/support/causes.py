@@ -625,7 +625,8 @@ raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")""",
         "stale-file",
         Expected("VolumeFailed", "Stale file handle", "Stale file handle", "persistentvolumeclaims"),
         job={"replicas": 1, "restarts": 0, "disruptions": 0},
-        script="raise OSError(116, 'Stale file handle')",
+        # Of two files in turn, since the same failure ten times would end the job.
+        script="import os\nraise OSError(116, 'Stale file handle', 'ab'[int(os.environ['FLK_ATTEMPT']) % 2])",
         namespace="restricted",
     ),
     Case(
@@ -658,7 +659,8 @@ other.bind(one.getsockname())""",
         "no-progress",
         Expected("NoProgress", "without a further step", "Stale file", "logs", ExitCode.RUNNING, stuck=False),
         job={"replicas": 1},
-        script="raise OSError(116, 'Stale file handle')",
+        # Of two files in turn, since the same failure ten times would end the job.
+        script="import os\nraise OSError(116, 'Stale file handle', 'ab'[int(os.environ['FLK_ATTEMPT']) % 2])",
         namespace="restricted",
     ),
 )
