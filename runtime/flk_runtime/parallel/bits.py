@@ -1,4 +1,4 @@
-"""Sums of the bits of tensors, by which equal ones are known, and when they are worth their time."""
+"""Cheap comparisons of tensors: the sum of their bits, and in which of many steps or passes to compare."""
 
 from __future__ import annotations
 

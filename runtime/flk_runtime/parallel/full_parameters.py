@@ -118,16 +118,16 @@ class FullParameters:
     def _watch_hidden(self, output: Any) -> None:
         """Have the backward pass gather the parameters from tensors that FSDP2 does not see."""
         seen = {id(each) for each in pytree.leaves(output)}
-        hidden = [each for each in tensors_in(output) if id(each) not in seen and each.grad_fn is not None]
-        for module in self._modules:
-            for name, value in vars(module).items():
-                if name not in _OF_MODULES and isinstance(value, (torch.Tensor, list, tuple, dict)):
-                    hidden += [
-                        each
-                        for each in pytree.leaves(value)
-                        if isinstance(each, torch.Tensor) and each.grad_fn is not None and id(each) not in seen
-                    ]
-        for each in hidden:
+        attributes = (
+            each
+            for module in self._modules
+            for name, value in vars(module).items()
+            if name not in _OF_MODULES and isinstance(value, (torch.Tensor, list, tuple, dict))
+            for each in pytree.leaves(value)
+        )
+        for each in (*tensors_in(output), *attributes):
+            if not isinstance(each, torch.Tensor) or each.grad_fn is None or id(each) in seen:
+                continue
             self._hides = True
             if each not in self._hooked:
                 self._hooked[each] = True

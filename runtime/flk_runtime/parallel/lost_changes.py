@@ -1,4 +1,4 @@
-"""LostChanges: a change in place of a part of a sharded tensor that is a copy, so that the change is lost.
+"""LostChanges: finds changes in place of a part of a sharded tensor, where the part is a copy and the change is lost.
 
 ``weight[0]`` of a sharded weight has been gathered from the rank that holds the row. It can be read, as in a loss, but
 ``weight.grad[0] = 0`` changes the copy only, without a word.

@@ -78,9 +78,16 @@ def deleted(last: State, *, name_reused: bool = False, now: float | None = None)
     attempts = [
         replace(each, outcome="deleted", ended=now) if each.outcome == "running" else each for each in last.attempts
     ]
-    code = int(ExitCode.CANCELLED)
-    gone = replace(last, phase=Phase.DELETED, code=code, reason="Deleted", message=message, ended=now, pods=[])
-    return replace(gone, attempts=attempts)
+    return replace(
+        last,
+        phase=Phase.DELETED,
+        code=int(ExitCode.CANCELLED),
+        reason="Deleted",
+        message=message,
+        ended=now,
+        attempts=attempts,
+        pods=[],
+    )
 
 
 def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
