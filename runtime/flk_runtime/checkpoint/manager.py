@@ -345,10 +345,12 @@ class CheckpointManager:
                 problem = problem or error
         return states, own, problem
 
-    def poll(self) -> None:
-        """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
-        if self._saver is not None:
-            self._saver.poll()
+    def poll(self) -> bool:
+        """Call ``on_saved`` if the latest checkpoint has become complete in memory, and return at once.
+
+        Whether a later call may do so.
+        """
+        return self._saver is not None and self._saver.poll()
 
     def watch(self) -> None:
         """Have a thread call `poll` until the latest checkpoint is complete in memory."""

@@ -149,7 +149,7 @@ class Meter:
         self._watched: list[_Watched] = []
         self._dtype: torch.dtype | None = None  # of the matrix products of the largest model
         self._largest = -1
-        self._steps = 0  # since the mark
+        self.steps = 0  # since the mark: the caller counts them
         self._since: float | None = None  # the mark: time of the latest line of metrics, or of the first step's end
         self._latest: float | None = None
 
@@ -183,14 +183,12 @@ class Meter:
         if self._device.type != "cpu" or self._countable:
             watched.hook = model.register_forward_pre_hook(called, with_kwargs=True)
 
-    def step(self) -> None:
-        """Count one step."""
-        self._steps += 1
-        if self._since is None:  # the first step is not timed: it compiles and opens connections
-            for watched in self._watched:
-                if watched.hook:
-                    watched.hook.remove()
-            self._mark()
+    def begin(self) -> None:
+        """Begin after the first step, which is not timed: it compiles and opens connections."""
+        for watched in self._watched:
+            if watched.hook:
+                watched.hook.remove()
+        self._mark()
 
     def read(self, *, mark: bool = False) -> float | None:
         """The utilisation since the mark, or the latest one if no step was made since; ``mark`` sets a new mark.
@@ -213,8 +211,8 @@ class Meter:
         self._watched.clear()
         if self.flops_per_step is None:
             return None
-        if self._steps:
-            self._latest = self.flops_per_step * self._steps / max(now - self._since, 1e-9) / found / self._world_size
+        if self.steps:
+            self._latest = self.flops_per_step * self.steps / max(now - self._since, 1e-9) / found / self._world_size
         if mark:
             self._mark()
         return self._latest
@@ -235,7 +233,7 @@ class Meter:
         self._countable = False
 
     def _mark(self) -> None:
-        self._steps, self._since = 0, time.perf_counter()
+        self.steps, self._since = 0, time.perf_counter()
 
 
 class _Recomputed(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -28,10 +28,10 @@ class Shares:
     def read(self) -> dict[str, float]:
         """``comm``, where it is measured, and ``data_wait``. Without a new sample, ``comm`` is the latest one."""
         now, shares = time.perf_counter(), {}
-        samples, pending = self._page.samples - self._samples, self._page.pending_samples - self._pending
-        if samples:
-            self._communication = pending / samples
-            self._samples, self._pending = self._page.samples, self._page.pending_samples
+        if (samples := self._page.samples) != self._samples:
+            pending = self._page.pending_samples
+            self._communication = (pending - self._pending) / (samples - self._samples)
+            self._samples, self._pending = samples, pending
         if self._page.launched:
             shares["comm"] = round(self._communication, 2)
         shares["data_wait"] = round(min(1.0, self._waited / max(now - self._since, 1e-9)), 2)

@@ -6,7 +6,8 @@ each rank draws for itself, gradients of torch.autograd.grad. Replicas then diff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -32,18 +33,23 @@ class Agreement:
 
     def __init__(self) -> None:
         self._steps = 0  # since the start of this attempt
+        self._next = 1  # the step after which they are compared
 
-    def step(self, models: Iterable[ParallelModel], optimizers: Callable[[], Iterable[Optimizer]]) -> None:
-        """Count a step, and compare if it is time. Collective. Raises SetupError on all ranks where they differ."""
+    def is_due(self) -> bool:
+        """Count a step, and say whether the ranks have to compare after it."""
         self._steps += 1
-        if is_compared(self._steps):
-            models = list(models)
-            if found := find_difference("the end of a step", _described(models, optimizers())):
-                raise SetupError(f"the ranks train apart: {found}: {_ADVICE}")
-            for model in models:
-                _compare_parameters(model)
-                if names := _differing(model.loose_buffers(), dist.group.WORLD):
-                    model.tie_buffers(names)
+        return self._steps >= self._next
+
+    def compare(self, models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> None:
+        """Compare all ranks. Collective. Raises SetupError on all ranks where they differ."""
+        self._next = next(step for step in itertools.count(self._steps + 1) if is_compared(step))
+        models = list(models)
+        if found := find_difference("the end of a step", _described(models, optimizers)):
+            raise SetupError(f"the ranks train apart: {found}: {_ADVICE}")
+        for model in models:
+            _compare_parameters(model)
+            if names := _differing(model.loose_buffers(), dist.group.WORLD):
+                model.tie_buffers(names)
 
 
 def _described(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> list[tuple[str, str]]:

@@ -123,7 +123,7 @@ class Lines:
             return 0
         if self._world_size == 1 or now - self._began < _AT_ONCE:
             return 1
-        return max(1, min(_MOST, int(count * _LONGEST / max(seconds, 1e-9))))
+        return max(1, min(_MOST, round(count * _LONGEST / max(seconds, 1e-9))))
 
 
 def _read(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Metrics:
     def record(self, samples: int, tokens: int = 0) -> None:
         """Count a step that took ``samples`` and ``tokens`` of all ranks together."""
         self._throughput.add(samples, tokens)
-        self.utilisation.step()
+        self.utilisation.steps += 1
 
     def read(self) -> dict[str, Any]:
         """The values of a line, without the loss."""

@@ -145,10 +145,10 @@ class Models:
 
     def check_step(self) -> None:
         """Raise SetupError if an optimizer of the models has a state and is not saved, or ranks train apart."""
-        if self._saves.manager.can_save and not self._has_others:
+        if self._watch.is_unchecked and self._saves.manager.can_save and not self._has_others:
             self._watch.check_saved(self._optimizers)
-        if self._agreement:
-            self._agreement.step(self._models.values(), self._watch.stepped)
+        if self._agreement and self._agreement.is_due():
+            self._agreement.compare(self._models.values(), self._watch.stepped())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

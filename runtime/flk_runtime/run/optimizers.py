@@ -35,6 +35,8 @@ class OptimizerWatch:
         # Those that have stepped, in the order of their first steps, and whether they are known to be saved.
         self._stepped: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakKeyDictionary[Optimizer, _Seen] = weakref.WeakKeyDictionary()
+        self.is_unchecked = False
+        """Whether an optimizer has stepped that is not known to be saved."""
         self._hooks = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -55,6 +57,7 @@ class OptimizerWatch:
                     "after a restart: pass it to parallelize, or call run.register('optimizer', optimizer)"
                 )
             self._stepped[optimizer] = True
+        self.is_unchecked = not all(self._stepped.values())
 
     def forget(self) -> None:
         """Keep no parameters alive, since they are about to be replaced."""
@@ -75,7 +78,8 @@ class OptimizerWatch:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._averages and (args[1:] or kwargs):  # a closure has computed the gradients
             self._refuse_others(optimizer)
-        self._stepped.setdefault(optimizer, False)
+        if optimizer not in self._stepped:
+            self._stepped[optimizer], self.is_unchecked = False, True
 
     def _refuse_others(self, optimizer: Optimizer) -> None:
         """Raise SetupError for a gradient that nothing averages."""

@@ -47,6 +47,7 @@ class Saves:
             self._note_saved,
             self._note_stored,
         )
+        self._polls = False  # the latest checkpoint may become complete in memory
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
         self._keep = self._interval(options.save_every, "saving")
         self._store = None if options.store_every is None else self._interval(options.store_every, "storing")
@@ -77,6 +78,7 @@ class Saves:
                 self.before_save()
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
                 self.manager.save(steps, store=store)
+                self._polls = True
                 if wait:
                     self.manager.wait()
             self._context.page.phase = Phase.TRAINING
@@ -90,7 +92,8 @@ class Saves:
         if store and store.is_due(steps):
             due.append(store)
         if not due or not self.manager.can_save:
-            self.manager.poll()
+            if self._polls:  # each step takes the time of these lines
+                self._polls = self.manager.poll()
             return
         measured = [each for each in due if isinstance(each, AutoInterval)]
         begin = time.monotonic()

@@ -22,7 +22,8 @@ from flk_runtime.contract import pod_env
 _SIZE: Final = mmap.PAGESIZE
 _POLL: Final = 0.002  # seconds between two looks of a rank that waits
 _SECONDS: Final = 20  # index of the seconds that the rank has spent in the first phase; those of the others follow
-_PHASE, _STEP, _STEP_TIME, _STEP_SECONDS, _BOUNDARY, _WAITING, _HOLD = 0, 1, 2, 3, 6, 7, 8  # indexes of fields
+# Indexes of fields.
+_PHASE, _STEP, _STEP_TIME, _STEP_SECONDS, _BOUNDARY, _WAITING, _HOLD, _TARGET = 0, 1, 2, 3, 6, 7, 8, 9
 _WEIGHT: Final = 0.1  # of the latest step in the mean step time
 
 
@@ -102,7 +103,7 @@ class ProgressPage:
     collective_time = _Float(13)  # when a collective was last seen to begin or end; 0: none yet
     # The launcher writes these.
     hold = _Int(_HOLD)  # 1: wait at the next step boundary
-    target = _Int(9)  # the step after which all ranks save and end; -1: not known yet
+    target = _Int(_TARGET)  # the step after which all ranks save and end; -1: not known yet
 
     launched = True  # a launcher reads it, and an observer writes to it
     on_step: Callable[[], None] | None = None  # called after each step, in the thread that trains
@@ -193,8 +194,9 @@ class ProgressPage:
 
         The rank takes `boundary` back, so that the launchers wait for no save.
         """
-        self.boundary = -1
-        return 0 <= self.target <= step
+        ints = self._ints
+        ints[_BOUNDARY] = -1
+        return 0 <= ints[_TARGET] <= step
 
     def _clear(self) -> None:
         self.step = self.saved = self.stored = self.boundary = self.target = self.restored = self.first_step = -1

@@ -157,11 +157,15 @@ class Saver:
                 )
         return stored
 
-    def poll(self) -> None:
-        """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
+    def poll(self) -> bool:
+        """Call ``on_saved`` if the latest checkpoint has become complete in memory, and return at once.
+
+        Whether a later call may do so.
+        """
         with self._lock:
             if self._step is not None and self._memory and self._memory.is_held(wait=False):
                 self._held()
+            return self._step is not None
 
     def watch(self) -> None:
         """Have a thread call `poll` until the latest checkpoint is complete in memory, for a script that does not."""

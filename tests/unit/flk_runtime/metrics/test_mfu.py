@@ -170,17 +170,17 @@ def test_mfu_is_flops_by_time_and_peak(clock: Clock, dtype: torch.dtype | None, 
     for _ in range(2):  # two micro-batches
         model(torch.zeros(BATCH, LENGTH, dtype=torch.int64))
     clock.now += 50  # the first step is not measured
-    measured.step()
+    measured.begin()
     assert measured.read() is None  # no step has been timed
     for _ in range(10):
         model(torch.zeros(1, 1, dtype=torch.int64))  # only the first step's calls are counted
         clock.now += 0.5
-        measured.step()
+        measured.steps += 1
     assert measured.flops_per_step == 4 * 2 * formula()
     assert measured.read(mark=True) == pytest.approx(2 * formula() / 0.5 / (tflops * 1e12))
     assert measured.read() == pytest.approx(2 * formula() / 0.5 / (tflops * 1e12))  # the latest
     clock.now += 1
-    measured.step()
+    measured.steps += 1
     assert measured.read() == pytest.approx(2 * formula() / 1 / (tflops * 1e12))
     assert said == []
 
@@ -191,9 +191,9 @@ def test_autocast_says_what_products_are_computed_in(clock: Clock) -> None:
     measured = meter(model, [])
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.zeros(2, 4))
-    measured.step()
+    measured.begin()
     clock.now += 1
-    measured.step()
+    measured.steps += 1
     assert measured.read() == pytest.approx(2 * 2 * 2 * 4 * 4 / 2e12)  # x needs no gradient
 
 
@@ -205,9 +205,9 @@ def test_evaluation_is_not_training(clock: Clock) -> None:
         model(torch.zeros(2, 4))
     model.eval()
     model(torch.zeros(2, 4))
-    measured.step()
+    measured.begin()
     clock.now += 1
-    measured.step()
+    measured.steps += 1
     assert measured.read() is None
     assert said == [
         "no mfu: the FLOPs of this model could not be counted (it was not called in the first step); "
@@ -238,9 +238,9 @@ def test_what_cannot_be_counted_is_said_once_and_can_be_set(
     said: list[str] = []
     measured = meter(model, said)
     model(torch.zeros(2, 4))
-    measured.step()
+    measured.begin()
     clock.now += 1
-    measured.step()
+    measured.steps += 1
     assert measured.read() is None
     assert measured.read() is None
     (line,) = said
@@ -254,8 +254,8 @@ def test_a_cpu_has_no_peak_and_nobody_is_told(clock: Clock) -> None:
     said: list[str] = []
     measured = meter(model, said)
     model(torch.zeros(2, 4))
-    measured.step()
-    measured.step()
+    measured.begin()
+    measured.steps += 1
     assert measured.read() is None
     assert said == []
 
@@ -269,6 +269,6 @@ def test_an_unknown_gpu_is_named_once(clock: Clock, monkeypatch: pytest.MonkeyPa
     measured.watch(model, torch.bfloat16)
     for _ in range(3):
         model(torch.zeros(2, 4))
-        measured.step()
+        measured.begin()
         assert measured.read() is None
     assert said == ["no mfu: the peak of NVIDIA Z9000 in bfloat16 is not known"]
