@@ -45,7 +45,11 @@ def test_packages_and_a_setup_command(flk: Any, kubectl: Any, image: str, tmp_pa
     )
     assert (state["phase"], state["reason"]) == ("Starting", "Preparing")
     assert "good-worker-0 runs the setup command for " in state["message"]
-    kubectl("exec", "good-worker-0", "--", "touch", "/tmp/go")
+    touch = (
+        "import flkdemo, pathlib; pathlib.Path('/tmp/go').touch()"  # the packages are there, and beside the ranks too
+    )
+    said = flk("exec", "good", "--", "python3", "-c", touch)
+    assert said.code == 0, said.stderr
 
     waited = flk("wait", "bad")
     assert waited.code == 2

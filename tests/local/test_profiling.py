@@ -65,7 +65,7 @@ def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
     folder = Path((job.folder / f"observer.{rank}").read_text()).parents[2]  # of the launcher
     asked = {"folders": folder.name, "local_rank": rank, **request}
     command = [sys.executable, "-c", module_source(f"profiling/{Path(program.__file__).name}"), json.dumps(asked)]
-    environment = {"TMPDIR": str(folder.parent), "PATH": str(job.folder)}
+    environment = {"TMPDIR": str(folder.parent), "PATH": str(job.folder), "FLK_WORK": str(job.folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -157,6 +157,10 @@ def test_a_script_that_makes_no_steps_and_a_rank_that_ends_meanwhile(
     (tmp_path / "py-spy").write_text('#!/bin/sh\necho "$4" > "$8"\n')
     found = ask(job, 1, seconds=1)
     assert Path(found["files"][0]).read_text().strip() == str(found["process"])
+    (packages := tmp_path / ".flk" / "packages" / "bin").mkdir(parents=True)
+    (packages / "py-spy").write_text("#!/bin/sh\necho from a package >&2; exit 1\n")
+    (packages / "py-spy").chmod(0o755)
+    assert ask(job, 1, seconds=1) == {"error": "py-spy", "detail": "from a package"}
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(profile, job, 1)
         job.until(lambda: ask(job, 1, source=TELLS, arguments={})["begun"], "the profile has begun")

@@ -12,6 +12,7 @@ CONTAINER: Final = "pytorch"  # the training operator looks for a container with
 # Paths in the pod, and keys of the ConfigMaps that are mounted there.
 SHIP_FOLDER: Final = "/flk/ship"  # mount path of the ConfigMaps, read-only
 WORK_FOLDER: Final = "/flk/work"  # the unpacked code; working folder of the ranks
+PACKAGES: Final = ".flk/packages"  # in the working folder: the virtual environment with the job's packages
 CHECKPOINT_FOLDER: Final = "/flk/checkpoint"  # checkpoints of jobs without a volume; deleted with the pod
 API_FOLDER: Final = "/flk/api"  # token, ca.crt and namespace with which a launcher writes to RECORDS
 RUNTIME_ARCHIVE: Final = "flk_runtime.zip"  # key of the archive of this package

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from flk_runtime.contract import log_format, pod_env
+from flk_runtime.contract import log_format, pod_env, pod_layout
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.secrets import hidden
 from flk_runtime.errors import SetupError
@@ -66,9 +66,9 @@ class Preparation:
         self._settings = settings
         self._wakeup = wakeup
         self._deadline = time.monotonic() + settings.deadline if settings.deadline else None
-        own = Path(settings.work, ".flk")
-        self._packages = Path(os.environ.get(pod_env.PACKAGES) or own / "packages")
-        self._marker = Path(os.environ.get(pod_env.SETUP_DONE) or own / "setup" / "done")
+        own = Path(settings.work, pod_layout.PACKAGES)
+        self._packages = Path(os.environ.get(pod_env.PACKAGES) or own)
+        self._marker = Path(os.environ.get(pod_env.SETUP_DONE) or own.with_name("setup") / "done")
 
     def run(self) -> Settings:
         """Prepare this pod, or take over what an earlier launcher has prepared. Raises PreparationError.
