@@ -115,14 +115,17 @@ def test_a_section_without_data_says_why() -> None:
 
 @pytest.mark.parametrize("reports", [[report()], [report(), report(2, name="small")]], ids=["one", "two"])
 def test_headings_go_down_one_level_at_a_time_and_regions_have_names(reports: list[Report]) -> None:
-    page = Page(page_of(reports, SCRIPT))
+    page = Page(html := page_of(reports, SCRIPT))
     assert page.headings[0] == 1
     assert page.headings.count(1) == 1
     assert all(below - above <= 1 for above, below in zip(page.headings, page.headings[1:], strict=False))
-    assert all(each.get("aria-label") for _, each in page.elements if each.get("role") in ("region", "img"))
+    assert all(each.get("aria-label") for _, each in page.elements if each.get("role") in ("group", "img"))
     ids = [each["id"] for _, each in page.elements if "id" in each]
     assert len(ids) == len(set(ids))
-    assert {str(each["aria-labelledby"]) for each in page.of("section")} <= set(ids)
+    labels = [str(each["aria-labelledby"]) for each in page.of("section")]
+    assert {word for label in labels for word in label.split()} <= set(ids)
+    names = [tuple(re.findall(rf'id="{word}"[^>]*>([^<]*)', html)[0] for word in label.split()) for label in labels]
+    assert len(set(names)) == len(names)  # so that landmarks are told apart
 
 
 def test_without_a_script_the_page_has_the_numbers_in_open_tables() -> None:
