@@ -48,6 +48,17 @@ def test_ranks_are_not_forked_from_a_process_with_threads(pods: Callable[..., Po
     assert "[rank 1] rank 1 of 2 done in attempt 0\n" in job.log()
 
 
+def test_a_missing_torch_is_named_before_any_rank_starts(pods: Callable[..., Pods]) -> None:
+    job = pods(script="print('started')", FLK_START="spawn")
+    hidden = "find = util.find_spec\nutil.find_spec = lambda name: name != 'torch' and find(name)\n"
+    (job.folder / "site").mkdir()
+    (job.folder / "site" / "sitecustomize.py").write_text(f"from importlib import util\n{hidden}")
+    job.variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(job.folder / "site"), os.getenv("PYTHONPATH")]))
+    job.start("train.py")
+    assert job.wait() == [ExitCode.USAGE], job.log()
+    assert job.log() == f"[pod 0] error: {sys.executable} cannot import torch: No module named 'torch'\n"
+
+
 SEES = """
     import sys
     from pathlib import Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -74,14 +75,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     if sys.path and sys.path[0] == os.getcwd():
         sys.path.pop(0)  # `python -m flk_runtime` put it there; Python does not put it there for a script
     host.adopt_orphans()
-    try:
-        if settings.fork:
-            strategies = os.environ.get(user_env.STRATEGY, "") + os.environ.get(pod_env.DILOCO_OPTIONS, "")
-            forkserver.preload(script, strategies)
-        if settings.pod == 0:
-            import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
-    except ImportError as error:
-        raise SetupError(f"{sys.executable} cannot import torch: {error}") from error
+    _import_torch(settings, script)
     _check_build_of_torch(settings)
     unsafe = forkserver.why_unsafe() if settings.fork else None
     server = ForkServer.start(fork=settings.fork and not unsafe, inherited=wakeup.ends)
@@ -100,6 +94,23 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
             return agent.fail_without_server(error)
         finally:
             output.flush(_FLUSH_TIMEOUT)
+
+
+def _import_torch(settings: Settings, script: Path | None) -> None:
+    """Import what forked ranks need. Where each rank imports torch itself, look whether it is there.
+
+    Raises SetupError if torch is missing.
+    """
+    try:
+        if settings.fork:
+            strategies = os.environ.get(user_env.STRATEGY, "") + os.environ.get(pod_env.DILOCO_OPTIONS, "")
+            forkserver.preload(script, strategies)
+        elif settings.gpus:
+            import torch  # noqa: F401 - its build is checked
+        elif not importlib.util.find_spec("torch"):
+            raise ImportError("No module named 'torch'")
+    except ImportError as error:
+        raise SetupError(f"{sys.executable} cannot import torch: {error}") from error
 
 
 def _check_build_of_torch(settings: Settings) -> None:
