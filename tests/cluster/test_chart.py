@@ -15,7 +15,7 @@ import yaml
 
 from flk.targets import TARGETS
 from flk_runtime.contract import VERSION
-from tests.support.chart import CHART, ROOT
+from tests.support.chart import CHART, ROOT, prepared
 from tests.support.commands import WITHOUT_TORCH
 from tests.support.commands import helm as helm_command
 
@@ -38,6 +38,7 @@ KINDS = "pytorchjobs,pods,services,configmaps,secrets,serviceaccounts,roles,role
 @pytest.fixture
 def helm(kubeconfig: Path, namespace: str) -> Any:
     """Runs helm in the test's namespace; gives its exit code and all it printed."""
+    prepared()
 
     def run(*args: str) -> tuple[int, str]:
         # Without `uninstall --wait`: Helm 4's can end while an object is still there (helm/helm#32081).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
@@ -12,11 +13,11 @@ from typing import Any
 import jsonschema
 import yaml
 
-from scripts.chart import prepare
+from scripts.chart import CHART, prepare
 from tests.support.commands import helm
 
 ROOT = Path(__file__).parents[2]
-CHART = prepare()
+prepared = functools.cache(prepare)  # packs the runtime, so no module calls it when it is imported
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class Rendered:
         return sorted(document["kind"] for document in self.documents)
 
 
-def template(values: dict[str, Any], *args: str, release: str = "gpt", chart: Path = CHART) -> Rendered:
+def template(values: dict[str, Any], *args: str, release: str = "gpt", chart: Path | None = None) -> Rendered:
     """Render the chart with ``values``, which Helm reads from a file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "values.json")
         file.write_text(json.dumps(values))
-        done = helm("template", release, str(chart), "--values", str(file), *args)
+        done = helm("template", release, str(chart or prepared()), "--values", str(file), *args)
     return Rendered(done.code, _documents(done.stdout) if done.code == 0 else [], done.stderr)
 
 
@@ -64,7 +65,7 @@ def templates(many: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]
     schema = jsonschema.Draft7Validator(json.loads((CHART / "values.schema.json").read_text()))
     with tempfile.TemporaryDirectory() as folder:
         chart = Path(folder, "flk")
-        shutil.copytree(CHART, chart, ignore=shutil.ignore_patterns("values.*", "*.yaml", "NOTES.txt"))
+        shutil.copytree(prepared(), chart, ignore=shutil.ignore_patterns("values.*", "*.yaml", "NOTES.txt"))
         for name in ("Chart.yaml", "templates/job.yaml", "files/training-runtime.yaml"):
             shutil.copy(CHART / name, chart / name)
         for values in many.values():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,23 +14,40 @@ import pytest
 from flk.__main__ import main
 from flk.manifest import runtime
 from flk.manifest.minify import minified
+from flk.user_files import write_whole
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 
 
+@pytest.fixture(scope="session")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders of the tests of this process, each of which is made by the code that writes into it first."""
+    folder = tmp_path_factory.mktemp("states")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def state_folder(tmp_path: Path, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state_folder(states: Iterator[Path], cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which flk archives jobs. Kubeconfig and cache, which all tests share, are not the user's either."""
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    own = next(states)
+    monkeypatch.setenv("KUBECONFIG", str(own / "none"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(own))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
-    return tmp_path / "state" / "flk" / "jobs"
+    return own / "flk" / "jobs"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def minified_once() -> Iterator[None]:
-    """Each source is minified once: it takes half of the processor time of each kind of archive that tests pack."""
+def minified_once(cache_home: Path) -> Iterator[None]:
+    """Each source is minified once in all workers: it is half of the work of each kind of archive that tests pack."""
+
+    @functools.cache
+    def kept(source: str) -> str:
+        path = cache_home / "minified" / hashlib.sha256(source.encode()).hexdigest()
+        if not path.exists():
+            write_whole(path, minified(source).encode())
+        return path.read_bytes().decode()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime, "minified", functools.cache(minified))
+        patch.setattr(runtime, "minified", kept)
         yield
 
 

@@ -30,6 +30,30 @@ _SHORT: Final = [*string.ascii_lowercase]
 _SHORT_CONSTANTS: Final = [f"_{letter}" for letter in string.ascii_uppercase]
 
 
+class _Tree:
+    """The syntax tree of a source, walked once: its nodes in their order in the source, and those below each node."""
+
+    def __init__(self, source: str) -> None:
+        self.module = ast.parse(source)
+        self.nodes: list[ast.AST] = []
+        self._places: dict[ast.AST, tuple[int, int]] = {}
+        self._walk(self.module)
+
+    def _walk(self, node: ast.AST) -> None:
+        begin = len(self.nodes)
+        self.nodes.append(node)
+        for name in node._fields:
+            value = getattr(node, name, None)
+            for child in value if isinstance(value, list) else (value,):
+                if isinstance(child, ast.AST) and child._fields:  # operators and contexts have none, and are shared
+                    self._walk(child)
+        self._places[node] = begin, len(self.nodes)
+
+    def walk(self, node: ast.AST) -> list[ast.AST]:
+        """Return a node and all nodes below it."""
+        return self.nodes[slice(*self._places[node])]
+
+
 def minified(source: str) -> str:
     """Return the source of a module of flk that does the same on the same lines, in fewer bytes when compressed."""
     return _without(_SPACE, with_short_names(stripped(source)))
@@ -48,7 +72,7 @@ def stripped(source: str) -> str:
     """
     source = _without(_COMMENT, source)
     lines = [line.encode() for line in source.split("\n")]  # columns count bytes
-    tree = ast.parse(source)
+    tree = _Tree(source)
     parts = list(_parts_for_readers(tree, lines))
     parts += _imports_for_readers(tree, [node for node, _, _ in parts])
     for node, start, text in sorted(parts, key=lambda part: -part[1]):
@@ -59,11 +83,11 @@ def stripped(source: str) -> str:
     return b"\n".join(lines).decode()
 
 
-def _parts_for_readers(tree: ast.Module, lines: Sequence[bytes]) -> Iterator[tuple[ast.expr | ast.stmt, int, bytes]]:
+def _parts_for_readers(tree: _Tree, lines: Sequence[bytes]) -> Iterator[tuple[ast.expr | ast.stmt, int, bytes]]:
     """Yield the nodes that are left out, the columns where they begin, and what takes their place."""
-    fields = {field for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for field in node.body}
-    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    for node in ast.walk(tree):
+    fields = {field for node in tree.nodes if isinstance(node, ast.ClassDef) for field in node.body}
+    names = [node.id for node in tree.nodes if isinstance(node, ast.Name)]
+    for node in tree.nodes:
         match node:
             case ast.Expr(ast.Constant(str()) as docstring):
                 yield docstring, docstring.col_offset, b'""'
@@ -88,12 +112,12 @@ def _parts_for_readers(tree: ast.Module, lines: Sequence[bytes]) -> Iterator[tup
                 yield annotation, len(before[: before.rindex(b"->")].rstrip()), b""
 
 
-def _imports_for_readers(tree: ast.Module, left_out: Sequence[ast.AST]) -> Iterator[tuple[ast.stmt, int, bytes]]:
+def _imports_for_readers(tree: _Tree, left_out: Sequence[ast.AST]) -> Iterator[tuple[ast.stmt, int, bytes]]:
     """Yield the imports of names that only the parts that are ``left_out`` read, as `_parts_for_readers` does."""
-    nodes = {node for part in left_out if not isinstance(part, ast.Assign) for node in ast.walk(part)}
-    read = {name for node in ast.walk(tree) if node not in nodes for name in _names(node)}
+    nodes = {node for part in left_out if not isinstance(part, ast.Assign) for node in tree.walk(part)}
+    read = {name for node in tree.nodes if node not in nodes for name in _names(node)}
     unread = {name for node in nodes for name in _names(node)} - read
-    for node in tree.body:
+    for node in tree.module.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             needed = [each for each in node.names if (each.asname or each.name.partition(".")[0]) not in unread]
             if len(needed) < len(node.names):
@@ -120,24 +144,24 @@ def with_short_names(source: str) -> str:
     Parameters, which callers may name, keep theirs.
     """
     lines = [line.encode() for line in source.split("\n")]  # columns count bytes
-    tree = ast.parse(source)
-    functions = list(_outermost_functions(tree))
+    tree = _Tree(source)
+    functions = list(_outermost_functions(tree.module))
     constants = {
         name
-        for node in tree.body
+        for node in tree.module.body
         for name in _assigned(ast.iter_child_nodes(node))
         if _PRIVATE_CONSTANT.fullmatch(name)
     }
-    within = {node for function in functions for node in ast.walk(function)}
-    of_module = {name for node in ast.walk(tree) if node not in within for name in _names_in(node)}
+    within = {node for function in functions for node in tree.walk(function)}
+    of_module = {name for node in tree.nodes if node not in within for name in _names_in(node)}
     of_module |= vars(builtins).keys()
-    short = list(_renamed(list(ast.walk(tree)), lines, constants, _SHORT_CONSTANTS))
+    short = list(_renamed(tree, tree.module, lines, constants, _SHORT_CONSTANTS))
     for function in functions:
-        nodes = list(ast.walk(function))
-        of_classes = {name for node in nodes if isinstance(node, ast.ClassDef) for name in _assigned(ast.walk(node))}
+        nodes = tree.walk(function)
+        of_classes = {name for node in nodes if isinstance(node, ast.ClassDef) for name in _assigned(tree.walk(node))}
         if "locals" not in {node.id for node in nodes if isinstance(node, ast.Name)}:
             local = _assigned(nodes) - of_module - of_classes
-            short += _renamed(nodes, lines, local, [name for name in _SHORT if name not in of_module])
+            short += _renamed(tree, function, lines, local, [name for name in _SHORT if name not in of_module])
     for new, place in sorted(short, key=lambda each: -each[1].begin):
         line = lines[place.line]
         lines[place.line] = line[: place.begin] + new.encode() + line[place.end :]
@@ -154,17 +178,18 @@ class _Place(NamedTuple):
 
 
 def _renamed(
-    nodes: Sequence[ast.AST], lines: Sequence[bytes], wanted: Set[str], free: Sequence[str]
+    tree: _Tree, scope: ast.AST, lines: Sequence[bytes], wanted: Set[str], free: Sequence[str]
 ) -> Iterator[tuple[str, _Place]]:
-    """Yield where names of ``wanted`` that can have one of ``free`` stand among ``nodes``, with the new name."""
+    """Yield where names of ``wanted`` that can have one of ``free`` stand in a scope, with the new name."""
+    nodes = tree.walk(scope)
     strings = [node for node in nodes if isinstance(node, ast.JoinedStr)]
-    formatted = {each for string in strings for each in ast.walk(string) if each is not string}
+    formatted = {each for string in strings for each in tree.walk(string) if each is not string}
     places, kept = [], set()
     for node in nodes:
         if isinstance(node, ast.JoinedStr) and node not in formatted:
             found = list(_places_in_string(node, lines))
             count = Counter(place.name for place in found)
-            count.subtract(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+            count.subtract(each.id for each in tree.walk(node) if isinstance(each, ast.Name))
             kept |= {name for name in count if count[name]}
             places += found
         elif not isinstance(node, ast.Name):
