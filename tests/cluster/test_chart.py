@@ -144,7 +144,15 @@ def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}-old}\n"
     )
     (tmp_path / "train.py").write_text("print('trained')\n")
-    values = [*SMALL, "--set", f"job.image={torch_image}", "--set-file", f"job.script={tmp_path}/train.py"]
+    values = [
+        *SMALL,
+        "--set",
+        "job.env.FLK_START=spawn",
+        "--set",
+        f"job.image={torch_image}",
+        "--set-file",
+        f"job.script={tmp_path}/train.py",
+    ]
     assert helm("install", "gpt", str(previous), *values)[0] == 0
     wait_for(kubectl, "gpt", "Succeeded")
     before = objects(kubectl)

@@ -49,7 +49,7 @@ def test_preempted_by_a_pod_of_higher_priority(
     flk: Any, kubectl: Any, image: str, folder: Path, seat: tuple[str, str], eventually: Any
 ) -> None:
     resource, urgent = seat
-    common = ["--image", image, "--cpu", "10m", "--resource", f"{resource}=1"]
+    common = ["--image", image, "--cpu", "10m", "--resource", f"{resource}=1", *WITHOUT_TORCH]
     assert flk("submit", "train.py", "--name", "patient", *common, cwd=folder).code == 0
     eventually("it runs", lambda: "Running" in flk("status", "patient").stdout)
     assert flk("submit", "train.py", "--name", "urgent", "--priority-class", urgent, *common, cwd=folder).code == 0
@@ -182,7 +182,10 @@ def test_a_drained_node_that_has_the_volume(
 
 
 def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
-    assert flk("submit", "train.py", "--name", "gone", "--image", image, "--cpu", "10m", cwd=folder).code == 0
+    assert (
+        flk("submit", "train.py", "--name", "gone", "--image", image, "--cpu", "10m", *WITHOUT_TORCH, cwd=folder).code
+        == 0
+    )
     wait = flk.start("wait", "gone", "-o", "json")
     eventually("it runs", lambda: "Running" in flk("status", "gone").stdout)
     kubectl("delete", "pytorchjob", "gone")
@@ -201,7 +204,10 @@ def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, e
 def test_deleted_by_somebody_before_any_command_has_followed_it(
     flk: Any, kubectl: Any, image: str, folder: Path
 ) -> None:
-    assert flk("submit", "train.py", "--name", "unseen", "--image", image, "--cpu", "10m", cwd=folder).code == 0
+    assert (
+        flk("submit", "train.py", "--name", "unseen", "--image", image, "--cpu", "10m", *WITHOUT_TORCH, cwd=folder).code
+        == 0
+    )
     kubectl("delete", "pytorchjob", "unseen")
     ended = [flk(command, "unseen") for command in ("status", "why", "logs", "wait")]
     assert [each.code for each in ended] == [ExitCode.CANCELLED] * 4

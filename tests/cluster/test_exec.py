@@ -99,7 +99,19 @@ def waits_for_several_jobs(flk: Any, image: str, folder: Path) -> None:
     (folder / "short" / "short.py").write_text("print('done')\n")
     watch = flk.start("list", "--watch", "-l", "team=web")
     assert watch.stdout.readline().startswith("web is running, 2 of 2 pods")
-    args = ["submit", "short.py", "--name", "short", "--image", image, "--cpu", "50m", "--label", "team=web"]
+    args = [
+        "submit",
+        "short.py",
+        "--name",
+        "short",
+        "--image",
+        image,
+        "--cpu",
+        "50m",
+        "--label",
+        "team=web",
+        *WITHOUT_TORCH,
+    ]
     assert flk(*args, cwd=folder / "short").code == 0
     assert flk("wait", "short").code == 0
     by_name = flk("wait", "short", "web", "--timeout", "1s")

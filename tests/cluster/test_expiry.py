@@ -6,12 +6,27 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.test_faults import SMALL
+from tests.support.commands import WITHOUT_TORCH
 
 
 def test_jobs_are_deleted_after_their_ttl(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
     def submit(name: str, code: str, *more: str) -> Any:
         (tmp_path / "train.py").write_text(code)
-        options = ["--name", name, "--replicas", "1", "--restarts", "0", "--ttl", "3s", "--image", image, *SMALL, *more]
+        options = [
+            "--name",
+            name,
+            "--replicas",
+            "1",
+            "--restarts",
+            "0",
+            "--ttl",
+            "3s",
+            "--image",
+            image,
+            *SMALL,
+            *WITHOUT_TORCH,
+            *more,
+        ]
         return flk("submit", "train.py", *options, cwd=tmp_path)
 
     def left() -> list[str]:

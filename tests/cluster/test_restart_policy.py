@@ -92,7 +92,7 @@ def test_a_replaced_pod_has_the_rest_of_the_deadline(
     flk: Any, kubectl: Any, image: str, script: Callable[[str], Path]
 ) -> None:
     folder = script("import time; time.sleep(600)")
-    args = ["--name", "late", "--image", image, "--deadline", f"{DEADLINE}s", *SMALL]
+    args = ["--name", "late", "--image", image, "--deadline", f"{DEADLINE}s", *SMALL, *WITHOUT_TORCH]
     assert flk("submit", "train.py", *args, cwd=folder).code == 0
     assert flk("wait", "late", "--for", "running").code == 0
     began = time.time()

@@ -13,9 +13,9 @@ from flk.jobs import submission
 from flk.jobs.lifecycle import create_job
 from flk.observe.client import JobClient
 from flk.spec.job import validated
-from tests.support.commands import WITHOUT_TORCH
+from tests.support.commands import SPAWN, WITHOUT_TORCH
 
-SMALL = ["--cpu", "50m", "--restarts", "0"]
+SMALL = ["--cpu", "50m", "--restarts", "0", *WITHOUT_TORCH]
 ENDLESS = "import time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.5)\n    print('tick', flush=True)\n"
 
 
@@ -32,7 +32,7 @@ def state(flk: Any, name: str) -> Any:
 
 
 def test_one_job_from_submit_to_delete(flk: Any, kubectl: Any, namespace: str, image: str, folder: Path) -> None:
-    options = ["--image", image, *SMALL, *WITHOUT_TORCH]
+    options = ["--image", image, *SMALL]
     made = flk(*("submit", "train.py", "--name", "one", "--replicas", "2"), *options, cwd=folder)
     assert (made.code, made.stdout) == (0, "one\n")
     for command in (f"flk logs one -n {namespace}", f"flk status one -n {namespace}", f"flk wait one -n {namespace}"):
@@ -104,7 +104,7 @@ def test_code_that_goes_while_a_job_is_submitted_is_there_when_it_starts(
     kubeconfig: Path, kubectl: Any, monkeypatch: pytest.MonkeyPatch, image: str, folder: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    job = validated({"command": "train.py", "name": "late", "image": image, "resources": {"cpu": "50m"}})
+    job = validated({"command": "train.py", "name": "late", "image": image, "resources": {"cpu": "50m"}, "env": SPAWN})
     ready = submission.prepare(job, folder, JobClient.connect())
 
     def owned(created: Any) -> list[Any]:
@@ -200,7 +200,7 @@ def test_python_api(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, image: st
     import flk
 
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    job = flk.Job(name="api", command=["train.py"], image=image, resources={"cpu": "50m"}, restarts=0)
+    job = flk.Job(name="api", command=["train.py"], image=image, resources={"cpu": "50m"}, restarts=0, env=SPAWN)
     handle = flk.submit(job, folder)
     assert handle.name == "api"
     assert "[rank 0] hello" in list(handle.logs())

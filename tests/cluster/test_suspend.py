@@ -11,8 +11,9 @@ import flk as api
 from flk.jobs.lifecycle import create_job
 from flk.jobs.submission import prepare
 from flk.observe.client import JobClient
+from tests.support.commands import WITHOUT_TORCH
 
-SMALL = ["--cpu", "50m", "--restarts", "0"]
+SMALL = ["--cpu", "50m", "--restarts", "0", *WITHOUT_TORCH]
 
 
 @pytest.fixture

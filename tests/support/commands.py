@@ -20,8 +20,9 @@ from flk_runtime.contract import user_env
 from tests.support.processes import Result, checked
 from tests.support.requirements import unavailable
 
-# Options of a job whose scripts use no torch: its pods but the first do not import it, which takes most of their
-# processor time.
+# Variables, and options of `flk submit`, of a job whose script does not use torch: its pods do not import it, which
+# would take most of their processor time.
+SPAWN = {str(user_env.START): "spawn"}
 WITHOUT_TORCH = ["--env", f"{user_env.START}=spawn"]
 RUN_CLI = 300  # seconds that a command may take unless a test says otherwise
 
