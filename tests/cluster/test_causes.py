@@ -6,11 +6,13 @@ writes the objects of each job into tests/unit/flk/health/causes, where unit tes
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,14 @@ import pytest
 
 import flk as library
 from flk.health import diagnose
-from flk.observe.client import RESOURCES, JobClient
+from flk.jobs.state import Phase, derive
+from flk.observe.client import EVENTS, PODS, RESOURCES, JobClient
 from flk.observe.reader import view_job
 from flk_runtime.contract import user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
-from tests.support.causes import CASES, FOREIGN_PROGRAM, Case, Object
+from tests.support.causes import CASES, FOREIGN_PROGRAM, NVML, Case, Object
 from tests.support.commands import Flk, ForkedFlk
 from tests.support.processes import until
 
@@ -103,11 +106,13 @@ def causes(
     workers = [node["metadata"]["name"] for node in nodes if not node["spec"].get("taints")]
     if len(workers) < 2:
         pytest.skip("the causes of volumes need two nodes that take pods")
-    cluster_wide = _cluster_wide(names, run)
+    cluster_wide = [*_cluster_wide(names, run), *_attached_volume(names["plain"], run, workers[0])]
     home = tmp_path_factory.mktemp("home")
     values = {"IMAGE": image, "REGISTRY": f"localhost:{port}", '"HOST-PORT"': port, "OTHER-NODE": workers[1]}
     try:
         _create(cluster, [*map(_namespace, names.items()), *cluster_wide])
+        attached = ["volumeattachment", cluster_wide[-1]["metadata"]["name"], "--subresource=status", "--type=merge"]
+        cluster.kubectl("patch", *attached, "-p", '{"status": {"attached": true}}')
         plain = ("-n", names["plain"])
         cluster.kubectl(*plain, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
         _create(cluster, _surroundings(names, image, workers, port))
@@ -117,6 +122,9 @@ def causes(
         folder = tmp_path_factory.mktemp("code")
         jobs = [item for case in cases for item in _manifests(case, names, values, folder)]
         _create(cluster, jobs)
+        events = [_event(names[case.namespace], case.name, *case.event) for case in cases if case.event]
+        if events:
+            _create(cluster, events)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
             patch.setenv("XDG_STATE_HOME", str(home / ".local" / "state"))  # that of the command
@@ -133,6 +141,14 @@ def causes(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cause(causes: Causes, case: Case) -> None:
     expected, client = case.expected, causes.client(case)
+    if case.lost:
+        _await(client, case, Phase.RUNNING)
+        client.api.call("delete", client.target(PODS, case.lost))
+    if case.forgotten:
+        _await(client, case, Phase.FAILED)
+        for event in client.api.list_all(client.target(EVENTS))[0]:
+            if event["involvedObject"]["name"].startswith(case.name):
+                client.api.call("delete", client.target(EVENTS, event["metadata"]["name"]))
 
     def found() -> bool:
         view = view_job(client, case.name)
@@ -155,6 +171,15 @@ def test_cause(causes: Causes, case: Case) -> None:
         kept = _says(causes, case)
         assert kept["cause"]["exit_code"] == expected.exit_code
         assert kept["place"] == "on this machine"
+
+
+def _await(client: JobClient, case: Case, phase: Phase) -> None:
+    until(
+        lambda: derive(view_job(client, case.name)).phase is phase,
+        f"{case.name} is {phase}",
+        seconds=APPEAR,
+        every=1,
+    )
 
 
 def _says(causes: Causes, case: Case) -> Any:
@@ -232,6 +257,38 @@ def _cluster_wide(names: dict[str, str], run: str) -> list[Object]:
     ]
 
 
+def _attached_volume(name: str, run: str, node: str) -> list[Object]:
+    """A volume that Kubernetes attaches to one node at a time, and its attachment to ``node``.
+
+    The attachment has the name that Kubernetes gives it. The driver, which is not there, would say that it is attached.
+    """
+    driver = f"{run}.flk-test.example.com"
+    digest = hashlib.sha256(f"{name}{driver}{node}".encode()).hexdigest()
+    volume = {
+        "accessModes": ["ReadWriteOnce"],
+        "capacity": {"storage": "1Mi"},
+        "csi": {"driver": driver, "volumeHandle": name},
+        "claimRef": {"namespace": name, "name": "attached"},
+        "storageClassName": "",
+    }
+    attachment = {"attacher": driver, "nodeName": node, "source": {"persistentVolumeName": name}}
+    return [
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSIDriver",
+            "metadata": {"name": driver},
+            "spec": {"attachRequired": True},
+        },
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume},
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "VolumeAttachment",
+            "metadata": {"name": f"csi-{digest}"},
+            "spec": attachment,
+        },
+    ]
+
+
 def _device_template(namespace: str, name: str, device_class: str) -> Object:
     request = {"name": "device", "exactly": {"deviceClassName": device_class}}
     spec = {"spec": {"devices": {"requests": [request]}}}
@@ -239,7 +296,7 @@ def _device_template(namespace: str, name: str, device_class: str) -> Object:
 
 
 def _surroundings(names: dict[str, str], image: str, nodes: list[str], port: str) -> list[Object]:
-    """The objects that jobs name, registries that have no image, and pods that hold a volume and a claim on a node."""
+    """The objects that jobs name, registries that have no image, and pods that hold volumes and claims on a node."""
     plain = names["plain"]
     registry = {
         "command": ["python3", "-c", REGISTRY.replace("PORT", port)],
@@ -248,6 +305,9 @@ def _surroundings(names: dict[str, str], image: str, nodes: list[str], port: str
     holder = {"command": ["sleep", "3600"], "volumeMounts": [{"name": "local", "mountPath": "/local"}]}
     volumes = [{"name": "local", "persistentVolumeClaim": {"claimName": "local"}}]
     leaving = [{"name": "leaving", "persistentVolumeClaim": {"claimName": "leaving"}}]
+    attached = [{"name": "attached", "persistentVolumeClaim": {"claimName": "attached"}}]
+    attached_claim = _claim(plain, "attached", "")
+    attached_claim["spec"]["volumeName"] = plain
     return [
         _object("v1", "Secret", plain, "present", stringData={"other": "x"}),
         _object("v1", "ConfigMap", plain, "foreign", binaryData={"program": FOREIGN_PROGRAM}),
@@ -256,6 +316,8 @@ def _surroundings(names: dict[str, str], image: str, nodes: list[str], port: str
         _device_template(plain, "of-no-driver", names["plain"]),
         _claim(plain, "local", "standard"),
         _claim(plain, "leaving", "nowhere"),
+        attached_claim,
+        _object("v1", "ConfigMap", names["restricted"], "nvml", data={"sitecustomize.py": NVML}),
         _object("v1", "ResourceQuota", names["quota"], "tight", spec={"hard": {"pods": "0"}}),
         _object("v1", "ResourceQuota", names["demanding"], "tight", spec={"hard": {"limits.memory": "1Gi"}}),
         _object(
@@ -267,12 +329,24 @@ def _surroundings(names: dict[str, str], image: str, nodes: list[str], port: str
         ),
         *(_pod(plain, f"registry-{n}", image, registry, hostNetwork=True, nodeName=nodes[n]) for n in range(2)),
         _pod(plain, "holder", image, holder, nodeSelector={"kubernetes.io/hostname": nodes[0]}, volumes=volumes),
-        _pod(plain, "user-of-leaving", image, {}, nodeName=nodes[0], volumes=leaving),  # which no container starts
+        *(  # which no container starts
+            _pod(plain, f"user-of-{each[0]['name']}", image, {}, nodeName=nodes[0], volumes=each)
+            for each in (leaving, attached)
+        ),
     ]
 
 
 def _object(version: str, kind: str, namespace: str, name: str, **rest: Any) -> Object:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **rest}
+
+
+def _event(namespace: str, job: str, reason: str, message: str) -> Object:
+    """An event about a job, as the training operator sends it."""
+    about = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": job, "namespace": namespace}
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    times = {"firstTimestamp": now, "lastTimestamp": now, "count": 1}
+    said = {"reason": reason, "message": message, "type": "Warning", "source": {"component": "pytorchjob-controller"}}
+    return _object("v1", "Event", namespace, f"{job}.1", involvedObject=about, **said, **times)
 
 
 def _claim(namespace: str, name: str, storage: str) -> Object:
@@ -310,9 +384,14 @@ def _launched(case: Case, image: str, folder: Path) -> list[Object]:
     (folder / "train.py").write_text(case.script)
     fields = {"command": ["train.py"], "image": image, "resources": {"cpu": "10m"}, **case.job}
     fields["env"] = {str(user_env.START): "spawn"} | fields.get("env", {})  # no script uses torch
+    if case.nvml:
+        fields["env"] |= {"NVML": case.nvml, "PYTHONPATH": "/nvml"}
+        fields |= {"resources": {"cpu": "10m", "gpu": 1}, "volumes": ["configmap:nvml:/nvml"]}
     job, *others = library.render(library.Job(name=case.name, **fields), folder)
     spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     container = spec["containers"][0]
+    if case.nvml:  # no node has a GPU
+        container["resources"] = {"requests": {"cpu": "10m"}}
     spec.update(case.pod)
     if case.sleeping is not None:
         wait = f'if [ "$FLK_POD_INDEX" = {case.sleeping} ]; then sleep 3600; fi; exec "$@"'

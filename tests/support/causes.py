@@ -38,6 +38,10 @@ class Case:
     pod: Object = field(default_factory=dict)  # fields of the spec of its pods
     sleeping: int | None = None  # index of the pod whose launcher does not start
     without_code: bool = False  # the ConfigMaps are not created
+    event: tuple[str, str] | None = None  # reason and message of an event of its operator, which the test sends
+    forgotten: bool = False  # events about it and its pods are deleted when it has failed, as after an hour
+    lost: str = ""  # name of the pod that is deleted when the job runs
+    nvml: str = ""  # what the stand-in for NVIDIA's library says of the GPU in its pod: lost or idle
 
 
 def job(
@@ -51,6 +55,7 @@ def job(
     pod: Object | None = None,
     run_policy: Object | None = None,
     labels: Object | None = None,
+    notes: Object | None = None,
 ) -> Object:
     """A PyTorchJob as written without flk. Words in capitals stand for values of the test, such as IMAGE."""
     training = {
@@ -70,7 +75,11 @@ def job(
             "nprocPerNode": "1",
             "runPolicy": {"cleanPodPolicy": "None", **(run_policy or {})},
             "pytorchReplicaSpecs": {
-                "Worker": {"replicas": replicas, "restartPolicy": policy, "template": {"spec": spec}}
+                "Worker": {
+                    "replicas": replicas,
+                    "restartPolicy": policy,
+                    "template": {"metadata": {"annotations": notes or {}}, "spec": spec},
+                }
             },
         },
     }
@@ -114,6 +123,52 @@ FOREIGN_PROGRAM = base64.b64encode(
     b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xb7\x00\x01\x00\x00\x00" + bytes(100)
 ).decode()
 CLOSED_CONNECTION = "raise ConnectionResetError('Connection reset by peer')"
+# A stand-in for NVIDIA's library, which Python imports at its start: no node of a test has a GPU. The GPU does nothing,
+# or has fallen off the bus. The torch of the image says that it is built for GPUs.
+NVML = """
+import ctypes, importlib.util, os, sys
+CODES = {"nvmlEventSetWait_v2": 10, "nvmlDeviceGetHandleByIndex_v2": {"lost": 15}.get(os.environ.get("NVML"), 0)}
+class Nvml:
+    def __getattr__(self, name):
+        return lambda *values: CODES.get(name, 0)
+    def nvmlDeviceGetCount_v2(self, count):
+        count._obj.value = 1
+        return 0
+class Build:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, self) if name == "torch.version" else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        vars(module).update(__version__="2.13.0", cuda="12.8", hip=None, xpu=None, git_version="", debug=False)
+load = ctypes.CDLL
+ctypes.CDLL = lambda name, *rest, **more: Nvml() if "nvidia-ml" in str(name) else load(name, *rest, **more)
+sys.meta_path.insert(0, Build())
+"""
+# The two ranks of a pod. Another process traces rank 0 and never waits for it, so that it stays after SIGKILL, as one
+# does that hangs in a driver; rank 1 waits for it in vain.
+TRACED = """
+import ctypes, os, pathlib, time
+traced, rank = pathlib.Path("traced"), os.getpid()
+if os.environ["RANK"] == "0":
+    system = ctypes.CDLL(None)
+    system.prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: any process
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            assert system.ptrace(0x4206, rank, None, None) == 0  # PTRACE_SEIZE
+            traced.touch()
+            time.sleep(600)
+        os._exit(0)
+    time.sleep(600)
+while not traced.exists():
+    time.sleep(0.1)
+raise RuntimeError("[Rank 1] Watchdog caught collective operation timeout")"""
+# What the launcher of a later release may leave: a kind of failure that this client does not know.
+NEWER = (
+    '{"outcome":"failed","code":100,"failure":{"kind":"melted","pod":0,"rank":0,"pod_name":"newer-worker-0",'
+    '"message":"of a newer launcher"}}'
+)
 
 STARTING = (
     Case(
@@ -291,6 +346,22 @@ SCHEDULING = (
         _with_device("no-device", "of-no-driver"),
     ),
     Case(
+        "provisioned",
+        Expected(
+            "ProvisioningRequested",
+            "no node can take it yet, and ProvisioningRequest nodes makes its nodes",
+            "nodes",
+            "describe provisioningrequest nodes",
+            ExitCode.RUNNING,
+            stuck=False,
+        ),
+        job(
+            "provisioned",
+            container=_taking(cpu="1000"),
+            notes={"autoscaling.x-k8s.io/consume-provisioning-request": "nodes"},
+        ),
+    ),
+    Case(
         "selector",
         Expected("NodeSelectorMismatch", "disk=tape", "affinity/selector", "--node-selector"),
         job("selector", pod={"nodeSelector": {"disk": "tape"}}),
@@ -411,6 +482,21 @@ ADMISSION = (
 )
 QUEUEING = (
     Case(
+        "invalid",  # as an operator of version 1.7 takes it: that of the test leaves it alone
+        Expected(
+            "JobInvalid",
+            "refuses the job: PyTorchReplicaSpecs is invalid",
+            "PyTorchJobFailedValidation",
+            "correct the manifest",
+            ExitCode.USAGE,
+        ),
+        job("invalid", run_policy={"managedBy": "kueue.x-k8s.io/multikueue"}),
+        event=(
+            "PyTorchJobFailedValidation",
+            "PyTorchJob failed validation because PyTorchReplicaSpecs is invalid: There are 2 containers",
+        ),
+    ),
+    Case(
         "suspended",
         Expected("Suspended", "the job is suspended", "true", "resume", ExitCode.RUNNING, stuck=False),
         job("suspended", run_policy={"suspend": True}),
@@ -443,6 +529,22 @@ VOLUMES = (
         _with_volume(
             "claim-elsewhere",
             {"persistentVolumeClaim": {"claimName": "local"}},
+            nodeSelector={"kubernetes.io/hostname": "OTHER-NODE"},
+        ),
+    ),
+    Case(
+        "claim-attached",
+        Expected(
+            "VolumeAttachedElsewhere",
+            "is attached to another node",
+            "Multi-Attach error",
+            "ReadWriteMany",
+            ExitCode.RUNNING,
+            stuck=False,  # for seven minutes, in which Kubernetes may detach it
+        ),
+        _with_volume(
+            "claim-attached",
+            {"persistentVolumeClaim": {"claimName": "attached"}},
             nodeSelector={"kubernetes.io/hostname": "OTHER-NODE"},
         ),
     ),
@@ -502,6 +604,17 @@ ENDING = (
         "exit-code",
         Expected("ExitedWithCode", "ended with exit code 17", "17", "logs exit-code", ExitCode.TRAINING),
         job("exit-code", command=["sh", "-c", "exit 17"]),
+    ),
+    Case(
+        "newer",
+        Expected("Failed", "of a newer launcher", "of a newer launcher", "logs newer", ExitCode.TRAINING),
+        job("newer", command=["sh", "-c", f"echo '{NEWER}' > /dev/termination-log; exit 100"]),
+    ),
+    Case(
+        "no-trace",
+        Expected("FailedWithoutTrace", "its pods have left no trace", "no-trace", "flk wait keeps evidence"),
+        job("no-trace", command=["sh", "-c", "exit 17"], run_policy={"cleanPodPolicy": "All"}),
+        forgotten=True,
     ),
     Case(
         "restart-loop",
@@ -646,6 +759,40 @@ other.bind(one.getsockname())""",
             "InvalidStart", "the setup command ended with exit code 7: no data", "no data", "logs", ExitCode.USAGE
         ),
         job={"replicas": 1, "setup": "echo no data >&2; exit 7"},
+        namespace="restricted",
+    ),
+    Case(
+        "setup-silent",
+        Expected("NotPrepared", "the setup command wrote nothing for 3 s", "wrote nothing", "logs"),
+        job={"replicas": 1, "setup": "sleep 600", "env": {"FLK_JOIN_TIMEOUT": "3"}},
+        namespace="restricted",
+    ),
+    Case(
+        "gpu-lost",
+        Expected("NodeUnhealthy", "GPU 0 is lost: it has fallen off the bus", "GPU 0 is lost", "cordon"),
+        job={"replicas": 1, "restarts": 0, "disruptions": 0},
+        nvml="lost",
+        namespace="restricted",
+    ),
+    Case(
+        "gpu-idle",
+        Expected("GpusIdle", "leaves its GPUs idle", "none of the job was busy", "--idle-timeout", ExitCode.TIMEOUT),
+        job={"replicas": 1, "idle_timeout": "1s"},
+        nvml="idle",
+        namespace="restricted",
+    ),
+    Case(
+        "unkillable",
+        Expected("RankUnkillable", "has a rank that survives SIGKILL", "rank 0, process", "cordon"),
+        job={"replicas": 1, "processes": 2, "restarts": 0, "disruptions": 0, "env": {"FLK_KILL_TIMEOUT": "1"}},
+        script=TRACED,
+        namespace="restricted",
+    ),
+    Case(
+        "pod-lost",
+        Expected("PodLost", "pod-lost-worker-1", "pod-lost-worker-1", "--max-restarts"),
+        job={"replicas": 2, "disruptions": 0},
+        lost="pod-lost-worker-1",
         namespace="restricted",
     ),
     Case(

@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, subject
+from flk.health.cause import Cause, Found, event_evidence, subject
 from flk.health.cluster import Cluster, Level, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.pods import one_line
 from flk.observe.view import JobView
 from flk.targets.controllers import CONTROLLERS, Controller, trouble
 from flk.targets.trainjob import RUNTIME
 from flk.units import short_duration, timestamp
+from flk_runtime.contract.exit_codes import ExitCode
 
 OLDEST_KUBERNETES: Final = (1, 25)
 _INSTALL: Final = {
@@ -128,6 +130,18 @@ def version_number(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups() if part is not None) if match else ()
 
 
+def _job_invalid(view: JobView) -> Found | None:
+    refusals = [event for event in view.job_events if str(event.get("reason")).endswith("FailedValidation")]
+    if not refusals or view.objects:
+        return None
+    why = one_line(refusals[-1].get("message")).partition(" because ")[2] or one_line(refusals[-1].get("message"))
+    return Found(
+        f"the training operator refuses the job: {why}",
+        f"correct the manifest and create the job again; {view.describe} shows what the operator says",
+        [event_evidence(refusals[-1])],
+    )
+
+
 def _managed_elsewhere(view: JobView) -> Found | None:
     manager = str(view.run_policy.get("managedBy") or "")
     if view.seen_by_operator or not manager or manager == "kubeflow.org/training-operator":
@@ -195,6 +209,16 @@ def _absence(pod: PodState) -> Evidence:
 
 
 CAUSES: Final = (
+    Cause(
+        "JobInvalid",
+        "The operator refuses the job",
+        "A training operator before 1.8 takes every manifest and refuses the invalid one in an event of the job, "
+        "FailedValidation. A newer one has the API server refuse it, so that the job is not created.",
+        "Correct what the message names and create the job again.",
+        _job_invalid,
+        ExitCode.USAGE,
+        grace=30,
+    ),
     Cause(
         "ManagedElsewhere",
         "Another controller than the training operator manages the job",

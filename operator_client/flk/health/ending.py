@@ -132,15 +132,6 @@ def _idle(view: JobView) -> Found | None:
     return Found(failure.summary, cure, failure_evidence(view, failure))
 
 
-def _invalid_job(view: JobView) -> Found | None:
-    if "Validation" not in str((view.conditions.get("Failed") or {}).get("reason", "")):
-        return None
-    evidence = _condition(view)
-    return Found(
-        f"the operator refuses the job: {evidence.text}", "correct the manifest and create the job again", [evidence]
-    )
-
-
 def _unknown_end(view: JobView) -> Found | None:
     if not view.failed or job_failure(view) is not None:
         return None
@@ -180,14 +171,6 @@ CAUSES: Final = (
         "while the job runs. A job that needs long pauses gets a larger --idle-timeout, or none.",
         _idle,
         ExitCode.TIMEOUT,
-    ),
-    Cause(
-        "JobInvalid",
-        "The operator refuses the job",
-        "The operator has marked the job as failed because its manifest is not valid.",
-        "Correct the manifest and create the job again.",
-        _invalid_job,
-        ExitCode.USAGE,
     ),
     Cause(
         "OutOfMemory",

@@ -1,10 +1,11 @@
-"""Causes that no cluster has shown yet: found in objects as the API server and the kubelet write them."""
+"""Causes that cluster tests of their own show: found in objects as the API server and the kubelet write them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from tests.support.causes import CASES
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
+CLUSTER_TESTS = Path(__file__).parents[3] / "cluster"
 POD = "gpt-worker-1"
 FAILURE = Failure(Kind.EXCEPTION, 1, 1, POD, "node-a", 0, NOW - 30, "RuntimeError", "bad shard", "Traceback\n…")
 
@@ -64,13 +66,6 @@ def suspended() -> JobBuilder:
 def workload() -> dict[str, Any]:
     evicted = condition("Evicted", "Preempted", "Preempted to accommodate a workload of higher priority")
     return {"metadata": {"name": "pytorchjob-gpt"}, "status": {"conditions": [evicted]}}
-
-
-def provisioned() -> JobBuilder:
-    job = unscheduled("3 Insufficient cpu")
-    for pod in job.pods.values():
-        pod["metadata"]["annotations"] = {"autoscaling.x-k8s.io/consume-provisioning-request": "nodes"}
-    return job
 
 
 def pod_group() -> dict[str, Any]:
@@ -128,33 +123,28 @@ def restarted(count: int) -> JobBuilder:
     return job.event("ExitedWithCode", f"Pod: team.{POD} exited with code 139", count=2 * count)
 
 
-# What is found, and a part of the sentence, by the code.
-BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
+# By the code: what is found, a part of the sentence, and the test in which a cluster shows it. In test_fake_nodes.py
+# kwok plays the nodes, and the test writes what controllers and monitors write that kind cannot have.
+BUILT: dict[str, tuple[Callable[[], JobView], str, str]] = {
     "PreemptedByQueue": (
         lambda: suspended().view(workloads=[workload()]),
         "queue gold has taken the job's place back (Preempted): Preempted to accommodate",
+        "test_fake_nodes.py",
     ),
     "WaitingForGang": (
         lambda: unscheduled("3 Insufficient cpu").view(pod_groups=[pod_group()]),
         "starts 3 pods together or none, and there is no room for all: 0/3 nodes are available",
-    ),
-    "ProvisioningRequested": (
-        lambda: provisioned().view(),
-        "gpt-worker-1: no node can take it yet, and ProvisioningRequest nodes makes its nodes",
-    ),
-    "VolumeAttachedElsewhere": (
-        lambda: unmounted(
-            "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) gpt-worker-0'
-        ).view(),
-        f"{POD} cannot start: the volume of pvc-1 is attached to another node and may be attached to one node only",
+        "test_gang.py",
     ),
     "NodesNotReady": (
         lambda: unscheduled("3 node(s) were unschedulable").view(),
         "not ready or take no pods (node(s) were unschedulable)",
+        "test_disruptions.py",
     ),
     "NodeLost": (
         lambda: JobBuilder().all("pod").pod(1, node="node-b").view(nodes={"node-b": node_that_is_silent()}),
         f"{POD}: node node-b does not answer",
+        "test_disruptions.py",
     ),
     "Preempted": (
         lambda: (
@@ -164,68 +154,53 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
             .view()
         ),
         f"{POD} was preempted: the scheduler gave its place to a pod of higher priority",
-    ),
-    "JobInvalid": (
-        lambda: JobBuilder().condition("Failed", "PyTorchReplicaSpecs is invalid", "PyTorchJobValidationFailed").view(),
-        "the operator refuses the job: PyTorchReplicaSpecs is invalid",
-    ),
-    "NodeUnhealthy": (
-        lambda: failed("unhealthy", rank=None, message="GPU 3 is lost: it has fallen off the bus").view(),
-        f"{POD} is on an unhealthy node: GPU 3 is lost: it has fallen off the bus",
-    ),
-    "NotPrepared": (
-        lambda: failed("unprepared", rank=None, message="pip could not reach the index").view(),
-        f"{POD} could not be prepared: pip could not reach the index",
+        "test_disruptions.py",
     ),
     "Preparing": (
         lambda: JobBuilder().all("pod").view(logs={POD: ["[pod 1] pip: Collecting a"]}),
         f"{POD} installs packages for ",
+        "test_preparation.py",
     ),
-    "RankUnkillable": (lambda: failed("unkillable").view(), "rank 1 in gpt-worker-1 has a rank that survives SIGKILL"),
-    "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress"),
-    "GpusIdle": (
-        lambda: failed("idle", rank=None, message="none of the job was busy in the last 1800 s").view(),
-        f"{POD} leaves its GPUs idle: none of the job was busy in the last 1800 s",
-    ),
-    "PodLost": (lambda: failed("lost", rank=None, message="was restarted").view(), f"{POD} was restarted"),
-    "Failed": (lambda: failed("new kind", message="of a newer launcher").view(), "of a newer launcher"),
+    "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress", "test_hangs.py"),
     "OperatorNotRunning": (
         without_operator,
         "the training operator is scaled to 0 pods, so nothing creates gpt-worker-1",
+        "test_node_faults.py",
     ),
     "NodeBeingAdded": (
         lambda: in_need_of_a_node("TriggeredScaleUp", "pod triggered scale-up: [{pool 0->1 (max: 3)}]").view(),
         f"{POD}: no node can take it yet, and cluster-autoscaler adds one ([{{pool 0->1 (max: 3)}}])",
+        "test_fake_nodes.py",
     ),
     "NodeNotAddedNow": (
         lambda: in_need_of_a_node(
             "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached"
         ).view(),
         f"{POD}: no node can take it, and cluster-autoscaler can add none now (1 max node group size reached)",
+        "test_fake_nodes.py",
     ),
-    "Deadlocked": (deadlocked, "1 of its 2 pods hold nodes"),
+    "Deadlocked": (deadlocked, "1 of its 2 pods hold nodes", "test_gang.py"),
     "Deleted": (
         lambda: JobView(replace(JobBuilder().all("pod").seen(), gone=NOW)),
         "the job was deleted before it had ended",
+        "test_disruptions.py",
     ),
     "DeviceUnhealthy": (
         lambda: with_unhealthy_device().view(),
         f"{POD}: device GPU-8 (nvidia.com/gpu) is unhealthy",
+        "test_fake_nodes.py",
     ),
     "NodeFaulty": (
         lambda: failed("gpu", message="CUDA error").view(nodes={"node-a": node_with_a_fault()}),
         f"{POD}: node node-a reports XidCriticalError (Xid79: lost)",
-    ),
-    "FailedWithoutTrace": (
-        lambda: JobBuilder().condition("Failed", "PyTorchJob gpt failed").view(),
-        "the job failed, and its pods have left no trace: PyTorchJob gpt failed",
+        "test_fake_nodes.py",
     ),
 }
 
 
 @pytest.mark.parametrize("code", BUILT)
 def test_cause(code: str) -> None:
-    view, sentence = BUILT[code]
+    view, sentence, _ = BUILT[code]
     found = find(view())[0]
     assert found.code == code, found
     assert sentence in found.sentence
@@ -288,6 +263,12 @@ def test_every_cause_has_a_test() -> None:
     recorded = {case.expected.code for case in CASES}
     assert {cause.code for cause in CAUSES} == recorded | BUILT.keys()
     assert not recorded & BUILT.keys()
+
+
+@pytest.mark.parametrize("code", BUILT)
+def test_a_cluster_shows_every_cause(code: str) -> None:
+    """The causes of the other table are recorded in a cluster."""
+    assert f'"{code}' in (CLUSTER_TESTS / BUILT[code][2]).read_text()
 
 
 @pytest.mark.parametrize(("limit", "phase"), [("5", Phase.STUCK), ("6", Phase.PENDING)])
