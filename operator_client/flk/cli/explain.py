@@ -20,16 +20,16 @@ def explain(
     The reference has the same text.
     """
     from flk.cli.table import table
-    from flk.health import CAUSES, page
+    from flk.health import CAUSES, cause_of, page
 
     if code is None:
         print("\n".join(table(["CODE", "MEANING"], [[cause.code, cause.title] for cause in CAUSES])))
         return
-    found = [cause for cause in CAUSES if cause.code.lower() == code.lower()]
-    if not found:
+    found = cause_of(code)
+    if found is None:
         import difflib
 
         near = difflib.get_close_matches(code, [cause.code for cause in CAUSES], n=1)
         hint = f"did you mean {near[0]}? flk explain lists all codes" if near else "flk explain lists all codes"
         raise UsageError(f"there is no cause {code!r}", hint=hint)
-    print(page(found[0]))
+    print(page(found))

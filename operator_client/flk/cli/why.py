@@ -49,7 +49,7 @@ def why(
 
 def text(answer: Report, now: float) -> str:
     """Return the answer for people. Times are told as ages, as kubectl does."""
-    from flk.health import CAUSES
+    from flk.health import cause_of
     from flk.terminal import printable
     from flk.units import short_duration
 
@@ -67,7 +67,8 @@ def text(answer: Report, now: float) -> str:
         if answer.stuck:
             lines.append("  It does not resolve by itself.")
         elif cause.resolves_itself:
-            through = next((each.cured_by for each in CAUSES if each.code == cause.code), "")
+            known = cause_of(cause.code)
+            through = known.cured_by if known else ""
             lines.append(f"  It may resolve by itself{f', through {through}' if through else ''}.")
     if answer.others:
         lines += ["", "not the cause:"]

@@ -9,7 +9,7 @@ from flk.health.cause import Cause
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
 from flk.health.page import page
-from flk.health.table import CAUSES, GOING_ON, find
+from flk.health.table import CAUSES, GOING_ON, cause_of, find
 from flk.health.why import Report, diagnose
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "GOING_ON",
     "Cause",
     "Report",
+    "cause_of",
     "diagnose",
     "find",
     "job_failure",

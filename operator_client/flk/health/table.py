@@ -70,6 +70,7 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     deletion.CAUSES,
 )
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
+_BY_CODE: Final = {cause.code.lower(): cause for cause in CAUSES}
 
 _OF_SCHEDULER: Final = frozenset(cause.code for cause in (*device_claims.CAUSES, *scheduling.CAUSES, UNSCHEDULABLE))
 # Causes of pods that have no node: the job's --stuck-after limits how long they may last.
@@ -94,6 +95,11 @@ _SHALLOW: Final = ("ExitedWithCode", "KilledBySignal", "Failed")
 # A cause that kept the job from running explains more than the deletion.
 LATER: Final = tuple(cause.code for cause in deletion.CAUSES)
 _FROM_OUTSIDE: Final = ("Evicted", "Preempted", "NodeLost")
+
+
+def cause_of(code: str) -> Cause | None:
+    """Return the cause of a code, whose case does not matter; None if there is none, as for a newer release's."""
+    return _BY_CODE.get(code.lower())
 
 
 def examine(cluster: Cluster, pods: Pods | None) -> list[Result]:

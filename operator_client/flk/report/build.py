@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from flk import labels
-from flk.health import CAUSES, diagnose, page
+from flk.health import cause_of, diagnose, page
 from flk.jobs.state import State
 from flk.kube import Object
 from flk.observe.archive.redaction import kept_job
@@ -51,7 +51,7 @@ def build(
 
     ``diff``: see `Submitted`.
     """
-    cause = next((each for each in CAUSES if state.cause and each.code == state.cause.code), None)
+    cause = cause_of(state.cause.code) if state.cause else None
     around = view.around
     report = Report(
         made=view.now,

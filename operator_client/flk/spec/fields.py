@@ -69,9 +69,12 @@ class OrText:
     """Annotation: the JSON schema allows text, the short form, beside the value itself."""
 
     pattern: str = ""  # of the text; empty: any
+    refused: str = ""  # pattern of text that is not allowed all the same
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Any:
-        return {"anyOf": [text_schema(self.pattern) if self.pattern else {"type": "string"}, handler(core)]}
+        refused = {"not": {"type": "string", "pattern": self.refused}} if self.refused else {}
+        text = text_schema(self.pattern, **refused) if self.pattern else {"type": "string"}
+        return {"anyOf": [text, handler(core)]}
 
 
 class OneOf:
@@ -201,6 +204,7 @@ _QUANTITY_SCHEMA: Final = WithJsonSchema(
     text_schema(units.QUANTITY.pattern) | {"type": ["string", "number"], "exclusiveMinimum": 0}
 )
 _RESERVED: Final = _none_of(sorted(user_env.RESERVED_NAMES), user_env.RESERVED_PREFIXES)
+_ONE_SLASH: Final = "^s3:/[^/]"  # an address in S3 that lacks a slash, and not a claim s3
 _CLAIM: Final = f"({names.SUBDOMAIN.pattern}):/[^:/][^:]*"
 
 Text = Annotated[str, AfterValidator(names.text)]
@@ -303,7 +307,7 @@ class Checkpoint(StrictModel):
     As text ``PVC:/PATH`` or ``s3://BUCKET/PREFIX``.
     """
 
-    SHORT: ClassVar[OrText] = OrText(f"{_CLAIM}|{names.S3_ADDRESS.pattern}")
+    SHORT: ClassVar[OrText] = OrText(f"{_CLAIM}|{names.S3_ADDRESS.pattern}", _ONE_SLASH)
     model_config = ConfigDict(
         json_schema_extra={"anyOf": [{"required": ["volume", "path"]}, {"required": ["address"]}]}
     )
@@ -319,6 +323,11 @@ class Checkpoint(StrictModel):
             return value
         if is_address(value):
             return {"address": value}
+        if re.match(_ONE_SLASH, value):
+            raise ValueError(
+                f"must be s3://BUCKET/PREFIX, with two slashes (is {value!r}); for a PersistentVolumeClaim named s3 write "
+                "{volume: s3, path: /PATH}"
+            )
         if ":" not in value:
             raise ValueError(f"must be PVC:/PATH or s3://BUCKET/PREFIX (is {value!r})")
         claim, _, path = value.partition(":")

@@ -106,7 +106,7 @@ def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapp
 
 def _lay_option(overlay: Overlay, row: Row, given: Any, environment: Mapping[str, str]) -> None:
     """Lay the text of one flag over the fields, or its texts if it is repeatable."""
-    flag, form = row.flags[0], row.option.form
+    flag, form = " or ".join(row.flags), row.option.form
     if form is Form.LIST:
         overlay.append(row.path, given, flag)
     elif form is Form.VARIABLE:

@@ -42,6 +42,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 # Each of these is a line of what and why, often one of what to do, and exit 2.
 MISTAKES = {
     "replicas 0": (["--replicas", "0"], "error: --replicas: must be at least 1 (is 0)\n"),
+    "an alias": (
+        ["--max-restarts", "x"],
+        "error: --restarts or --max-restarts: must be a whole number (is 'x')\n",
+    ),
     "replicas -1": (["--replicas", "-1"], "error: --replicas: must be at least 1 (is -1)\n"),
     "replicas=-1": (["--replicas=-1"], "error: --replicas: must be at least 1 (is -1)\n"),
     "replicas text": (

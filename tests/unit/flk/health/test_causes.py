@@ -10,7 +10,7 @@ import pytest
 
 from flk.__main__ import main
 from flk.commands import Commands, Connection
-from flk.health import CAUSES, diagnose, find, page
+from flk.health import CAUSES, cause_of, diagnose, find, page
 from flk.jobs.state import Phase, derive
 from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
@@ -32,6 +32,8 @@ def test_recorded(case: Case) -> None:
     assert expected.sentence in answer.summary
     assert any(expected.evidence in item.text for item in answer.cause.evidence)
     assert any(item.time for item in answer.cause.evidence)
+    ends = [item.text[-40:] for item in answer.cause.evidence]
+    assert len({*ends}) == len(ends)  # an event that repeats its pod's message is not told again
     assert expected.remedy in answer.cause.remedy
     state = derive(view)
     assert (state.reason, state.message) == (expected.code, answer.summary)
@@ -54,8 +56,10 @@ def test_page(cause: Any) -> None:
 
 
 def test_codes_are_unique() -> None:
-    codes = [cause.code for cause in CAUSES]
+    codes = [cause.code.lower() for cause in CAUSES]
     assert len(codes) == len(set(codes))
+    assert [cause_of(code) for code in codes] == [*CAUSES]
+    assert cause_of("OfANewerRelease") is None
 
 
 def test_grace_comes_before_stuck() -> None:

@@ -66,6 +66,7 @@ def error_of(**fields: Any) -> UsageError:
             "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX (is 'gs://bucket/a')",
         ),
         ({"checkpoint": "s3:///a"}, "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX (is 's3:///a')"),
+        ({"checkpoint": "s3:/b"}, "flk.yaml: checkpoint: must be s3://BUCKET/PREFIX, with two slashes (is 's3:/b'); for a PersistentVolumeClaim named s3 write {volume: s3, path: /PATH}"),  # noqa: E501
         (
             {"checkpoint": "s3://bucket/a//b"},
             "flk.yaml: checkpoint.address: the prefix must be names of letters, digits, '-', '_', '.' and '=' "

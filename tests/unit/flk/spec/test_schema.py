@@ -65,8 +65,8 @@ BOTH: dict[str, tuple[list[str], list[str]]] = {
         ["'2'", "'0:4'", "{min: 2}", "{min: 1, max: 2, batch: x}"],
     ),
     "checkpoint: {}": (
-        ["a:/b", "s3://models/gpt/", "{address: 's3://models'}", "{volume: a, path: /b}"],
-        ["a", "a:b", "gs://a/b", "s3:///a", "{volume: a}", "A:/b", "a:/b:c"],
+        ["a:/b", "s3://models/gpt/", "{address: 's3://models'}", "{volume: s3, path: /b}"],
+        ["a", "a:b", "gs://a/b", "s3:///a", "s3:/a", "{volume: a}", "A:/b", "a:/b:c"],
     ),
     "volumes: [{}]": (["a:/b//c", "a.b:/c"], ["a", "a:b", "a:/", "a:/b:c"]),
     "secrets: {{A: {}}}": (["s:k", "s.t:k_1"], ["s", "'s:'", "S:k", "s:a b"]),
