@@ -87,11 +87,13 @@ def list_(
     client = JobClient.connect(context, namespace)
 
     def read() -> list[Listed]:
+        collects = gc.isenabled()
         gc.disable()  # it would look at all objects of a long list again and again
         try:
             every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
         listed = [
             each
             for each in every

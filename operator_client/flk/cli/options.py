@@ -214,16 +214,14 @@ def load_job_file(file: str | None) -> LoadedJob:
 
 def _load(flags: dict[str, Any], *, here: bool = False) -> LoadedJob:
     from flk.manifest.environment import warnings
-    from flk.manifest.files import accelerate_config_beside, check_named_files, find_script
+    from flk.manifest.files import with_files
     from flk.spec.overlay import load_job
 
     job, root = load_job(flags, os.environ, note)
-    if job.ship is not False:
-        script = find_script(job, root, here=here)
-        if script and not job.accelerate_config and (beside := accelerate_config_beside(script, root)):
-            job = job.changed(accelerate_config=beside)
-            note(f"accelerate_config: {beside}, which is beside the script")
-        check_named_files(job, root)
+    written = job.accelerate_config
+    job = with_files(job, root, here=here)
+    if job.accelerate_config != written:
+        note(f"accelerate_config: {job.accelerate_config}, which is beside the script")
     for warning in warnings(job):
         note(warning)
     if job.strategy == AUTO and MEASURED not in job.env:

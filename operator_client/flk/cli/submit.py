@@ -145,8 +145,8 @@ def _print_submission(submission: Submission) -> None:
             "what it saves through flk stays in the memory of the pods; --checkpoint PVC:/PATH or s3://BUCKET/PREFIX "
             "keeps it longer"
         )
-    if bundle.saves and not job.volumes and not (job.checkpoint and job.checkpoint.claim) and not job.patch:
-        note(f"what {bundle.saves} writes goes with its pod, unless it is on a volume (--volume PVC:/PATH)")
+    if lost := bundle.lost_saves(job):
+        note(lost)
     for verb, what in {
         "logs": "what every rank prints",
         "status": "what the job does, and why it ended",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from flk.jobs.owner import current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.commit import commit_of, diff_of
+from flk.manifest.environment import warnings as mistakes
+from flk.manifest.files import with_files
 from flk.observe.archive.redaction import kept_diff, secrets_of
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
@@ -81,10 +84,15 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     """Create ``job`` in a cluster and return a handle on it.
 
     The files that the job needs are looked up below ``root``. ``context`` and ``namespace`` default to the current
-    context of the kubeconfig and its namespace. Raises UsageError if the job or its files cannot be submitted,
-    ApiError if the API server refuses it.
+    context of the kubeconfig and its namespace. Warns (UserWarning) of what is probably a mistake. Raises UsageError if
+    the job or its files cannot be submitted, ApiError if the API server refuses it.
     """
-    return prepare(job, Path(root), JobClient.connect(context, namespace)).create()
+    folder = Path(root).resolve()
+    submission = prepare(with_files(job, folder), folder, JobClient.connect(context, namespace))
+    lost = submission.bundle.lost_saves(submission.job)
+    for sentence in (*mistakes(submission.job), *([lost] if lost else [])):
+        warnings.warn(sentence, stacklevel=2)
+    return submission.create()
 
 
 def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:
@@ -92,5 +100,6 @@ def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) ->
 
     The files that the job needs are looked up below ``root``. The defaults of a namespace are not applied.
     """
-    job = job.named()
-    return manifest.render(job, make_bundle(job, Path(root)), namespace=namespace)
+    folder = Path(root).resolve()
+    job = with_files(job, folder).named()
+    return manifest.render(job, make_bundle(job, folder), namespace=namespace)

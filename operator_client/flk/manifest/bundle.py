@@ -11,7 +11,7 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,6 +42,12 @@ class Bundle:
     saves: str = ""  # a call that writes checkpoints of the code's own, and its file; empty if there is none
     left_out: tuple[str, ...] = ()  # files that the user may expect and that do not travel, one sentence for each kind
 
+    def lost_saves(self, job: Job) -> str:
+        """A sentence about checkpoints of the code's own that ``job`` loses with its pods; empty if none is known."""
+        if not self.saves or job.volumes or (job.checkpoint and job.checkpoint.claim) or job.patch:
+            return ""
+        return f"what {self.saves} writes goes with its pod, unless it is on a volume (--volume PVC:/PATH)"
+
     @property
     def size(self) -> int:
         """Bytes of both archives."""
@@ -67,59 +73,52 @@ def make_bundle(job: Job, root: Path) -> Bundle:
         return Bundle()
     root = root.resolve()
     selection = select_files(job, root)
-    try:
-        used = used_by(job) | used_by_code(_contents(root, selection.script, selection.files))
-        saves = _saves(root, selection.files)
-    except OSError as error:
-        raise unreadable(error) from None
+    contents = _read(root, selection.files)
+    # The code of a module may be one of the image.
+    mentioned = used_by_code(None if selection.script is None else contents.items())
     return Bundle(
-        runtime=runtime_archive(used),
-        code=_code_archive(root, selection.files),
+        runtime=runtime_archive(used_by(job) | mentioned),
+        code=_packed(root, contents),
         files=selection.files,
         script=selection.script,
-        saves=saves,
+        saves=_saves(contents),
         left_out=selection.left_out,
     )
 
 
-def _contents(root: Path, script: str | None, files: Sequence[str]) -> Iterator[tuple[str, bytes]] | None:
-    """The files that travel, with their contents; None if the script is a module, which may be one of the image."""
-    if script is None:
-        return None
-    return ((path, (root / path).read_bytes()) for path in files)
-
-
-def _saves(root: Path, files: Sequence[str]) -> str:
-    """The first call in these files that writes checkpoints, such as ``torch.save in train.py``; empty without one."""
-    for path in files:
-        if path.endswith(".py") and (found := _SAVES.search((root / path).read_bytes())):
-            return f"{found.group().decode()} in {path}"
-    return ""
-
-
-def _code_archive(root: Path, files: Sequence[str]) -> bytes:
+def _read(root: Path, files: Sequence[str]) -> dict[str, bytes]:
+    """Return the contents of the files. Raises UsageError, before any is read, if they are too large."""
     try:
-        return _packed(root, files)
+        sizes = {path: (root / path).stat().st_size for path in files}
+        if len(files) > COUNT_LIMIT:
+            raise _too_large(f"{len(files):,} files, the limit is {COUNT_LIMIT:,}", sizes)
+        if sum(sizes.values()) > RAW_LIMIT:
+            shown = f"{_megabytes(sum(sizes.values()))}, the limit is {_megabytes(SIZE_LIMIT)} compressed"
+            raise _too_large(shown, sizes)
+        return {path: (root / path).read_bytes() for path in files}
     except OSError as error:
         raise unreadable(error) from None
 
 
-def _packed(root: Path, files: Sequence[str]) -> bytes:
-    sizes = {path: (root / path).stat().st_size for path in files}
-    if len(files) > COUNT_LIMIT:
-        raise _too_large(f"{len(files):,} files, the limit is {COUNT_LIMIT:,}", sizes)
-    if sum(sizes.values()) > RAW_LIMIT:
-        raise _too_large(f"{_megabytes(sum(sizes.values()))}, the limit is {_megabytes(SIZE_LIMIT)} compressed", sizes)
+def _saves(contents: Mapping[str, bytes]) -> str:
+    """The first call in these files that writes checkpoints, such as ``torch.save in train.py``; empty without one."""
+    for path, content in contents.items():
+        if path.endswith(".py") and (found := _SAVES.search(content)):
+            return f"{found.group().decode()} in {path}"
+    return ""
+
+
+def _packed(root: Path, contents: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in files:
-            data = (root / path).read_bytes()
+        for path, data in contents.items():
             member = tarfile.TarInfo(path)
             member.size = len(data)
             member.mode = 0o755 if os.access(root / path, os.X_OK) else 0o644
             archive.addfile(member, io.BytesIO(data))
     code = gzip.compress(buffer.getvalue(), mtime=0)
     if len(code) > SIZE_LIMIT:
+        sizes = {path: len(data) for path, data in contents.items()}
         raise _too_large(f"{_megabytes(len(code))} compressed, the limit is {_megabytes(SIZE_LIMIT)}", sizes)
     return code
 

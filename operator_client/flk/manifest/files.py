@@ -103,6 +103,20 @@ def check_named_files(job: Job, root: Path) -> list[str]:
     return [*named, *_requirements(job, root)]
 
 
+def with_files(job: Job, root: Path, *, here: bool = False) -> Job:
+    """Return ``job`` with the configuration of accelerate that lies beside its script, if it names none itself.
+
+    ``here``: it runs on this machine. Raises UsageError if its script, or a file that an option names, cannot be used.
+    """
+    if job.ship is False:
+        return job
+    script = find_script(job, root, here=here)
+    if script and not job.accelerate_config and (beside := accelerate_config_beside(script, root)):
+        job = job.changed(accelerate_config=beside)
+    check_named_files(job, root)
+    return job
+
+
 def accelerate_config_beside(script: Path, root: Path) -> str | None:
     """Return the file beside ``script``, which uses accelerate, that `accelerate config` has written.
 

@@ -325,8 +325,8 @@ class Checkpoint(StrictModel):
             return {"address": value}
         if re.match(_ONE_SLASH, value):
             raise ValueError(
-                f"must be s3://BUCKET/PREFIX, with two slashes (is {value!r}); for a PersistentVolumeClaim named s3 write "
-                "{volume: s3, path: /PATH}"
+                f"must be s3://BUCKET/PREFIX, with two slashes (is {value!r}); for a PersistentVolumeClaim named s3 "
+                "write {volume: s3, path: /PATH}"
             )
         if ":" not in value:
             raise ValueError(f"must be PVC:/PATH or s3://BUCKET/PREFIX (is {value!r})")

@@ -56,6 +56,24 @@ def test_submit_get_list_and_delete(fake: Any, kubeconfig: Path, tmp_path: Path)
         flk.get("gpt")
 
 
+def test_submit_does_with_the_files_what_the_command_does(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import accelerate, torch\ntorch.save({}, 'last.pt')\n")
+    (tmp_path / "fsdp.yaml").write_text("compute_environment: LOCAL_MACHINE\n")
+    with pytest.warns(UserWarning, match=r"what torch\.save in train\.py writes goes with its pod"):
+        handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
+    assert {"name": "FLK_ACCELERATE_CONFIG", "value": "fsdp.yaml"} in variables(handle.client.get_job("gpt"))
+    rendered = flk.render(flk.Job(command=["train.py"]), tmp_path)
+    assert {"name": "FLK_ACCELERATE_CONFIG", "value": "fsdp.yaml"} in variables(rendered[0])
+    flk.submit(flk.Job(command=["train.py"], name="kept", checkpoint="data:/data"), tmp_path)  # without a warning
+    with pytest.raises(flk.UsageError, match=r"there is no file none\.yaml"):
+        flk.submit(flk.Job(command=["train.py"], accelerate_config="none.yaml"), tmp_path)
+
+
+def variables(job: Any) -> Any:
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    return template["spec"]["containers"][0]["env"]
+
+
 def test_wait_that_takes_too_long(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     fake.date = "Thu, 01 Jan 2026 00:00:02 GMT"  # two seconds after the creation: not stuck yet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -255,6 +256,12 @@ def test_list_formats(fake: Any, run: Run) -> None:
     assert header.split() == ["NAMESPACE", "NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]
     assert first.split()[:4] == ["team", "one", "Running", "2/2"]
     assert run("list", "-A", "-n", "team")[0] == 2
+    gc.disable()  # as a program that calls flk may have done
+    try:
+        assert run("list")[0] == 0
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
     assert run("list", "-o", "xml")[0] == 2
 
 

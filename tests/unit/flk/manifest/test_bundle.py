@@ -205,14 +205,28 @@ def test_nothing_walks_the_home_folder(
         assert "--ship NAME adds" in bundle.left_out[0]
 
 
-def test_a_large_file_is_named_before_it_is_read(tmp_path: Path, write: Write) -> None:
-    write("train.py")
+def test_files_are_read_once_and_a_large_one_is_named_before(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("package/model.py", "notes.txt")
+    read: list[Path] = []
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        if path.is_relative_to(tmp_path):
+            read.append(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    make_bundle(job("-m package.model"), tmp_path)
+    assert sorted(read) == [tmp_path / "notes.txt", tmp_path / "package" / "model.py"]
     with open(tmp_path / "data.bin", "wb") as file:
         file.truncate(200 * 2**20)
-    (tmp_path / "data.bin").chmod(0o200)
-    error = error_of(job(), tmp_path)
+    read.clear()
+    error = error_of(job("-m package.model"), tmp_path)
     assert str(error).startswith("the code is too large to ship: 200.0 MiB")
     assert "data.bin (200.0 MiB)" in error.hint
+    assert not read
 
 
 def test_too_many_files_are_not_looked_at(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
