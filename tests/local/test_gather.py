@@ -13,6 +13,7 @@ from flk_runtime.checkpoint.load import SavedCheckpoint
 from flk_runtime.checkpoint.save.plan import describe, make_plan
 from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.errors import StorageError
 from flk_runtime.shared import shard_file
 
 pod_exchange.PIECE = 1 << 8  # many pieces
@@ -59,14 +60,16 @@ def counted(self, value, plain=pod_exchange.PodExchange.all_gather):
     return values
 pod_exchange.PodExchange.all_gather = counted
 
-def read(saved, wanted, readers, processes=1):
+def read(saved, wanted, readers, processes=1, copies=(), lost=()):
     opened = []
     def open_shard(shard):
         opened.append(shard)
+        if shard in lost:
+            raise StorageError("not held")
         return pathlib.Path(f"{saved}.{shard}")
     folder = pathlib.Path(f"pod.{rank // processes}")
     folder.mkdir(exist_ok=True)
-    reader = PodReader(readers, open_shard, processes, folder)
+    reader = PodReader(readers, open_shard, processes, folder, copies)
     assert not list(folder.iterdir())
     assert opened == [shard for shard, each in enumerate(readers) if each == rank]
     checkpoint = SavedCheckpoint("memory", reader)
@@ -98,6 +101,14 @@ for saved in ("ddp", "full", "hybrid"):
         header_bytes = 0
         reader, needed, own = read(saved, wanted, range(world_size), 3)
         print("=", json.dumps([f"{saved} {wanted}", [reader.received, needed, own, header_bytes]]))
+"""
+COPIES = """
+save("ddp")
+dist.barrier()
+copies = [2, 3] if rank < 2 else [1]  # the copy of rank 0's shard is not in the list of the second pod
+for lost in ((), (3,)):
+    reader, needed, own = read("ddp", "ddp", range(world_size), 2, copies, lost if rank < 2 else ())
+    print("=", json.dumps([str(lost), [reader.received, own]]))
 """
 OTHER = """
 reader, _, _ = read("full", "full", [0, 1, 1, 0])
@@ -136,6 +147,14 @@ def test_what_several_ranks_of_a_pod_lack_comes_once(ranks: Ranks) -> None:
                 assert received == whole - held, "all ranks of the pod need the same"
                 assert received <= 1.2 * (whole - pod[0][key][2]), "what one rank lacks"
             assert 0 < sum(rank[key][3] for rank in pod) <= alone[1][key][3], "headers: as many as one rank alone gets"
+
+
+def test_copies_in_the_pod_are_read_in_place_of_what_other_pods_have(ranks: Ranks) -> None:
+    ended = [told(rank) for rank in ranks(SCRIPT + COPIES, 4)]
+    own = [rank["()"][1] for rank in ended]
+    assert min(own) > 0
+    assert [rank["()"][0] for rank in ended] == [0, 0, own[0], 0]
+    assert [rank["(3,)"][0] for rank in ended] == [0, own[3], own[0], 0], "a copy that is gone is received"
 
 
 def test_one_rank_reads_the_shards_of_many(ranks: Ranks) -> None:

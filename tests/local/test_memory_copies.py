@@ -1,4 +1,4 @@
-"""How many copies of the state a pod holds while it saves and restores, per byte of state."""
+"""How many copies of the state a pod holds while it saves and restores, and what it receives of other pods."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ STATE = 3 * 4 * 48 * 512 * 512  # bytes: parameters and two moments
 # A thread samples the anonymous memory of the rank and of its launcher: what is neither a file nor in /dev/shm.
 TRAIN = """
     import os, pathlib, threading, time, torch, flk_runtime as flk
+    from flk_runtime.checkpoint.gather import PodReader
 
     def anonymous():
         texts = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in (os.getpid(), os.getppid())]
@@ -29,6 +30,13 @@ TRAIN = """
 
     def stored(step):
         return latest.exists() and latest.read_text().strip().endswith(f"{step:09}")
+
+    def read_data(reader, *args, plain=PodReader.read_data):
+        result = plain(reader, *args)
+        print("received", reader.received)
+        return result
+
+    PodReader.read_data = read_data
 
     def watch():
         global peak
@@ -90,6 +98,7 @@ def test_copies(
         for name in ("saving", "restoring")
     }
     assert len(took["restoring"]) == 4
+    assert set(re.findall(r"received (\d+)", log)) == {"0"}, "each pod of two holds copies of the other one's shards"
     assert max(files) + max(took["saving"]) <= most
     moments = 2 / 3  # of the state, which the optimizer does not have before
     assert max(files) + max(took["restoring"]) - moments <= most

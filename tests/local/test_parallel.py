@@ -144,6 +144,23 @@ assert begun + resumed == expected, (begun, resumed)
 assert torch.equal(values, again)
 fixed = go("unused", 1, find_unused=True)[0]  # torch keeps the buckets if there may be unused parameters
 assert go("unused", 3, find_unused=True)[0] == fixed * 2
+
+def sparse(folder, last):
+    with flk.init(strategy="ddp", device="cpu", log_every=0, save_every=0, checkpoint=os.environ["BASE"] + folder) as run:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(9, 512, sparse=True), *(nn.Linear(512, 512) for _ in range(3)))
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        while run.steps < last:
+            words = torch.randint(9, (2, 4), generator=torch.Generator().manual_seed(10 * run.steps + run.rank))
+            optimizer.zero_grad()
+            model(words).square().mean().backward()
+            optimizer.step()
+            run.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+values = sparse("sparse", 4)
+sparse("sparse resumed", 1)
+assert torch.equal(sparse("sparse resumed", 4), values)
 dist.destroy_process_group()
 """
 

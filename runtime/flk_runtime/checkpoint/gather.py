@@ -1,17 +1,18 @@
 """PodReader: reads a checkpoint in the memory of the pods, whose shards are spread over the ranks.
 
 Each rank opens the shards that it is the reader of: its own one if as many ranks have saved. It reads what it needs of
-other shards in its pod from their files. What its pod lacks comes over the process group, once for all ranks of the
-pod. Where each rank reads what it has written itself, as under FSDP, no values travel, and of the headers that of rank
-0, which names the tensors that are not sharded.
+other shards in its pod from their files, also of shards that another pod reads and of which this one holds a copy. What
+its pod lacks comes over the process group, once for all ranks of the pod. Where each rank reads what it has written
+itself, as under FSDP, no values travel, and of the headers the one of rank 0, which names the unsharded tensors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,6 +27,7 @@ from flk_runtime.checkpoint.pod_exchange import PodExchange
 from flk_runtime.checkpoint.shard import ChunkReader, add_entries, entry_index, narrow, place, view_tensor
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.distributed import process_group
+from flk_runtime.errors import StorageError
 from flk_runtime.shared.shard_file import Entry, ShardHeader, read_header, value_name
 
 _SAMPLE: Final = 16  # entries
@@ -65,13 +67,16 @@ class PodReader(ChunkReader):
         open_shard: Callable[[int], Path],
         processes: int = 1,
         folder: Path | None = None,
+        copies: Collection[int] = (),
     ) -> None:
         """``readers`` are the ranks that open each shard, by the rank that wrote it.
 
         ``open_shard(rank)`` returns the path of the shard that this rank wrote, a whole and undamaged file; ranks of
-        one pod can open the same ones. ``processes`` and ``folder`` are as in `PodExchange`.
+        one pod can open the same ones. ``processes`` and ``folder`` are as in `PodExchange`. ``copies`` are shards that
+        other pods read and that this pod may hold too: for one that it does not, ``open_shard`` raises StorageError.
         """
         self._rank, self._readers, self._open_shard = process_group.rank(), readers, open_shard
+        self._copies = copies
         self.exchange = PodExchange(processes, folder)
         """How bytes of other pods come to this one."""
         self.received = 0
@@ -121,7 +126,8 @@ class PodReader(ChunkReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of this rank's plan, and give other pods what they need for theirs."""
         tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
-        remote = [item for item in tensors if not self._is_near(item)]
+        here = self._open_copies({self._shard_of(item) for item in tensors})
+        remote = [item for item in tensors if not (self._is_near(item) or self._shard_of(item) in here)]
         remote_anywhere, without_device = process_group.maximum(
             len(remote),
             int(not torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
@@ -182,6 +188,17 @@ class PodReader(ChunkReader):
     def _is_near(self, item: ReadItem) -> bool:
         """Whether this pod holds the item's shard."""
         return self.exchange.is_near(self._readers[self._shard_of(item)])
+
+    def _open_copies(self, shards: set[int]) -> set[int]:
+        """Those of the shards of which this pod holds a copy now. A later save may take its memory."""
+        here = set()
+        for shard in shards.intersection(self._copies):
+            with contextlib.suppress(StorageError):
+                path = self._open_shard(shard)
+                if shard not in self._mapped:
+                    self._mapped[shard] = _map(path)
+                here.add(shard)
+        return here
 
     def _memory(self, shard: int) -> mmap.mmap:
         """A shard that this pod holds."""

@@ -124,7 +124,8 @@ class CheckpointManager:
 
             self.source = "memory"
             with own_page().during(Phase.RESTORING):
-                reader = PodReader(in_memory.readers, self._memory.open_shard, in_memory.processes, self._memory.folder)
+                shared = in_memory.processes, self._memory.folder, in_memory.copies
+                reader = PodReader(in_memory.readers, self._memory.open_shard, *shared)
             self._resume(SavedCheckpoint(_IN_MEMORY, reader), len(in_memory.readers))
         elif destination and found:
             self.source = "storage"

@@ -131,7 +131,7 @@ class PodMemory:
     # Restoring
 
     def restorable(self) -> Restorable | None:
-        """The checkpoint that all ranks of this attempt can restore, which is the same in all of them; or None."""
+        """The checkpoint that all ranks of this attempt can restore, the same in all of them; None: there is none."""
         return self._checked(messages.GetRestorable(), ToRestore).checkpoint
 
     def open_shard(self, rank: int) -> Path:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flk_runtime.errors import SetupError
 
 _LIMIT: Final = 64 << 20  # bytes of a rank's compiled code that its checkpoints hold
 
@@ -18,12 +21,32 @@ def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> 
 
     ``given`` is True, the name of a backend, or all options of torch.compile. The module can be copied and pickled.
     """
-    options = dict(given) if isinstance(given, Mapping) else {"backend": given} if isinstance(given, str) else {}
+    options = _options(given)
     if "forward" not in vars(module) and type(module).forward.__module__.startswith("torch."):
         # The compiler skips a frame of torch.nn that it meets first, as of a Sequential or a TransformerEncoderLayer,
         # without a word. It compiles the same frame beneath one of another package.
         module.forward = functools.partial(_forward, module)
     module.compile(**options)
+
+
+def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[str, Any]) -> None:
+    """Raise SetupError if the backend eager would update the statistics of ``modules``, which are recomputed, twice.
+
+    Other backends trace the updates of buffers and make them once.
+    """
+    if _options(given).get("backend") != "eager":
+        return
+    for each in (child for module in modules for child in module.modules()):
+        if isinstance(each, _BatchNorm) and each.track_running_stats:
+            raise SetupError(
+                f"compile='eager' with recompute= would update the statistics of a {type(each).__name__} twice in each "
+                "step: use compile='aot_eager' or compile=True, or do not recompute this block"
+            )
+
+
+def _options(given: bool | str | Mapping[str, Any]) -> dict[str, Any]:
+    """The options of torch.compile."""
+    return dict(given) if isinstance(given, Mapping) else {"backend": given} if isinstance(given, str) else {}
 
 
 # A function of its own, which pickle finds by name.

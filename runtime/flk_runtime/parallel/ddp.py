@@ -53,7 +53,7 @@ class DDPModel(ParallelModel):
         super().__init__(model, module)
         adapt_calls(module)
         _Passes(module, self.trained())
-        self.beside = {"order": GradientOrder(module, self.trained(), device)}
+        self.beside = {"order": GradientOrder(module, self.trained())}
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
@@ -144,11 +144,9 @@ class GradientOrder:
     the last bit.
     """
 
-    def __init__(
-        self, module: DistributedDataParallel, trained: Mapping[str, nn.Parameter], device: torch.device
-    ) -> None:
-        """``trained``: the parameters of ``module`` that have a gradient, on ``device``. It has not been called yet."""
-        self._module, self._trained, self._device = module, trained, device
+    def __init__(self, module: DistributedDataParallel, trained: Mapping[str, nn.Parameter]) -> None:
+        """``trained``: the parameters of ``module`` that have a gradient. It has not been called yet."""
+        self._module, self._trained = module, trained
         self._names: list[str] = []
         self._hooks: list[RemovableHandle] = []
         if not module.find_unused_parameters:  # else DDP keeps the buckets that it began with
@@ -161,23 +159,21 @@ class GradientOrder:
         return {"names": [] if self._hooks else self._names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make DDP assign gradients to buckets in a saved order, by a pass of a model's substitute. Collective."""
-        trained = self._trained
-        if self._module.find_unused_parameters or set(state["names"]) != trained.keys():
+        """Make DDP assign gradients to buckets in a saved order. Collective."""
+        module: Any = self._module
+        names = state["names"]
+        if module.find_unused_parameters or set(names) != self._trained.keys():
             return
-        if any(getattr(child, "sparse", False) for child in self._module.modules()):
-            return  # an embedding with sparse gradients: DDP would not accept the substitute's dense ones
-        self._names = state["names"]
+        self._names = names
         self._finish()
-        model = self._module.module
-        self._module.module = _ZeroGradients([trained[name] for name in reversed(self._names)], list(model.buffers()))
-        try:
-            with torch.enable_grad():
-                self._module(torch.zeros((), device=self._device)).backward()
-        finally:
-            self._module.module = model
-        for parameter in trained.values():
-            parameter.grad = None
+        places = {id(self._trained[name]): place for place, name in enumerate(names)}
+        found = zip(*module._build_params_for_reducer(), strict=True)  # parameters, and which gradients are sparse
+        parameters, sparse = zip(*sorted(found, key=lambda each: places[id(each[0])]), strict=True)
+        mapping = module._build_debug_param_to_name_mapping(parameters)
+        # A reducer takes this order of its parameters for the one in which the gradients became ready.
+        module._ddp_init_helper(list(parameters), list(sparse), mapping, static_graph=False)
+        module.reducer._push_all_rebuilt_params()
+        module._has_rebuilt_buckets = bool(module.reducer._rebuild_buckets())
 
     def _note(self, name: str, _: torch.Tensor) -> None:
         if self._module.require_backward_grad_sync:
@@ -189,21 +185,3 @@ class GradientOrder:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-
-
-class _ZeroGradients(nn.Module):
-    """A substitute model whose gradients are 0 and are ready in the reverse order of its parameters."""
-
-    def __init__(self, parameters: list[nn.Parameter], buffers: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._trained = parameters
-        for number, buffer in enumerate(buffers):  # DDP broadcasts buffers before a forward pass and asserts some
-            self.register_buffer(str(number), buffer)
-
-    def forward(self, zero: torch.Tensor) -> torch.Tensor:
-        """Return ``zero``, of shape (), plus 0 times the sum of each parameter; a complex sum counts by its parts."""
-        total = zero
-        for parameter in self._trained:
-            values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-            total = total + values.sum() * 0
-        return total

@@ -20,7 +20,7 @@ from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError, shipped
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
-from flk_runtime.parallel.compilation import compile_module
+from flk_runtime.parallel.compilation import check_recomputed, compile_module
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
 from flk_runtime.parallel.meta_init import Materializer
@@ -135,6 +135,7 @@ def parallelize(
     if cause := _what_shards(strategy, options):
         check_shardable(model, sharded_units(model, blocks, options.precision, ends=options.blocks is None), cause)
     recomputed = find_recomputed(model, blocks, options.recompute)
+    check_recomputed(recomputed, options.compile)
     reshards = _reshards(STRATEGIES[strategy], options.reshard_after_forward, shard_size)
 
     def apply() -> ParallelModel:

@@ -5,7 +5,7 @@ A rank introduces itself with `Rank`. Each further message of a rank is a reques
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, get_args
 
 from flk_runtime.wire import Done, Failed, Registry, Session
@@ -60,7 +60,10 @@ class GetRestorable:
 
 @dataclass(frozen=True)
 class GetFile:
-    """Ask for the file of the shard that ``rank`` wrote, fetched from another pod if needed. The answer is `Files`."""
+    """Ask for the file of the shard that ``rank`` wrote. The answer is `Files`.
+
+    It is fetched from another pod if a rank of this pod reads it. Else this pod may hold a copy.
+    """
 
     rank: int
 
@@ -85,6 +88,7 @@ class Restorable:
     readers: list[int]  # the rank that reads each shard, by the rank that wrote it
     doubtful: bool = False  # an earlier attempt could not read it
     processes: int = 1  # ranks of each pod
+    copies: list[int] = field(default_factory=list)  # shards that ranks of other pods read, and this pod holds too
 
     def is_preferred_to(self, stored: int) -> bool:
         """Whether it is restored in the place of a stored checkpoint after step ``stored``."""

@@ -286,15 +286,7 @@ class MemoryService:
                 case messages.Finish(path, whole):
                     return self._finish(attempt, Path(path), whole)
                 case messages.GetRestorable():
-                    restore = attempt.plan.restore
-                    found = (
-                        messages.Restorable(
-                            restore.checkpoint.step, attempt.readers, restore.doubtful, len(attempt.own)
-                        )
-                        if restore
-                        else None
-                    )
-                    return messages.ToRestore(found)
+                    return messages.ToRestore(self._restorable(attempt))
                 case messages.GetFile(shard):
                     return self._get_file(attempt, shard)
                 case messages.Restored():
@@ -305,14 +297,25 @@ class MemoryService:
         except AttemptEndedError:
             return _ENDED
 
+    def _restorable(self, attempt: _Attempt) -> messages.Restorable | None:
+        restore = attempt.plan.restore
+        if restore is None:
+            return None
+        copies = sorted(shard.rank for shard in attempt.read_elsewhere(self._store.shards()))
+        return messages.Restorable(restore.checkpoint.step, attempt.readers, restore.doubtful, len(attempt.own), copies)
+
     def _get_file(self, attempt: _Attempt, rank: int) -> Answer:
-        """The file of one shard of the checkpoint that is restored. It is fetched if another pod holds it."""
+        """The file of one shard of the checkpoint that is restored.
+
+        It is fetched if another pod holds it, and a rank of this pod reads it.
+        """
         restore = attempt.plan.restore
         if restore is None:
             return Failed("nothing is restored")
-        if rank not in restore.holders:
+        shard = ShardId(restore.checkpoint, rank)
+        if rank not in restore.holders and not self._store.path(shard):
             return Failed(f"the part of rank {rank} is read in another pod")
-        shard, holders = ShardId(restore.checkpoint, rank), restore.holders[rank]
+        holders = restore.holders.get(rank, [self._settings.pod])
         try:
             attempt.fetcher.fetch(shard, holders)
             return messages.Files([str(self._store.path(shard))])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import compilation
 from flk_runtime.parallel.compilation import CompiledCode
 
@@ -37,3 +38,13 @@ def test_code_beyond_the_limit_is_left_out(monkeypatch: pytest.MonkeyPatch, size
     monkeypatch.setattr(compilation, "_LIMIT", 10)
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (bytes(size), SimpleNamespace()))
     assert len(CompiledCode(trusted=True).state_dict()["artifacts"]) == kept
+
+
+def test_statistics_that_a_recomputation_would_change_twice_are_refused() -> None:
+    block = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for given in ("eager", {"backend": "eager", "fullgraph": True}):
+        with pytest.raises(SetupError, match=r"statistics of a BatchNorm1d twice .* compile='aot_eager'"):
+            compilation.check_recomputed([block], given)
+    compilation.check_recomputed([block], "aot_eager")
+    compilation.check_recomputed([block], True)
+    compilation.check_recomputed([block[0], torch.nn.BatchNorm1d(2, track_running_stats=False)], "eager")
