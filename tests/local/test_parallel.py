@@ -146,7 +146,8 @@ fixed = go("unused", 1, find_unused=True)[0]  # torch keeps the buckets if there
 assert go("unused", 3, find_unused=True)[0] == fixed * 2
 
 def sparse(folder, last):
-    with flk.init(strategy="ddp", device="cpu", log_every=0, save_every=0, checkpoint=os.environ["BASE"] + folder) as run:
+    place = os.environ["BASE"] + folder
+    with flk.init(strategy="ddp", device="cpu", log_every=0, save_every=0, checkpoint=place) as run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.EmbeddingBag(9, 512, sparse=True), *(nn.Linear(512, 512) for _ in range(3)))
         model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1.0))
