@@ -71,7 +71,7 @@ class Kind(_Text):
     @property
     def suspicious(self) -> bool:
         """Whether a broken node, or its network, may be the reason."""
-        return self.meaning.node_at_fault or self in (Kind.CONNECTION, Kind.TIMEOUT)
+        return self.meaning.node_at_fault or self.meaning.network_at_fault
 
 
 class Retry(_Text):
@@ -108,6 +108,7 @@ class Meaning:
     final_after: int = 0  # times in a row without progress after which the same failure is final; 0: never
     delay: float = 0.0  # seconds before the attempt that follows the first such failure
     node_at_fault: bool = False  # it may be the fault of the node
+    network_at_fault: bool = False  # it may be the fault of the network between nodes
     secondary: bool = False  # a consequence of another rank's failure, whenever there is one
     explained: bool = True  # it says why it happened; else another launcher may know
     needs_new_pod: bool = False  # the pod exists, and must be replaced before another attempt
@@ -253,11 +254,12 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.TIMEOUT: Meaning(  # the rank that gives up closes its connections, so it counts before ranks that lose them
         "a collective of ranks that still run times out",
-        9, _TRAINING, _LAUNCHER, _RESTARTS, same=_ERROR, final_after=_TWICE, secondary=True,
+        9, _TRAINING, _LAUNCHER, _RESTARTS, same=_ERROR, final_after=_TWICE, secondary=True, network_at_fault=True,
     ),
     Kind.CONNECTION: Meaning(
         "ranks lose the connection to each other, and none of them failed",
         10, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, same=_ERROR, final_after=_TEN_TIMES, secondary=True,
+        network_at_fault=True,
     ),
     Kind.PEER: Meaning(
         "a rank is told that another one failed",

@@ -23,9 +23,8 @@ from flk_runtime.run.ending import has_failed
 from flk_runtime.run.lines import Line
 from flk_runtime.sinks.scalars import flat, scalars
 from flk_runtime.sinks.sink import Row, RunInfo, Sink
-from flk_runtime.sinks.writer import Writer, close
+from flk_runtime.sinks.writer import RECENT, Writer, close
 
-_MOST_WAITING: Final = 100  # rows that a checkpoint keeps, because a killed pod may lose them
 # Seconds that the end of a run waits for its sinks. The launcher kills a rank 5 s after it has reported its failure.
 _TIMEOUTS: Final = {"finished": 60.0, "stopped": 5.0, "failed": 3.0}
 _OTHERS: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -55,10 +54,10 @@ class Curves:
     def state_dict(self) -> dict[str, str]:
         """The ID, and the rows of the steps until now that a killed process would lose, as JSON."""
         waiting = max((each.waiting() for each in self._writers.values()), key=len, default=[])
-        dropped = [row.step for row in [*self._waiting, *waiting][:-_MOST_WAITING]]
+        dropped = [row.step for row in [*self._waiting, *waiting][:-RECENT]]
         unsettled = max((each.unsettled() for each in self._writers.values()), key=len, default=[])
         rows = [*self._waiting, *unsettled]
-        return {"id": self._id, "waiting": json.dumps(rows[-_MOST_WAITING:]), "dropped": json.dumps(dropped)}
+        return {"id": self._id, "waiting": json.dumps(rows[-RECENT:]), "dropped": json.dumps(dropped)}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """Go on with the run of a checkpoint."""

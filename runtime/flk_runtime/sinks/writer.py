@@ -13,7 +13,7 @@ from flk_runtime.contract.ranges import numbered, plural
 from flk_runtime.sinks.sink import Row, Sink
 
 LIMIT: Final = 10_000  # rows that wait
-RECENT: Final = 100  # rows that are written and may not have settled
+RECENT: Final = 100  # rows that are written and may not have settled, and rows that a checkpoint keeps
 _AT_ONCE: Final = 500  # rows in one write
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts to write
 _LAST_TRY = 5.0  # seconds that the end of a run waits for a sink that fails

@@ -400,8 +400,8 @@ class Leader:
         last = self._history[-1] if self._history else None
         number, moment = last.number + 1 if last else 0, time.time()
         cause = replace(unhealthy[min(unhealthy)], attempt=number)
-        used = decision.restarts, decision.disruptions
-        attempt = Attempt(number, moment, moment, cause, *used, step=last.step if last else None)
+        step = last.step if last else None
+        attempt = Attempt(number, moment, moment, cause, decision.restarts, decision.disruptions, step)
         self._history = [*shorten(self._history), attempt]
         self._failures = []
         if _LEADER in unhealthy:
@@ -433,8 +433,8 @@ class Leader:
         number = last.number + 1 if last else 0
         pods = self._membership.choose(self._joined, self._avoided())
         order = format_ranges(pods)
-        used = decision.restarts, decision.disruptions
-        attempt = Attempt(number, time.time(), None, None, *used, pods=order)
+        restarts, disruptions = decision.restarts, decision.disruptions
+        attempt = Attempt(number, time.time(), restarts=restarts, disruptions=disruptions, pods=order)
         self._history = [*shorten(self._history), attempt]
         self._phase = _Phase.RUNNING
         former, self._admitted = self._admitted, {pod: self._connected[pod] for pod in pods}
