@@ -59,6 +59,48 @@ def test_a_missing_torch_is_named_before_any_rank_starts(pods: Callable[..., Pod
     assert job.log() == f"[pod 0] error: {sys.executable} cannot import torch: No module named 'torch'\n"
 
 
+# Writes which process has imported it.
+HEAVY = """
+import os
+PID = os.getpid()
+with open(os.environ["IMPORTED"], "a") as file:
+    file.write(f"{PID}\\n")
+"""
+
+
+def test_later_attempts_have_what_the_script_imports_first(pods: Callable[..., Pods]) -> None:
+    """But for what may not be forked: the process that imports it for all is tried once with it, once without."""
+    script = """
+        import heavy
+        import reads
+        import os, pathlib, signal, time, torch
+
+        inherited, attempt = heavy.PID != os.getpid(), int(os.environ["FLK_ATTEMPT"])
+        assert reads.PID == os.getpid()
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight])
+        optimizer.step()
+        while attempt == 0 and len(pathlib.Path("imported").read_text().split()) < 4:
+            time.sleep(0.01)
+        if os.environ["RANK"] == "1" and not inherited:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not inherited:
+            signal.pause()
+        print("inherited in attempt", attempt)
+    """
+    job = pods(1, 2, script=script, FLK_RESTARTS="20", FLK_RETRY_SAME_FAILURE="1", IMPORTED="imported")
+    site = job.folder / "site-packages"
+    site.mkdir()
+    (site / "heavy.py").write_text(HEAVY)
+    (site / "reads.py").write_text("import os\nPID, RANK = os.getpid(), os.environ['RANK']\n")
+    job.variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.getenv("PYTHONPATH")]))
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert job.log().count("inherited in attempt") == 2
+    why = "`import reads`: reads RANK, which differs between ranks or attempts"
+    assert job.log().count(f"[pod 0] ranks import anew what is slow to import: {why}\n") == 1
+
+
 SEES = """
     import sys
     from pathlib import Path

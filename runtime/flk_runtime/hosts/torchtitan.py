@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torchtitan import train
 from torchtitan.components import checkpointer
 from torchtitan.components.checkpointer.base import BaseCheckpointManager
 
@@ -199,6 +200,4 @@ def _with(method: Callable[..., Any], then: Callable[[_Kept], None]) -> Callable
 _adopt_all()
 
 if __name__ == "__main__":
-    from torchtitan import train
-
     train.main()

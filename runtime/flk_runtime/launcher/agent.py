@@ -123,6 +123,7 @@ class Agent:
         )
         self.phase = _Phase.JOINING
         self._gpus_told_at = time.monotonic() + (settings.idle_timeout if settings.gpus else 0.0)
+        self._prepared = False  # the server was asked to import what the script does
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
         self.saved: bool | None = None  # a rank of this pod has saved through flk, or restored; None: none has ended
@@ -164,8 +165,8 @@ class Agent:
                 else:
                     self._read_pipe(int(key.fd))
             while self.server.pending or (rank_ended and is_readable(self.server.socket.fileno())):
-                exited = self.server.ended()
-                self._handle_rank_exit(exited.pid, exited.status)
+                if exited := self.server.ended():
+                    self._handle_rank_exit(exited.pid, exited.status)
             while self.wakeup.signals:
                 self._handle_signal(self.wakeup.signals.pop(0))
             while self.final_record is None and not self.wakeup.events.empty():
@@ -286,6 +287,9 @@ class Agent:
             self.memory.start(attempt.number, attempt.memory, ranks, world_size, attempt.readers)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         self.ranks.start(attempt, variables)
+        if self.rendezvous and self.server.unprepared:
+            self.records.log(f"ranks import anew what is slow to import: {self.server.unprepared}")
+            self.server.unprepared = ""
         if self.records.ledger:
             self.records.ledger.start_attempt(next(iter(self.ranks)).progress, time.monotonic())
 
@@ -452,6 +456,7 @@ class Agent:
             self._report_end_of_ranks(attempt)
         if time.monotonic() >= self.watch.due:
             self.watch.update(attempt.started.number, self.ranks)
+            self._prepare_restart()
             usage = self.meter.latest if self.meter else None
             self.records.keep_progress({rank.rank: rank.progress for rank in self.ranks}, usage)
         if not attempt.failures and time.monotonic() >= self.deadline:
@@ -459,6 +464,18 @@ class Agent:
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
         elif not attempt.failures and self.settings.idle_timeout and self.settings.pod == 0 and not attempt.idle:
             self._watch_gpus(attempt)
+
+    def _prepare_restart(self) -> None:
+        """Have the ranks of later attempts forked from a process that has imported what the script imports first.
+
+        It is imported once, beside the ranks, when all of this pod have made a step.
+        """
+        settings, ranks = self.settings, list(self.ranks)
+        if self._prepared or not (settings.fork and settings.trains and len(ranks) == settings.processes):
+            return
+        if all(rank.progress.step > 0 for rank in ranks) and (settings.limits.restarts or settings.limits.disruptions):
+            self._prepared = True
+            self.server.prepare(settings.command, ranks[0].environment, settings.work)
 
     def _watch_gpus(self, attempt: PodAttempt) -> None:
         """Have all ranks save and the job end if no GPU of it has done anything for the time that its user allows."""

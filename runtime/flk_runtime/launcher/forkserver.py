@@ -5,6 +5,9 @@ not the launcher itself, because it must have neither threads nor open stores: r
 Modules draw random values when they are imported; each rank draws these values anew. The server never uses CUDA,
 because CUDA cannot be used after a fork.
 
+`ForkServer.prepare` has a fork of the server import what a script begins with, while the first attempt trains. If that
+is safe, this fork starts the ranks from then on, and the server passes on requests and answers.
+
 With FLK_START=spawn, on macOS, or if the imported modules make a fork unsafe, the server is a new Python interpreter
 and starts another new one for each rank.
 """
@@ -23,17 +26,17 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from flk_runtime.contract import platform
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
 from flk_runtime.errors import RuntimeFailure
-from flk_runtime.launcher import rank_process
+from flk_runtime.launcher import imports, rank_process
 from flk_runtime.launcher.signals import HANDLED_SIGNALS
 from flk_runtime.system import host
 
@@ -50,6 +53,11 @@ PRELOAD_FOR_LIBRARY = (
     "flk_runtime.checkpoint.save",
 )
 _CHUNK = 1 << 16  # bytes that are received at once
+_ROOM = 1 << 30  # bytes of memory that must be free for what a script imports
+# jemalloc's own thread, which pyarrow starts when it is imported: jemalloc prepares it for forks (pthread_atfork).
+_SAFE_THREAD = "jemalloc_bg_thd"
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,12 +77,15 @@ class ServerDiedError(RuntimeFailure):
 class ForkServer:
     """The launcher's client of the fork server. ``socket`` becomes readable when a rank has ended."""
 
-    def __init__(self, connection: socket.socket, pid: int) -> None:
-        """``pid`` is the process id of the server at the other end of ``connection``."""
+    def __init__(self, connection: socket.socket, pid: int, *, forks: bool) -> None:
+        """``pid`` is the process id of the server at the other end of ``connection``; see `start`."""
         self.socket = connection
         self.pid = pid
+        self._forks = forks
         self._exited: list[Exited] = []  # received while `launch` waited for its answer
         self._rest = b""  # received after the last message that was taken
+        self.unprepared = ""
+        """Why ranks import anew what `prepare` was asked to import; empty if it is not known, or they do not."""
 
     @classmethod
     def start(cls, *, fork: bool, inherited: Sequence[socket.socket] = ()) -> ForkServer:
@@ -102,7 +113,7 @@ class ForkServer:
             python = [sys.executable, "-m", "flk_runtime.launcher.forkserver", str(theirs.fileno()), str(parent)]
             pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=HANDLED_SIGNALS)
         theirs.close()
-        return cls(ours, pid)
+        return cls(ours, pid, forks=fork)
 
     def launch(
         self, command: Sequence[str], environment: Mapping[str, str], folder: str, stdout: int, stderr: int, report: int
@@ -113,28 +124,50 @@ class ForkServer:
         ServerDiedError.
         """
         request = {"command": list(command), "environment": dict(environment), "folder": folder}
-        fds = array.array("i", [stdout, stderr, report])
-        with contextlib.suppress(BrokenPipeError):  # `_receive` raises ServerDiedError
-            text = json.dumps(request).encode() + b"\n"
-            sent = self.socket.sendmsg([text], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-            self.socket.sendall(text[sent:])
+        self._ask(request, [stdout, stderr, report])
         while True:
             answer = self._receive()
             if "started" in answer:
                 return int(answer["started"])
-            self._exited.append(Exited(int(answer["exited"]), int(answer["status"])))
+            if exited := self._exited_in(answer):
+                self._exited.append(exited)
 
-    def ended(self) -> Exited:
-        """The next rank that has ended. Waits for one unless ``socket`` is readable or ``pending`` is true."""
-        if self._exited:
-            return self._exited.pop(0)
-        answer = self._receive()
-        return Exited(int(answer["exited"]), int(answer["status"]))
+    def prepare(self, command: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+        """Have the server import, beside the ranks, what they import first, so that later ranks need not.
+
+        Arguments are those of a rank, see `launch`. Nothing is done if the server has imported all of it.
+        """
+        statements = imports.leading(command, Path(folder)) if self._forks else []
+        if not statements:
+            return
+        free = host.free_memory()
+        if free < _ROOM:
+            self.unprepared = f"{free >> 20} MiB of memory are free, and less than {_ROOM >> 20} are not enough"
+            return
+        request = {"command": list(command), "environment": dict(environment), "folder": folder}
+        self._ask({**request, "statements": statements}, [])
+
+    def ended(self) -> Exited | None:
+        """The next rank that has ended; None if the server had something else to say.
+
+        Waits for the server unless ``socket`` is readable or ``pending`` is true.
+        """
+        return self._exited.pop(0) if self._exited else self._exited_in(self._receive())
 
     @property
     def pending(self) -> bool:
         """Whether ``ended`` returns at once although ``socket`` may not be readable."""
         return bool(self._exited) or b"\n" in self._rest
+
+    def _ask(self, request: Mapping[str, Any], fds: Sequence[int]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `_receive` raises ServerDiedError
+            _send(self.socket, json.dumps(request).encode() + b"\n", fds)
+
+    def _exited_in(self, answer: Mapping[str, Any]) -> Exited | None:
+        if "unprepared" in answer:
+            self.unprepared = answer["unprepared"]
+            return None
+        return Exited(int(answer["exited"]), int(answer["status"]))
 
     def _receive(self) -> dict[str, Any]:
         while b"\n" not in self._rest:
@@ -150,6 +183,13 @@ class ForkServer:
         return answer
 
 
+def _send(connection: socket.socket, line: bytes, fds: Sequence[int]) -> None:
+    """Send a line, with descriptors that the other end gets copies of."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sent = connection.sendmsg([line], ancillary)
+    connection.sendall(line[sent:])
+
+
 class _Server:
     """The server's own process."""
 
@@ -158,6 +198,11 @@ class _Server:
         self._fork = fork
         self._opened = contextlib.ExitStack()  # the files that a rank closes
         self._opened.enter_context(connection)
+        self._selector = self._opened.enter_context(selectors.DefaultSelector())
+        self._other: socket.socket | None = None  # to the server that imports what the script does
+        self._prepared = False  # the other server has imported it, and starts the ranks
+        self._request: dict[str, Any] = {}  # what it imports
+        self._unprepared = ""  # why it does not import all of it
 
     def run(self) -> NoReturn:
         """Serve until the launcher closes its end of the socket."""
@@ -170,16 +215,17 @@ class _Server:
             self._opened.enter_context(end)
         signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        selector = self._opened.enter_context(selectors.DefaultSelector())
-        selector.register(self._connection, selectors.EVENT_READ)
-        selector.register(wakeup, selectors.EVENT_READ)
+        self._selector.register(self._connection, selectors.EVENT_READ)
+        self._selector.register(wakeup, selectors.EVENT_READ)
         while True:
-            ready = selector.select()
+            ready = self._selector.select()
             for key, _ in ready:
                 if key.fileobj is wakeup:
                     with contextlib.suppress(BlockingIOError):
                         wakeup.recv(4096)
                     self._reap()
+                elif key.fileobj is self._other:
+                    self._pass_on(self._other)
                 else:
                     self._serve()
 
@@ -193,6 +239,15 @@ class _Server:
         fds = array.array("i")
         for _, _, content in ancillary:
             fds.frombytes(content)
+        if not fds:
+            self._request = json.loads(data)
+            self._prepare()
+            return
+        if self._other and self._prepared:
+            _send(self._other, data, fds)
+            for fd in fds:
+                os.close(fd)
+            return
         pid = os.fork()
         if pid == 0:
             self._become_rank(json.loads(data), list(fds))
@@ -201,6 +256,72 @@ class _Server:
         for fd in fds:
             os.close(fd)
         self._tell(started=pid)
+
+    def _prepare(self) -> None:
+        """Fork a server that executes the statements of the request."""
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            self._become_prepared(theirs)
+        theirs.close()
+        self._other = ours
+        self._opened.enter_context(ours)
+        self._selector.register(ours, selectors.EVENT_READ)
+
+    def _become_prepared(self, connection: socket.socket) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            host.die_with_parent(os.getppid())
+            self._opened.close()
+            count, why = _without_output(self._import)
+            connection.sendall(json.dumps({"safe": count, "why": why}).encode() + b"\n")
+            if not why:
+                gc.freeze()
+                _Server(connection, fork=True).run()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+    def _import(self) -> tuple[int, str]:
+        asked, score = self._request, _OOM_SCORE.read_text()
+        _OOM_SCORE.write_text("1000")  # where memory is short, the kernel ends this process and no rank
+        found = imports.execute(
+            asked["statements"], asked["command"], asked["folder"], asked["environment"], why_unsafe
+        )
+        _OOM_SCORE.write_text(score)
+        return found
+
+    def _pass_on(self, other: socket.socket) -> None:
+        """Pass on what the other server answers, or take what it has found: it serves, or another one is tried."""
+        data = b""
+        while not data.endswith(b"\n"):
+            more = other.recv(_CHUNK)
+            if not more:
+                break
+            data += more
+        if self._prepared:
+            if not data:
+                os._exit(1)  # its ranks have ended with it
+            self._connection.sendall(data)
+            return
+        statements = self._request["statements"]
+        killed = {"safe": 0, "why": f"the process that tried `{statements[0]}` was killed"}
+        found: dict[str, Any] = json.loads(data) if data else killed
+        self._unprepared = self._unprepared or found["why"]
+        if not found["why"]:
+            self._prepared = True
+        else:
+            self._selector.unregister(other)
+            other.close()
+            self._other = None
+            self._request["statements"] = statements[: found["safe"]]
+            if found["safe"]:
+                self._prepare()
+                return
+        self._connection.sendall(json.dumps({"unprepared": self._unprepared}).encode() + b"\n")
 
     def _reap(self) -> None:
         while True:
@@ -245,6 +366,23 @@ class _Server:
         finally:
             # sys.exit would unwind into the server's own frames.
             os._exit(code)
+
+
+def _without_output(function: Callable[[], T]) -> T:
+    """Call a function while what this process prints goes nowhere."""
+    kept = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for target in (1, 2):
+            os.dup2(nowhere, target)
+        return function()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for target, source in enumerate(kept, 1):
+            os.dup2(source, target)
+        for fd in (nowhere, *kept):
+            os.close(fd)
 
 
 def _run_forked(command: Sequence[str]) -> int:
@@ -299,7 +437,12 @@ def why_unsafe(process: Path = Path("/proc/self")) -> str | None:
 
 
 def _count_threads(process: Path) -> int:
-    return len(os.listdir(process / "task"))
+    """The number of threads that a fork must not have: the main one counts, and those that are safe do not."""
+    number = 0
+    for task in (process / "task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            number += (task / "comm").read_text().strip() != _SAFE_THREAD
+    return number
 
 
 def preload(script: Path | None, strategy: str = "") -> None:

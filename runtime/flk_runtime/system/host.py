@@ -89,6 +89,16 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/m
     return total
 
 
+def free_memory(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/meminfo")) -> int:
+    """Bytes of memory that this container may still take, beside what the kernel can free (Linux only)."""
+    free = int(re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())[1]) << 10  # type: ignore[index]
+    with contextlib.suppress(OSError, ValueError, KeyError):  # there is no limit, or it is cgroup v1
+        limit = int((root / "memory.max").read_text())
+        used = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        free = min(free, limit - int(used["anon"]) - int(used["shmem"]))
+    return free
+
+
 def resident_bytes(process: int, proc: Path = Path("/proc")) -> int:
     """Bytes of memory that this process has resident; 0 if it is unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -15,10 +16,17 @@ import pytest
 from flk_runtime.launcher import forkserver
 
 
+def _add_thread(process: Path, number: int, name: str = "python") -> Path:
+    task = process / "task" / str(number)
+    task.mkdir(parents=True)
+    (task / "comm").write_text(f"{name}\n")
+    return task
+
+
 @pytest.fixture
 def process(tmp_path: Path) -> Path:
     """A folder like /proc/self, of a process with one thread and one open file."""
-    (tmp_path / "task" / "1").mkdir(parents=True)
+    _add_thread(tmp_path, 1)
     (tmp_path / "fd").mkdir()
     (tmp_path / "fd" / "0").symlink_to("/dev/null")
     return tmp_path
@@ -29,9 +37,8 @@ def test_a_process_with_one_thread_and_no_gpu_may_be_forked(process: Path) -> No
 
 
 def test_threads_that_end_before_a_fork_do_not_count(process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = process / "task" / "2"
-    pool.mkdir()
-    monkeypatch.setattr(os, "waitpid", lambda pid, options: pool.rmdir())
+    pool = _add_thread(process, 2)
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: shutil.rmtree(pool))
     monkeypatch.setattr(os, "fork", lambda: 1234)
     assert forkserver.why_unsafe(process) is None
 
@@ -43,10 +50,15 @@ def test_threads_that_outlive_a_fork_count(
     process: Path, monkeypatch: pytest.MonkeyPatch, more: int, said: str
 ) -> None:
     for number in range(more):
-        (process / "task" / str(number + 2)).mkdir()
+        _add_thread(process, number + 2)
     monkeypatch.setattr(os, "waitpid", lambda pid, options: None)
     monkeypatch.setattr(os, "fork", lambda: 1234)
     assert forkserver.why_unsafe(process) == said
+
+
+def test_a_thread_that_its_library_prepares_for_forks_does_not_count(process: Path) -> None:
+    _add_thread(process, 2, "jemalloc_bg_thd")
+    assert forkserver.why_unsafe(process) is None
 
 
 def test_the_default_is_this_process() -> None:

@@ -98,3 +98,14 @@ def test_the_exit_code_of_a_process_that_somebody_waits_for_is_not_taken_away() 
     host.reap_orphans()
     with pytest.raises(ChildProcessError):
         os.waitpid(adopted, os.WNOHANG)
+
+
+def test_free_memory_is_what_the_limit_leaves_beside_what_cannot_be_freed(tmp_path: Path) -> None:
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    assert host.free_memory(tmp_path, info) == 4000 << 10
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.stat").write_text("anon 1000\nfile 900000\nshmem 24\n")
+    assert host.free_memory(tmp_path, info) == 4000 << 10
+    (tmp_path / "memory.max").write_text("2048\n")
+    assert host.free_memory(tmp_path, info) == 1024
