@@ -296,7 +296,7 @@ SCHEDULING = (
     ),
     Case(
         "gpu",
-        Expected("NotEnoughGpus", "nvidia.com/gpu", "Insufficient nvidia.com/gpu", "--gpu"),
+        Expected("NotEnoughGpus", "no node offers nvidia.com/gpu", "Insufficient nvidia.com/gpu", "leave out --gpu"),
         job("gpu", container={"resources": {"limits": {"nvidia.com/gpu": "99"}}}),
     ),
     Case(

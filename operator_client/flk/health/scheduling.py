@@ -256,6 +256,11 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
             node = max(sizes, key=lambda name: quantity(sizes[name]))
             field = f"status.allocatable[{resource}] (the largest of all nodes)"
             found = replace(found, evidence=[*found.evidence, Evidence(f"node {node}", sizes[node], field)])
+            if not quantity(sizes[node]):
+                remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {less}"
+                return Found(
+                    f"{found}: no node offers {resource}", remedy, found.evidence, found.pods, resolves_itself=False
+                )
             if not fitting(allocatable(view.around.nodes[node]), {resource: needed})[0]:
                 sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
                 remedy = f"ask for less with {less}, or add a larger node"

@@ -45,7 +45,9 @@ def usage_error(
     place = where[max(settings, key=len)] if settings else ": ".join(part for part in (source, path) if part)
     more = len({d["loc"][:1] for d in details}) - 1
     message = f"{place}: {text}" + (f" (and {plural(more, 'more mistake')})" if more else "")
-    return UsageError(message, hint="" if settings else _hint(detail, path, model))  # hints are about YAML
+    if not settings or detail["type"] == "extra_forbidden":
+        return UsageError(message, hint=_hint(detail, path, model, with_path=not settings))
+    return UsageError(message)  # other hints are about YAML
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
@@ -86,11 +88,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "…"
 
 
-def _hint(detail: Any, path: str, model: type[BaseModel]) -> str:
+def _hint(detail: Any, path: str, model: type[BaseModel], *, with_path: bool) -> str:
     if detail["type"] == "extra_forbidden":
         schema = model.model_json_schema()
         known = list(_fields(schema, schema))
-        meant = path.rpartition(".")[2]
+        above, _, meant = path.rpartition(".")
+        if not with_path:  # the flag says in which field it is
+            keys = [field.rpartition(".")[2] for field in known if field.rpartition(".")[0] == above]
+            close = difflib.get_close_matches(meant, keys, n=1)
+            return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(keys)}"
         near = [field for field in known if field.rpartition(".")[2] == meant]
         near += difflib.get_close_matches(path, known, n=1)
         near += [f for f in known if difflib.get_close_matches(meant, [f.rpartition(".")[2]], n=1)]

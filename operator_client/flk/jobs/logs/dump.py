@@ -77,10 +77,15 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
     writer = ArchiveWriter(client, partial=True)
     now = Observation(job, every, client.now())
     writer.observe(now, derive(JobView(now)))
+    told = False
     try:
-        yield from _read(client, sorted(pods, key=chosen.order), chosen, writer)
+        for line in _read(client, sorted(pods, key=chosen.order), chosen, writer):
+            told = True
+            yield line
     finally:
         writer.close()
+    if pods and not told and all((pod.get("status") or {}).get("phase") == "Pending" for pod in pods):
+        yield LogLine(f"there is no line yet: job {name} is {get_state(client, name).headline}", note=True)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
     if gone:
         kept = archive.find(client, name, job["metadata"]["uid"])

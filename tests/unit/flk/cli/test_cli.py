@@ -46,6 +46,7 @@ MISTAKES = {
         ["--max-restarts", "x"],
         "error: --restarts or --max-restarts: must be a whole number (is 'x')\n",
     ),
+    "a misspelt key": (["--diloco", "evry=10"], "error: --diloco evry: unknown key\nhint: did you mean every?\n"),
     "replicas -1": (["--replicas", "-1"], "error: --replicas: must be at least 1 (is -1)\n"),
     "replicas=-1": (["--replicas=-1"], "error: --replicas: must be at least 1 (is -1)\n"),
     "replicas text": (

@@ -22,6 +22,7 @@ from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.terminal import printable
+from tests.support.jobs import JobBuilder
 
 
 def line(second: int, text: str, fraction: str = ".123") -> bytes:
@@ -347,6 +348,14 @@ def test_pods_without_a_log_are_one_note(fake: Any, client: JobClient) -> None:
     fake.written["gpt-worker-3"] = "[rank 6] hello\n"
     lines = list(dump(client, "gpt", LogOptions()))
     assert [one.text for one in lines] == ["[rank 6] hello", "gpt-worker-0 and 38 other pods have no log"]
+
+
+def test_job_whose_pods_have_no_node_is_said(fake: Any, client: JobClient) -> None:
+    JobBuilder(1).pod(0, "Pending", {}, node="").add_to(fake)
+    fake.written["gpt-worker-0"] = ""  # as the API server answers for such a pod
+    (line,) = dump(client, "gpt", LogOptions())
+    assert line.note
+    assert line.text.startswith("there is no line yet: job gpt is ")
 
 
 def test_job_without_pods_is_said(fake: Any, client: JobClient) -> None:
