@@ -37,6 +37,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   resources: [podgroups]
   verbs: [create, get, list]
 {{- end }}
+{{- if .Values.rbac.exec }}
+- apiGroups: [""]
+  resources: [pods/exec, pods/portforward]
+  verbs: [create, get]
+{{- end }}
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [create, get, list, patch]

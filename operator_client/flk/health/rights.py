@@ -62,7 +62,7 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
     }
 
 
-# Commands that people work without. The chart gives these rights only where its values ask for them. The request that
+# Commands that people work without. The chart gives these rights only where rbac.exec asks for them. The request that
 # opens a WebSocket is a "get"; newer API servers ask for "create" as well.
 OPTIONAL: Final[Rights] = {
     "exec": [("get", "pods/exec"), ("create", "pods/exec")],

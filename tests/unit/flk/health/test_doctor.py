@@ -461,6 +461,11 @@ def test_the_role_of_the_chart_gives_the_rights_of_each_target_and_no_others(tar
     assert granted(role["rules"]) == {right for rights in needed.values() for right in rights}
 
 
+def test_the_chart_gives_optional_rights_where_its_values_ask_for_them() -> None:
+    less, more = (granted(template({"rbac": {"exec": exec_}}).one("Role")["rules"]) for exec_ in (False, True))
+    assert more - less == {right for rights in OPTIONAL.values() for right in rights}
+
+
 TRAINER = {"target": TARGETS["trainjob"], "api": RESOURCES["trainjob"], "runtime": {}}
 RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset controller": [deployment()]}
 
