@@ -257,7 +257,8 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
             field = f"status.allocatable[{resource}] (the largest of all nodes)"
             found = replace(found, evidence=[*found.evidence, Evidence(f"node {node}", sizes[node], field)])
             if not quantity(sizes[node]):
-                remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {less}"
+                asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
+                remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
                 return Found(
                     f"{found}: no node offers {resource}", remedy, found.evidence, found.pods, resolves_itself=False
                 )

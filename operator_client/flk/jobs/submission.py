@@ -54,7 +54,12 @@ class Submission:
             command = self.client.commands.flk("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
-        remember(self.client, Observation(created, time=self.client.now(), diff=self.diff))
+        try:
+            remember(self.client, Observation(created, time=self.client.now(), diff=self.diff))
+        except KeyboardInterrupt as interrupt:
+            shown = self.client.commands.flk("status", self.name)
+            interrupt.args = (f"the job {self.name} exists and goes on: {shown}",)
+            raise
         return JobHandle(self.client, self.name, created["metadata"]["uid"])
 
 

@@ -69,6 +69,19 @@ def test_submit_does_with_the_files_what_the_command_does(fake: Any, kubeconfig:
         flk.submit(flk.Job(command=["train.py"], accelerate_config="none.yaml"), tmp_path)
 
 
+def test_a_submission_that_is_interrupted_after_the_job_exists_says_so(
+    fake: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr("flk.jobs.submission.remember", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="the job gpt exists and goes on: flk status gpt"):
+        flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
+    assert flk.get("gpt").name == "gpt"
+
+
 def variables(job: Any) -> Any:
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     return template["spec"]["containers"][0]["env"]

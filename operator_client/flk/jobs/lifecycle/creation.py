@@ -34,9 +34,9 @@ def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjec
     deleted again, and the exception's text says whether it still exists.
     """
     manifest, archives = manifests[0], [other for other in manifests[1:] if _is_shared(other)]
-    check_on_server(client, manifests)
     job: Object | None = None
     try:
+        check_on_server(client, manifests)
         job = client.api.call(
             "create",
             client.target(resource_of(manifest)),

@@ -245,13 +245,14 @@ def test_interrupted_submission_deletes_what_it_has_created(fake: Any, client: J
     assert fake.objects[JOBS] == {}
 
 
+@pytest.mark.parametrize("place", ["check_on_server", "_suspended"])
 def test_submission_that_is_interrupted_before_it_has_created_anything_says_so(
-    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flk.jobs.lifecycle.creation._suspended", interrupt)
+    monkeypatch.setattr(f"flk.jobs.lifecycle.creation.{place}", interrupt)
     with pytest.raises(KeyboardInterrupt, match="nothing was created"):
         create_job(client, manifests())
 
