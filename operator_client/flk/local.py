@@ -61,10 +61,15 @@ class _Pod:
 class LocalRun:
     """A job on this machine. ``run`` returns the exit code of the job's pods."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        """``job`` has a name; its ranks start in ``folder``."""
+    def __init__(self, job: Job, folder: Path, code: bytes | None = None) -> None:
+        """``job`` has a name; its ranks start in ``folder``.
+
+        With ``code``, an archive of the files that would travel, each pod has a folder of its own with these files
+        instead, as in a cluster: see `pods_folder`. It begins anew with a pod that takes the place of a killed one.
+        """
         self._job = job
         self._folder = folder
+        self._code = code
         if sys.platform not in ("linux", "darwin"):
             raise UsageError(
                 f"`flk run` needs Linux or macOS, because its launchers do (this is {sys.platform})",
@@ -122,11 +127,14 @@ class LocalRun:
             pod_env.RDZV_SECRET: secrets.token_hex(16),
             pod_env.CPUS: str(math.ceil(asked)),
             user_env.NODE_NAME: socket.gethostname(),
-            pod_env.WORK: str(self._folder),
             user_env.CHECKPOINT: str(checkpoint_place(job, self._folder) or scratch / "checkpoint"),
             pod_env.PARENT: str(os.getpid()),
             pod_env.SETUP_DONE: str(scratch / "setup" / "done"),
         }
+        if self._code is not None:
+            values[pod_env.CODE] = str(scratch / "code")
+            (scratch / "code").mkdir()
+            (scratch / "code" / f"{pod_layout.CODE_ARCHIVE}.000").write_bytes(self._code)
         if job.pip or job.requirements:
             values[pod_env.PACKAGES] = str(packages_folder(job, self._folder, self._python, values))
         if self._path:
@@ -150,8 +158,19 @@ class LocalRun:
         port = str(pod_layout.MEET_PORT if secret else free_port())
         return {pod_env.MEET: f"127.0.0.1:{port}", pod_env.HUB_PORT: port, **given}
 
+    def _folder_of(self, index: int) -> Path:
+        """The folder in which the ranks of a pod start."""
+        if self._code is None:
+            return self._folder
+        folder = pods_folder(self._job, self._folder) / str(index)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)  # a rank of the killed launcher may still have written
+        return folder
+
     def _start(self, index: int) -> None:
+        folder = self._folder_of(index)
         values = self._base | {
+            pod_env.WORK: str(folder),
             pod_env.RDZV_ENDPOINT: f"127.0.0.1:{self._ports[index * self._job.workers // self._job.replicas]}",
             pod_env.POD_INDEX: str(index),
             user_env.POD_NAME: f"{self._job.name}-worker-{index}",
@@ -164,7 +183,7 @@ class LocalRun:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=self._folder,
+            cwd=folder,
             env=values,
             start_new_session=True,
         )
@@ -338,6 +357,11 @@ def checkpoint_place(job: Job, folder: Path) -> Path | str | None:
     if job.checkpoint.address:
         return environment(job)[user_env.CHECKPOINT]
     return folder / STATE_FOLDER / "volumes" / str(job.checkpoint.volume) / str(job.name)
+
+
+def pods_folder(job: Job, folder: Path) -> Path:
+    """Return the folder with the folder of each pod, by its index, of a job whose pods have folders of their own."""
+    return folder / STATE_FOLDER / "pods" / str(job.name)
 
 
 def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, str]) -> Path:

@@ -5,6 +5,7 @@ Equal files make equal archives, so the hash of the code says whether two jobs r
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -84,6 +85,15 @@ def make_bundle(job: Job, root: Path) -> Bundle:
         saves=_saves(contents),
         left_out=selection.left_out,
     )
+
+
+def saves_of(job: Job, root: Path) -> str:
+    """Return the ``saves`` of `make_bundle`; empty too where the files of ``job`` cannot be chosen or read."""
+    with contextlib.suppress(UsageError, OSError):
+        root = root.resolve()
+        files = () if job.ship is False else select_files(job, root).files
+        return _saves({path: (root / path).read_bytes() for path in files if path.endswith(".py")})
+    return ""
 
 
 def _read(root: Path, files: Sequence[str]) -> dict[str, bytes]:
