@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
-from flk_runtime.parallel.reachable import tensors_in
+from flk_runtime.parallel.reachable import hidden_tensors
 
 
 def adapt_calls(module: DistributedDataParallel) -> None:
@@ -50,8 +50,7 @@ class _HiddenOutputs:
         if not self._is_called:
             return None
         self._is_called = False
-        seen = {id(each) for each in _find_tensors(output)}  # type: ignore[no-untyped-call]
-        hidden = [each for each in tensors_in(output) if each.grad_fn is not None and id(each) not in seen]
+        hidden = hidden_tensors(output, _find_tensors(output))  # type: ignore[no-untyped-call]
         self._has_hidden = bool(hidden)
         return (output, hidden) if hidden else None
 

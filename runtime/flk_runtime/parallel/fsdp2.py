@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import warnings
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -93,10 +94,8 @@ class FSDP2Model(ParallelModel):
                 offload_policy=policy,
             )
 
-        in_float32 = [each for each in model.modules() if precision and precision.computes_in_float32(each)]
-        for each in in_float32:
-            if precision and not any(True for _ in each.parameters()):  # which fully_shard does not cast for
-                _cast_calls(each, precision)
+        if precision:
+            _cast_without_parameters(model, precision)
         units = [unit for root in roots for unit in sharded_units(root, blocks, precision, ends=ends)]
         kept = [unit for root in roots for unit in kept_units(root, units, ends=ends)]
         for unit in units:
@@ -113,20 +112,7 @@ class FSDP2Model(ParallelModel):
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
             extend_zero_grad(kind)
         for root in roots:
-            type(root).__call__ = _call  # type: ignore[method-assign]
-            _tables[root] = [
-                (type(module).__name__.removeprefix("FSDP"), module._parameters, name, record)
-                for record in sharded_parameters(root)
-                for module, name in _places(record)
-            ]
-            state: Any = root._get_fsdp_state()  # type: ignore[operator]
-            state._lazy_init()  # so that a block may be called before the model
-            # With this name, generate() of Transformers takes as many steps on each rank as on the others.
-            root._is_fsdp_managed_module = True  # type: ignore[assignment]
-            own = [each for each in root.modules() if isinstance(each, FSDPModule)]
-            watch_passes(root, own)
-            if prefetch:
-                _prefetch(own, prefetch)
+            _prepare(root, prefetch)
         replicates = "replicate" in (mesh.mesh_dim_names or ())
         self._replicas = mesh.get_group("replicate") if replicates else None
         self._keeps_full, self._communicates = not reshards, mesh.size() > 1
@@ -144,13 +130,7 @@ class FSDP2Model(ParallelModel):
             self._unused = UnusedParameters(self._fsdp_modules, communicates=self._communicates)
         self._unreduced = UnreducedGradients(model)
         if self._communicates and mesh.size() == dist.get_world_size():
-            if not find_unused_parameters:
-                for number, module in enumerate(self._fsdp_modules):
-                    for group in groups_of(module._get_fsdp_state()):
-                        SameUse(number, group, model)
-            named = {user_name(model, name): each for name, each in model.named_modules() if each in self._fsdp_modules}
-            named.pop("", None)
-            SkippedUnits(model, named, may_skip=find_unused_parameters)
+            _compare_use(model, self._fsdp_modules, may_differ=find_unused_parameters)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -204,6 +184,37 @@ class FSDP2Model(ParallelModel):
         return _shard_like(parameter, full)
 
 
+def _prepare(root: Any, prefetch: int | None) -> None:
+    """Have calls of ``root``, which is sharded, train it, or be refused. Arguments as of `FSDP2Model`."""
+    type(root).__call__ = _call
+    _tables[root] = [
+        (type(module).__name__.removeprefix("FSDP"), module._parameters, name, record)
+        for record in sharded_parameters(root)
+        for module, name in _places(record)
+    ]
+    root._get_fsdp_state()._lazy_init()  # so that a block may be called before the model
+    # With this name, generate() of Transformers takes as many steps on each rank as on the others.
+    root._is_fsdp_managed_module = True
+    own: list[Any] = [each for each in root.modules() if isinstance(each, FSDPModule)]
+    watch_passes(root, own)
+    if prefetch:
+        _prefetch(own, prefetch)
+
+
+def _compare_use(model: nn.Module, modules: Sequence[Any], *, may_differ: bool) -> None:
+    """Have ranks that share one mesh use the sharded ``modules`` of ``model``, and their parameters, alike.
+
+    ``may_differ``: ranks may use other ones than other ranks.
+    """
+    if not may_differ:
+        for number, module in enumerate(modules):
+            for group in groups_of(module._get_fsdp_state()):
+                SameUse(number, group, model)
+    named = {user_name(model, name): each for name, each in model.named_modules() if each in modules}
+    named.pop("", None)
+    SkippedUnits(model, named, may_skip=may_differ)
+
+
 def _refuse_copy(module: nn.Module, memo: Any) -> None:
     raise SetupError(
         f"a {type(module).__name__} is sharded and cannot be copied: use run.average() in place of AveragedModel, or "
@@ -234,8 +245,11 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _refuse_others(model: nn.Module) -> None:
     """Raise SetupError if other tensors are in the place of parameters of ``model``: FSDP2 would use its own."""
     LOST.check()
-    for kind, parameters, name, record in _tables.get(model, ()):  # none: a block of the same class
-        each = parameters.get(name)
+    table = _tables.get(model, ())  # none: a block of the same class
+    now = [parameters.get(name) for _, parameters, name, _ in table]
+    if all(map(operator.is_, now, [record.sharded_param for *_, record in table])):
+        return
+    for each, (kind, _, name, record) in zip(now, table, strict=True):
         if each is record.sharded_param or each is getattr(record, "_unsharded_param", record):
             continue
         if each is not None and each is getattr(record, "_sharded_post_forward_param", None):
@@ -315,8 +329,14 @@ def _cast_buffers(block: nn.Module, precision: Precision) -> None:
                 module._buffers[name] = buffer.to(dtype)
 
 
+def _cast_without_parameters(model: nn.Module, precision: Precision) -> None:
+    """Have modules without parameters compute in float32 if they are to: fully_shard casts for those with some."""
+    for each in model.modules():
+        if precision.computes_in_float32(each) and next(each.parameters(), None) is None:
+            _cast_calls(each, precision)
+
+
 def _cast_calls(module: nn.Module, precision: Precision) -> None:
-    """Have ``module`` compute in float32, as fully_shard does for one with parameters."""
 
     def cast(tree: Any, dtype: torch.dtype) -> Any:
         return pytree.map_leaves(

@@ -20,7 +20,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.parallel.bits import bit_sum, is_compared
 from flk_runtime.parallel.gradients import groups_of, is_unreduced
 from flk_runtime.parallel.model import local
-from flk_runtime.parallel.reachable import tensors_in
+from flk_runtime.parallel.reachable import hidden_tensors
 from flk_runtime.system import pytree
 
 _OF_MODULES: Final = frozenset(vars(nn.Module()))  # attributes that every module has
@@ -101,9 +101,11 @@ class FullParameters:
         now = self._registered()
         if any(map(operator.is_, now, self._shards)):  # a backward pass of an inner loss has freed the full ones
             return
-        changed = list(map(operator.is_not, now, self._full))
-        if not any(changed):
-            changed = [each._version != version for each, version in zip(now, self._versions, strict=True)]
+        changed: list[bool] = []
+        if any(map(operator.is_not, now, self._full)):
+            changed = list(map(operator.is_not, now, self._full))
+        elif (versions := [each._version for each in now]) != self._versions:
+            changed = list(map(operator.ne, versions, self._versions))
         if self._sums and not any(changed):  # torch counts no change by way of parameter.data
             changed = (torch.stack(self._sums) != torch.stack(self._sum())).tolist()
         self._sums = []
@@ -117,17 +119,15 @@ class FullParameters:
 
     def _watch_hidden(self, output: Any) -> None:
         """Have the backward pass gather the parameters from tensors that FSDP2 does not see."""
-        seen = {id(each) for each in pytree.leaves(output)}
-        attributes = (
+        attributes = [
             each
             for module in self._modules
             for name, value in vars(module).items()
             if name not in _OF_MODULES and isinstance(value, (torch.Tensor, list, tuple, dict))
             for each in pytree.leaves(value)
-        )
-        for each in (*tensors_in(output), *attributes):
-            if not isinstance(each, torch.Tensor) or each.grad_fn is None or id(each) in seen:
-                continue
+            if isinstance(each, torch.Tensor)
+        ]
+        for each in hidden_tensors((output, attributes), pytree.leaves(output)):
             self._hides = True
             if each not in self._hooked:
                 self._hooked[each] = True

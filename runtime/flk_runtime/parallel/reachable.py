@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             waiting += [(each, False) for each in _bound(value)]
         elif enters:
             waiting.append((getattr(value, "__dict__", None), enters))
+
+
+def hidden_tensors(value: Any, seen: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in ``value`` from which a backward pass may come, but those that torch has ``seen``."""
+    known = set(map(id, seen))
+    return [each for each in tensors_in(value) if each.grad_fn is not None and id(each) not in known]
 
 
 def _bound(function: Any) -> list[Any]:

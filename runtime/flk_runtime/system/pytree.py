@@ -36,7 +36,9 @@ def walk(tree: object, path: str = "tree") -> Iterator[Node]:
 
 def leaves(tree: object) -> list[Any]:
     """The leaves of ``tree`` in the order of `walk`."""
-    return [node.value for node in walk(tree) if not node.container]
+    found: list[Any] = []
+    _collect(tree, found)
+    return found
 
 
 def map_leaves(tree: T, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> T:
@@ -49,6 +51,17 @@ def map_leaves(tree: T, function: Callable[[Any], Any], is_leaf: Callable[[Any],
         return cast(T, function(tree))
     children = {key: map_leaves(child, function, is_leaf) for _, key, child in _children(tree)}
     return cast(T, _rebuild(tree, children))
+
+
+def _collect(tree: object, found: list[Any]) -> None:
+    if not _kind(tree):
+        found.append(tree)
+    elif isinstance(tree, (list, tuple)):
+        for child in tree:
+            _collect(child, found)
+    else:
+        for _, _, child in _children(tree):
+            _collect(child, found)
 
 
 def _kind(tree: object) -> str:
