@@ -137,7 +137,11 @@ class ForkServer:
 
         Arguments are those of a rank, see `launch`. Nothing is done if the server has imported all of it.
         """
-        statements = imports.leading(command, Path(folder)) if self._forks else []
+        statements: list[str] = []
+        try:
+            statements = imports.leading(command, Path(folder)) if self._forks else []
+        except Exception as error:  # of a finder of modules, for instance: the training must not end for it
+            self.unprepared = f"{type(error).__name__}: {error}"
         if not statements:
             return
         free = host.free_memory()

@@ -90,8 +90,9 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/m
 
 
 def free_memory(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/meminfo")) -> int:
-    """Bytes of memory that this container may still take, beside what the kernel can free (Linux only)."""
-    free = int(re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())[1]) << 10  # type: ignore[index]
+    """Bytes of memory that this container may still take, with what the kernel can free; 0 if unknown (Linux only)."""
+    available = re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())
+    free = int(available[1]) << 10 if available else 0
     with contextlib.suppress(OSError, ValueError, KeyError):  # there is no limit, or it is cgroup v1
         limit = int((root / "memory.max").read_text())
         used = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())

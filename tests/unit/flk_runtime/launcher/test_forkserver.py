@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -144,3 +145,26 @@ def test_a_rank_leads_a_process_group_when_its_start_is_known(tmp_path: Path) ->
         server.socket.close()
         os.waitpid(server.pid, 0)
         os.close(read), os.close(write)
+
+
+def test_what_a_script_imports_is_left_to_ranks_where_it_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setattr(forkserver.imports, "leading", lambda *_: ["import heavy"])
+        monkeypatch.setattr(forkserver.host, "free_memory", lambda: 1 << 20)
+        server = forkserver.ForkServer(ours, 1, forks=True)
+        server.prepare(["train.py"], {}, ".")
+        assert server.unprepared == "1 MiB of memory are free, and less than 1024 are not enough"
+
+        def fails(*_: object) -> list[str]:
+            raise AttributeError("no finder")
+
+        monkeypatch.setattr(forkserver.imports, "leading", fails)
+        server.prepare(["train.py"], {}, ".")
+        assert server.unprepared == "AttributeError: no finder"
+        spawning = forkserver.ForkServer(ours, 1, forks=False)
+        spawning.prepare(["train.py"], {}, ".")
+        assert spawning.unprepared == ""
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nothing was asked
+            theirs.recv(1)

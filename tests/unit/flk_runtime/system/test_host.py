@@ -102,6 +102,8 @@ def test_the_exit_code_of_a_process_that_somebody_waits_for_is_not_taken_away() 
 
 def test_free_memory_is_what_the_limit_leaves_beside_what_cannot_be_freed(tmp_path: Path) -> None:
     info = tmp_path / "meminfo"
+    info.write_text("MemTotal: 9000 kB\n")
+    assert host.free_memory(tmp_path, info) == 0
     info.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
     assert host.free_memory(tmp_path, info) == 4000 << 10
     (tmp_path / "memory.max").write_text("max\n")
