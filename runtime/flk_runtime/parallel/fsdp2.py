@@ -337,6 +337,7 @@ def _cast_without_parameters(model: nn.Module, precision: Precision) -> None:
 
 
 def _cast_calls(module: nn.Module, precision: Precision) -> None:
+    """Have ``module`` compute in float32, as fully_shard does for one with parameters."""
 
     def cast(tree: Any, dtype: torch.dtype) -> Any:
         return pytree.map_leaves(
