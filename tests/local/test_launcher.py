@@ -53,6 +53,7 @@ def test_a_missing_torch_is_named_before_any_rank_starts(pods: Callable[..., Pod
     hidden = "find = util.find_spec\nutil.find_spec = lambda name: name != 'torch' and find(name)\n"
     (job.folder / "site").mkdir()
     (job.folder / "site" / "sitecustomize.py").write_text(f"from importlib import util\n{hidden}")
+    (job.folder / "site" / "torch.py").write_text("raise ImportError(\"No module named 'torch'\")\n")
     job.variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(job.folder / "site"), os.getenv("PYTHONPATH")]))
     job.start("train.py")
     assert job.wait() == [ExitCode.USAGE], job.log()

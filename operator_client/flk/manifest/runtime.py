@@ -213,7 +213,7 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     symbols = zlib.compress("\n".join(_SYMBOLS).encode(), 9)
     members = {
         "__main__.py": minified(modules[_BOOTSTRAP].decode()).encode(),
-        "flk_runtime.packed": symbols + bz2.compress(_coded(json.dumps(sources))),
+        "flk_runtime.packed": symbols + bz2.compress(_coded(json.dumps(sources, separators=(",", ":")))),
     }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:

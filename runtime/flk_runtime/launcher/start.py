@@ -105,10 +105,8 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
         if settings.fork:
             strategies = os.environ.get(user_env.STRATEGY, "") + os.environ.get(pod_env.DILOCO_OPTIONS, "")
             forkserver.preload(script, strategies)
-        elif settings.gpus and settings.pod == 0:
-            import torch  # noqa: F401 - its build is checked
-        elif not importlib.util.find_spec("torch"):
-            raise ImportError("No module named 'torch'")
+        elif (settings.gpus and settings.pod == 0) or not importlib.util.find_spec("torch"):
+            import torch  # noqa: F401 - its build is checked, or the exception says that it is not there
     except ImportError as error:
         raise SetupError(f"{sys.executable} cannot import torch: {error}") from error
 

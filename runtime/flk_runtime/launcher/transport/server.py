@@ -264,8 +264,6 @@ class Server:
                 self._break(peer, silence)
 
     def _serve_attempt_store(self) -> int:
-        if self._attempt_store:
-            self._attempt_store.close()
         self._attempt_store = AttemptStore(self._post)
         return self._attempt_store.port
 
