@@ -82,6 +82,7 @@ def block_first(run):
     return fit(run, model, loss)
 
 with group():
+    # What adapt_calls is for, and what FSDP2Model does.
     trained = {"ddp": (vjp, boxed), "full_shard": (channels_last, block_first, method)}
     trained["none"] = (*trained["ddp"], *trained["full_shard"])
     for strategy in ("ddp", "full_shard") if "RANK" in os.environ else ("none",):
