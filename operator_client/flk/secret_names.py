@@ -13,7 +13,7 @@ _FILES: Final = (
     *(".env", ".env.*", ".netrc", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd", "kubeconfig", "*.kubeconfig"),
     *("*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
     *("*[-_]key.json", "service[-_]account*.json", "admin.conf", "rclone.conf", "*.jks", "*.ppk"),
-    *("*.tfvars", "*.tfvars.json"),
+    *("*.tfvars", "*.tfvars.json", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".dockercfg", ".dockerconfigjson"),
 )
 _SERVICE_ACCOUNT: Final = re.compile(rb'"type"\s*:\s*"service_account"')
 KEY_SIZE: Final = 1 << 14  # bytes; a key of a service account has about 2,400

@@ -28,8 +28,10 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
-from tests.support.causes import CASES, FOREIGN_PROGRAM, NVML, Case, Object
+from tests.support.cause_cases import Case, Object
+from tests.support.causes import CASES, FOREIGN_PROGRAM
 from tests.support.commands import Flk, ForkedFlk
+from tests.support.ending_causes import NVML
 from tests.support.processes import until
 
 pytestmark = pytest.mark.xdist_group("causes")  # the jobs of all cases are created once

@@ -17,7 +17,7 @@ import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
-from tests.support.causes import IDLE
+from tests.support.cause_cases import IDLE
 from tests.support.commands import WITHOUT_TORCH
 
 

@@ -17,9 +17,10 @@ ENDS = 60  # seconds in which processes notice that their parent has ended, on a
 
 def test_ranks_restart_and_end_with_the_command(flk: Command) -> None:
     flk.write("""
-        import os, pathlib, time
+        import os, pathlib, sys, time
         attempt, rank = os.environ["FLK_ATTEMPT"], os.environ["RANK"]
         assert not hasattr(os, "memfd_create")
+        assert "torch" not in sys.modules, "this is a fork of a process that has imported torch"
         if attempt == "0":
             if rank == "1":
                 raise ValueError("once")
@@ -29,6 +30,9 @@ def test_ranks_restart_and_end_with_the_command(flk: Command) -> None:
     """)
     process = flk.start("run", "train.py", "--processes", "2", "--restarts", "1", env=LACKS)
     pids = flk.pids(1, 2)
+    rank, server = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids[:2])
+    assert b"forkserver" in server
+    assert rank != server, "a rank is a fork of the server"
     process.kill()
     until(lambda: not any(map(alive, pids)), "the ranks end", seconds=ENDS)
     stdout, stderr = process.communicate(timeout=ENDS)

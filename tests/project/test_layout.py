@@ -126,6 +126,7 @@ COVERED = {
     "tests/unit/flk/cli/test_job_commands.py": "flk.observe.client",
     "tests/unit/flk/cli/test_profile.py": "flk.cli.profile_text flk.jobs.profiling",
     "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
+    "tests/unit/flk/cli/test_stacks.py": "flk.jobs.stacks",
     "tests/unit/flk/health/test_built_causes.py": (
         "flk.health.gang flk.health.node flk.health.preparation flk.health.refusal"
     ),

@@ -289,11 +289,14 @@ def _merged(base: Any, change: Any) -> Any:
 
 
 def _selected(item: dict[str, Any], query: dict[str, str]) -> bool:
-    """Whether the selectors of a request choose an object, by (un)equal values and by labels that exist."""
+    """Whether the selectors of a request choose an object, by (un)equal values and by labels that (do not) exist."""
     labels = item["metadata"].get("labels") or {}
     for term in filter(None, query.get("labelSelector", "").split(",")):
         key, equals, value = term.partition("=")
-        if key.endswith("!"):
+        if key.startswith("!"):
+            if key[1:] in labels:
+                return False
+        elif key.endswith("!"):
             if labels.get(key[:-1]) == value:
                 return False
         elif key not in labels or (equals and labels[key] != value):
@@ -304,7 +307,7 @@ def _selected(item: dict[str, Any], query: dict[str, str]) -> bool:
         keys = {"source": "source.component"}  # of events, where they have no path
         for key in keys.get(path, path.removesuffix("!")).split("."):
             found = (found or {}).get(key)
-        if (found == value) == path.endswith("!"):
+        if ((found or "") == value) == path.endswith("!"):
             return False
     return True
 

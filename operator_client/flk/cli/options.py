@@ -59,16 +59,10 @@ def _namespace(value: str | None) -> str | None:
 
 
 def job_ref(value: str) -> JobRef:
-    """Return the job that ``NAME`` or ``pytorchjob.kubeflow.org/NAME`` means. Raises UsageError for anything else."""
+    """Return the job that ``NAME`` or ``KIND/NAME`` means. Raises UsageError for anything else."""
     from flk.observe.client import JobRef
-    from flk.spec import names
-    from flk.targets import TARGETS
 
-    kind, slash, name = value.rpartition("/")
-    known = {f"{s}{g}": t for t in TARGETS.values() for s in (t.kind.lower(), t.plural) for g in ("", f".{t.group}")}
-    if slash and kind not in known:
-        raise UsageError(f"JOB: must be a name or pytorchjob.kubeflow.org/NAME (is {value!r})")
-    return JobRef(str(_checked("JOB", names.object_name, name)), known.get(kind))
+    return JobRef.parse(value)
 
 
 def open_job(value: str, context: str | None, namespace: str | None) -> tuple[JobClient, str]:

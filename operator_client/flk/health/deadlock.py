@@ -8,9 +8,11 @@ from typing import Final
 from flk import labels
 from flk.health.autoscaling import is_adding
 from flk.health.cause import Cause, Found, names, pod_evidence
+from flk.health.resources import is_allowed, requests
+from flk.health.scheduler_message import parse
 from flk.health.scheduling import is_short_of_resources
 from flk.kube import Object
-from flk.observe.model import Evidence, PodPhase
+from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, number_in, pod_spec
 from flk.targets import CONTAINERS
@@ -18,6 +20,8 @@ from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 
 _UNFINISHED: Final = ("Pending", "Running")  # phases of pods
 _HOLDING: Final = (PodPhase.STARTING, PodPhase.RUNNING)
+# Kinds whose pods run until somebody deletes them. The kubelet makes its own node the owner of static pods.
+_SERVICES: Final = ("DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet")
 
 
 def _deadlocked(view: JobView) -> Found | None:
@@ -28,6 +32,8 @@ def _deadlocked(view: JobView) -> Found | None:
     others = _jobs(view)
     if (view.resizable and len(holding) >= view.sizes[0]) or any(map(_trains, others.values())):
         return None  # a job that trains will end and free its nodes
+    if any(_may_make_room(view, waiting[0], pod) for pod in view.around.other_pods):
+        return None
     rival = next((key for key, pods in sorted(others.items()) if _is_half_started(pods)), None)
     if rival is None:
         return None
@@ -49,14 +55,32 @@ def _deadlocked(view: JobView) -> Found | None:
 
 
 def _jobs(view: JobView) -> dict[tuple[str, str], list[Object]]:
-    """Return the unfinished pods of the other jobs that were read, by namespace and name of the job."""
+    """Return the unfinished pods of the other jobs of flk that were read, by namespace and name of the job."""
     found: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for pod in view.around.other_pods:
         meta = pod["metadata"]
         key = str(meta.get("namespace") or ""), str((meta.get("labels") or {}).get(labels.JOB) or "")
-        if key != (view.namespace, view.name) and (pod.get("status") or {}).get("phase") in _UNFINISHED:
+        if key[1] and key != (view.namespace, view.name) and (pod.get("status") or {}).get("phase") in _UNFINISHED:
             found[key].append(pod)
     return found
+
+
+def _may_make_room(view: JobView, waiting: PodState, pod: Object) -> bool:
+    """Return whether a pod that is not of flk may end, and its end gives back some of what a waiting pod lacks."""
+    meta, spec = pod["metadata"], pod_spec(pod)
+    of_flk = labels.JOB in (meta.get("labels") or {})
+    own = meta.get("uid") in {each["metadata"].get("uid") for each in view.objects.values()}  # of a job of another tool
+    ended = (pod.get("status") or {}).get("phase") not in _UNFINISHED
+    if of_flk or own or ended or not _has_node(pod):
+        return False
+    owners = {owner.get("kind") for owner in meta.get("ownerReferences") or []}
+    if spec.get("restartPolicy", "Always") == "Always" and not owners.isdisjoint(_SERVICES):
+        return False
+    node = view.around.nodes.get(spec["nodeName"])
+    if node is not None and not is_allowed(node, pod_spec(view.objects[waiting.name]), when_back=True):
+        return False
+    lacks = {reason.detail for reason in parse(waiting.message) if reason.kind == "resource"}
+    return any(amount > 0 for name, amount in {**requests(spec), "pods": 1.0}.items() if name in lacks)
 
 
 def _trains(pods: list[Object]) -> bool:
@@ -84,8 +108,9 @@ CAUSES: Final = (
         "Deadlocked",
         "The job and another one keep each other from starting",
         "Some pods of each of the two jobs have a node, and the scheduler says that resources are short for the "
-        "others. The pods that run wait for those. No other job trains that could end and make room. flk reads the "
-        "pods of other jobs in the cluster, or in the namespace if you may not read more.",
+        "others. The pods that run wait for those. No other job trains that could end and make room, and no pod of "
+        "another tool runs whose end would give back what is short; those of services, such as a Deployment, do not "
+        "end. flk reads the pods of other jobs in the cluster, or in the namespace if you may not read more.",
         "Suspend one of the jobs: `flk suspend JOB`. Submit with `--gang auto` where the cluster can schedule gangs: "
         "then a job gets nodes for all of its pods or for none.",
         _deadlocked,

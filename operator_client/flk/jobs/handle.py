@@ -1,4 +1,4 @@
-"""JobHandle: one job for Python programs and notebooks, with a method for each command."""
+"""JobHandle: one job for Python programs and notebooks, with methods that have the names of the commands."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import html
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flk.errors import FlkError, UsageError
+from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk.jobs import lifecycle, logs, wait
 from flk.jobs.listing import list_states
 from flk.jobs.state import JobList, State
@@ -18,6 +18,7 @@ from flk.observe.reader import pod_of
 if TYPE_CHECKING:
     from flk.health import Report
     from flk.kube.sockets import Executed
+    from flk_runtime.contract.telemetry import Telemetry
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,10 +76,37 @@ class JobHandle:
     def logs(self, follow: bool = True) -> Iterator[str]:
         """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now.
 
-        In a notebook, the result of ``job.logs()`` alone prints the lines as they come.
+        Of a job that is gone these are the ones that flk has kept; then JobDeletedError is raised. In a notebook, the
+        result of ``job.logs()`` alone prints the lines as they come.
         """
-        read = logs.follow if follow else logs.dump
-        return _Lines(line.text for line in read(self._own, self.name, logs.LogOptions()) if not line.note)
+        return _Lines(line.text for line in self._log(follow) if not line.note)
+
+    def _log(self, follow: bool) -> Iterator[logs.LogLine]:
+        own = self._own
+        if follow:
+            try:
+                own.get_job(self.name)
+            except JobNotFoundError:
+                follow = False
+        yield from (logs.follow if follow else logs.dump)(own, self.name, logs.LogOptions())
+
+    def stacks(self, rank: int | None = None) -> dict[str, Any]:
+        """Return what every rank is doing, or one of them, as `flk stacks -o json` prints it.
+
+        Raises ApiError if no pod runs, or nothing in the pods can show stacks.
+        """
+        from flk.jobs.stacks import read_stacks
+
+        return read_stacks(self._own, self.name, rank)
+
+    def top(self) -> Telemetry:
+        """Return what is measured of the job now: its steps, ranks and pods; without any, lists that are empty.
+
+        The ranks are in it where the user may create pods/exec.
+        """
+        from flk.jobs.telemetry import read_telemetry
+
+        return read_telemetry(self._own, self.name)
 
     def exec(self, command: Sequence[str], *, rank: int = 0, timeout: float = 60.0) -> Executed:
         """Run a command beside a rank, without input, and return its ``code``, ``stdout`` and ``stderr``.
@@ -195,9 +223,13 @@ class _CellLine:
 
 
 def get(name: str, *, namespace: str | None = None, context: str | None = None) -> JobHandle:
-    """Return a handle on the job of that name. Raises JobNotFoundError if there is none."""
+    """Return a handle on the job of that name, or of that kind and name: ``job.batch/gpt``.
+
+    Raises JobNotFoundError if there is none, UsageError for a name that no job has.
+    """
+    ref = JobRef.parse(name)
     client = JobClient.connect(context, namespace)
-    return JobHandle(client, name, client.get_job(name)["metadata"]["uid"])
+    return JobHandle(client, ref.name, client.of(ref).get_job(ref.name)["metadata"]["uid"])
 
 
 def list_jobs(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> JobList:

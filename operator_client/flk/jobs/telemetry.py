@@ -33,7 +33,7 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
         uid = found["metadata"].get("uid")
         pods = client.pods_of(found)
     except JobNotFoundError as error:
-        missing, uid = error, None
+        missing, uid = error, client.ref(job).uid or None
     first = min(pods, key=lambda pod: str(pod["metadata"]["name"]), default=None)
     running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running" and launcher_command(pod)]
     for pod in sorted(running, key=lambda pod: str(pod["metadata"]["name"]))[:1]:

@@ -136,7 +136,7 @@ class ApiClient:
                     raise problem from None
                 unknown = not isinstance(error, ConnectTimeoutError)  # a refused connection is one too
             else:
-                if reply.status < 400:
+                if reply.status < 300:
                     return self._json(reply)
                 problem = error_from_response(reply.status, reply.data, verb, target, self.access.context)
                 if reply.status == 404 and verb == "delete" and failures:
@@ -197,7 +197,7 @@ class ApiClient:
         except HTTPError as error:
             raise error_from_connection(error, self.access.context) from None
         try:
-            if reply.status >= 400:
+            if reply.status >= 300:
                 raise error_from_response(reply.status, reply.read(), verb, target, self.access.context)
             yield self._lines(reply)
         except HTTPError as error:
@@ -248,7 +248,7 @@ class ApiClient:
                     headers=headers,
                     timeout=urllib3.Timeout(connect=min(self.retries.connect_timeout, timeout), read=timeout),
                     retries=False,
-                    redirect=False,
+                    redirect=False,  # another server must not get the credentials
                     preload_content=whole,
                 )
                 outcome = str(reply.status)

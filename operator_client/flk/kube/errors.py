@@ -30,7 +30,14 @@ RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after whi
 
 
 def error_from_response(status: int, body: bytes, verb: str, target: RequestTarget, context: Context) -> FlkError:
-    """Return the error for an answer with an HTTP status of 400 or more."""
+    """Return the error for an answer with an HTTP status of 300 or more."""
+    if status < 400:
+        return ApiError(
+            f"the API server {context.server} redirects to another address (HTTP status {status}), and flk sends no "
+            "credentials there",
+            hint="check the server's address: kubectl config view",
+            status=status,
+        )
     reply = status_object(body)
     message = " ".join(str(reply.get("message", "")).split())
     details = reply.get("details") or {}

@@ -14,6 +14,7 @@ from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
+from flk.spec.names import object_name
 from flk.targets import TARGETS
 from flk.targets.controllers import CONTROLLERS, Controller
 from flk.targets.gang import GANGS
@@ -57,6 +58,20 @@ class JobRef:
     name: str
     target: targets.Target | None = None  # of its kind
     uid: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> JobRef:
+        """Return the job that ``NAME`` or ``KIND/NAME`` means: ``gpt``, ``job.batch/gpt``. Raises UsageError else."""
+        kind, slash, name = text.rpartition("/")
+        known = {
+            f"{s}{g}": t for t in TARGETS.values() for s in (t.kind.lower(), t.plural) for g in ("", f".{t.group}")
+        }
+        if slash and kind not in known:
+            raise UsageError(f"JOB: must be a name or pytorchjob.kubeflow.org/NAME (is {text!r})")
+        try:
+            return cls(object_name(name), known.get(kind))
+        except ValueError as error:
+            raise UsageError(f"JOB: {error}") from None
 
     def means(self, job: Object) -> bool:
         """Return whether a job with this name is the one that is meant."""

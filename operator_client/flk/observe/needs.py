@@ -108,8 +108,8 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             return replace(seen, pending_workloads=answer.items)
         case "pod_groups":
             return replace(seen, pod_groups=answer.items)
-        case "other_pods":
-            return replace(seen, other_pods=answer.items)
+        case "other_pods" | "foreign_pods":
+            return replace(seen, other_pods=[*seen.other_pods, *answer.items])
         case _:
             return replace(seen, controllers=answer.controllers)
 
@@ -166,6 +166,8 @@ def _around(view: JobView) -> list[Need]:
         wanted.append(Need("nodes"))
         if any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in view.pods):
             wanted.append(Need("other_pods"))
+        if view.around.other_pods:  # jobs that may block each other: the end of a pod that is not of flk may help
+            wanted.append(Need("foreign_pods"))
     else:
         wanted += _suspects(view)
     wanted += [Need("events", name, "Pod") for name in [*view.recreations][:STUCK_PODS]]

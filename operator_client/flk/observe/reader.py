@@ -35,6 +35,7 @@ WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta2", "workloads", others=("v
 _PENDING: Final = Resource(
     "visibility.kueue.x-k8s.io", "v1beta2", "localqueues", "pendingworkloads", others=("v1beta1",)
 )
+_HOLDS_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"  # of pods
 _VOLCANO: Final = "scheduling.volcano.sh"  # whose PodGroups jobs have that another tool made
 
 
@@ -169,7 +170,7 @@ class Reader:
         """Make a request. Return None if it fails, as in an outage: the follower waits until that is over."""
         shared, kind = self._shared, target_of(seen.job or {}).name
         try:
-            if shared is None or need.what not in ("events", "nodes", "controllers"):
+            if shared is None or need.what not in ("events", "nodes", "controllers", "foreign_pods"):
                 return self._answer(need, seen)
             if need.what == "events":
                 return Answer(items=shared.events(need.kind, need.name))
@@ -206,6 +207,10 @@ class Reader:
                 elsewhere = f"metadata.namespace!={client.namespace}"
                 far = self._list(RequestTarget(PODS), labelSelector=labels.JOB, fieldSelector=elsewhere)
                 return Answer(items=[*near.items, *far.items], unreadable=near.unreadable)
+            case "foreign_pods":
+                query = {"labelSelector": f"!{labels.JOB}", "fieldSelector": _HOLDS_A_NODE}
+                found = self._list(RequestTarget(PODS), **query)
+                return self._list(client.target(PODS), **query) if found.unreadable else found
             case _:
                 return self._controllers(seen)
 

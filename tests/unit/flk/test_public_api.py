@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flk
+from flk.cli import COMMANDS
 from flk.errors import FlkError
+from flk.labels import RECORDS
+from flk_runtime.contract.record import ArchivedRecord
+from tests.support.jobs import NOW, record
 
 
 def test_every_public_name_can_be_imported() -> None:
@@ -101,12 +107,74 @@ def test_a_handle_is_about_its_own_job_and_no_other_of_the_name(fake: Any, kubec
     handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
     handle.delete()
     other = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
+    kept = ArchivedRecord("gpt", str(other.uid), 1, 1, NOW, NOW, record(None))
+    fake.add(
+        "configmaps", {"metadata": {"name": "records", "labels": {RECORDS: "true"}}, "data": {"a": kept.to_json()}}
+    )
     fake.requests.clear()
     assert handle.status().phase == "Deleted"
-    for call in (handle.suspend, handle.resume, handle.delete, lambda: handle.scale(2)):
+    calls: list[Callable[[], object]] = [
+        handle.suspend,
+        handle.resume,
+        handle.restart,
+        handle.delete,
+        handle.stacks,
+        handle.top,
+        lambda: handle.scale(2),
+        lambda: handle.exec(["true"]),
+        lambda: handle.cp(":/tmp/trace", str(tmp_path)),
+        lambda: handle.cp(str(tmp_path / "train.py"), ":/tmp/"),
+    ]
+    for call in calls:
         with pytest.raises(flk.JobNotFoundError):
             call()
-    with pytest.raises(flk.JobDeletedError):
-        list(handle.logs(follow=False))
+    assert handle.why().place == "on this machine"  # and not of the job that is there
+    for last in (handle.wait, lambda: list(handle.logs(follow=False)), lambda: list(handle.logs())):
+        with pytest.raises(flk.JobDeletedError):
+            last()
     assert {request.method for request in fake.requests} == {"GET"}
     assert other.status().uid == other.uid != handle.uid
+
+
+# The commands, by what does the same in Python: a function of flk, or a method of a handle.
+IN_PYTHON = {
+    "submit": flk.submit,
+    "render": flk.render,
+    "list": flk.list_jobs,
+    "status": flk.JobHandle.status,
+    "why": flk.JobHandle.why,
+    "logs": flk.JobHandle.logs,
+    "stacks": flk.JobHandle.stacks,
+    "top": flk.JobHandle.top,
+    "wait": flk.JobHandle.wait,
+    "exec": flk.JobHandle.exec,
+    "cp": flk.JobHandle.cp,
+    "scale": flk.JobHandle.scale,
+    "suspend": flk.JobHandle.suspend,
+    "resume": flk.JobHandle.resume,
+    "restart": flk.JobHandle.restart,
+    "delete": flk.JobHandle.delete,
+}
+ON_A_TERMINAL_ONLY = {
+    "init": "it writes a file to start from, and flk.Job has no file",
+    "run": "its ranks share the terminal, and its signals end them",
+    "plan": "it runs the script in processes of its own; -o json is for programs",
+    "bench": "it submits jobs of its own and prints a table; -o json is for programs",
+    "doctor": "it is about the cluster and no job; -o json is for programs",
+    "report": "it writes or serves a page for a browser; -o json is for programs",
+    "explain": "it prints a page of the documentation",
+    "profile": "it writes files for a browser",
+    "port-forward": "it holds ports of this machine until Ctrl-C",
+}
+OTHER_NAMES = {"list_jobs", "get"}  # `list` is Python's own, and a command takes the name that `get` does
+
+
+def test_python_has_the_names_of_the_commands() -> None:
+    assert sorted([*IN_PYTHON, *ON_A_TERMINAL_ONLY]) == sorted(COMMANDS)
+    methods = {name for name in vars(flk.JobHandle) if callable(getattr(flk.JobHandle, name)) and name[0] != "_"}
+    functions = {name for name in flk.__all__ if inspect.isfunction(getattr(flk, name))}
+    assert (methods | functions) - OTHER_NAMES <= set(IN_PYTHON)
+    for command, function in IN_PYTHON.items():
+        assert function.__name__ in {command, f"{command}_jobs"}
+        assert inspect.signature(function).return_annotation is not inspect.Signature.empty
+        assert (inspect.getdoc(function) or "").endswith(".")

@@ -46,6 +46,7 @@ SECRET_FILES = [
         "auth.json",
     ),
     *("credentials.csv", "aws_credentials.csv", "admin.conf", "rclone.conf", "store.jks", "login.ppk", "prod.tfvars"),
+    *(".pgpass", ".my.cnf", ".s3cfg", ".boto", ".dockercfg", ".dockerconfigjson", ".vault-token", ".git-credentials"),
 ]
 PLAIN_FILES = [
     *("secrets.py", "token.py", "tokenizer.json", "special_tokens_map.json", "tokens.txt", "auth.py", "authors.txt"),

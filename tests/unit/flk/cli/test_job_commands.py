@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import flk
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from tests.support.jobs import NOW, JobBuilder, record
@@ -57,24 +58,48 @@ def add_both(fake: Any) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "status",
-        "why",
-        "wait",
-        "logs --no-follow",
-        "logs",
-        "suspend",
-        "resume",
-        "stacks",
-        "exec",
-        "restart --timeout 0s",
+        "status JOB",
+        "why JOB",
+        "wait JOB",
+        "logs --no-follow JOB",
+        "logs JOB",
+        "suspend JOB",
+        "resume JOB",
+        "stacks JOB",
+        "exec JOB",
+        "restart --timeout 0s JOB",
+        "cp JOB:/tmp/trace .",
+        "cp . JOB:rank/1:/tmp/",
+        "port-forward JOB 8080",
+        "profile JOB",
+        "top JOB",
+        "scale JOB 2",
+        "report JOB -o json",
     ],
 )
 def test_the_kind_before_a_name_chooses_among_jobs_of_the_name(fake: Any, run: Run, command: str) -> None:
     add_both(fake)
-    run(*command.split(), "job.batch/gpt")
+    run(*command.replace("JOB", "job.batch/gpt").split())
     asked = {request.path for request in fake.requests}
     assert f"{BATCH}/gpt" in asked
     assert f"{JOBS}/gpt" not in asked
+
+
+def test_the_kind_before_a_name_means_the_same_in_python(fake: Any, kubeconfig: Path) -> None:
+    add_both(fake)
+    handle = flk.get("job.batch/gpt")
+    assert (handle.name, handle.uid) == ("gpt", "uid-of-the-job")
+    assert {request.path for request in fake.requests} == {f"{BATCH}/gpt"}
+    assert (handle.status().uid, handle.status().phase) == ("uid-of-the-job", "Failed")
+    assert flk.get("pytorchjob.kubeflow.org/gpt").uid == flk.get("gpt").uid == "uid-gpt"
+    fake.objects[BATCH].clear()
+    with pytest.raises(flk.JobNotFoundError, match=r"there is no job job\.batch/gpt in namespace team"):
+        flk.get("job/gpt")
+    fake.requests.clear()
+    for name in ("pod/gpt", "job.batch/", "GPT"):
+        with pytest.raises(flk.UsageError, match="JOB: must be "):
+            flk.get(name)
+    assert fake.requests == []
 
 
 def test_delete_deletes_the_job_of_the_kind(fake: Any, run: Run) -> None:

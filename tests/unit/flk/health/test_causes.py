@@ -19,7 +19,8 @@ from flk.targets import TARGETS, Target
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
-from tests.support.causes import CASES, Case, Object
+from tests.support.cause_cases import Case, Object
+from tests.support.causes import CASES
 from tests.support.jobs import NOW, JobBuilder
 
 

@@ -50,10 +50,21 @@ def with_device(job: JobBuilder, health: str, **more: str) -> JobBuilder:
     [
         ("KernelDeadlock", "True"),  # node-problem-detector, GKE
         ("ReadonlyFilesystem", "True"),
+        ("ReadOnlyRootFileSystem", "True"),
+        ("XfsShutdown", "True"),
+        ("CperHardwareErrorFatal", "True"),
+        ("CorruptDockerOverlay2", "True"),
         ("FrequentKubeletRestart", "True"),
+        ("FrequentDockerRestart", "True"),
+        ("FrequentContainerdRestart", "True"),
+        ("FrequentUnregisterNetDevice", "True"),
+        ("KubeletUnhealthy", "True"),
+        ("ContainerRuntimeUnhealthy", "True"),
         ("XidCriticalError", "True"),
         ("FilesystemCorruptionProblem", "True"),  # AKS
         ("KubeletProblem", "True"),
+        ("ContainerRuntimeProblem", "True"),
+        ("UnhealthyNvidiaDevicePlugin", "True"),
         ("GPUMissing", "True"),
         ("XIDErrors", "True"),
         ("NVLinkStatusInactive", "True"),
@@ -62,7 +73,11 @@ def with_device(job: JobBuilder, health: str, **more: str) -> JobBuilder:
         ("KernelReady", "False"),
         ("GpuMemWatch", "True"),  # NVSentinel
         ("SysLogsGPUFallenOff", "True"),
+        ("GpuNvlinkError", "True"),
         ("NVSwitchFatalError", "True"),
+        ("NVSwitchDown", "True"),
+        ("DCGMError", "True"),
+        ("NebiusGPUError", "True"),
     ],
 )
 def test_a_condition_of_the_node_explains_a_failure_of_its_gpu(kind: str, status: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,13 @@ def test_a_handle_has_the_commands_of_a_job(
         handle.exec(["nproc"], rank=2)
     for pod in fake.objects["/api/v1/namespaces/team/pods"].values():
         pod["status"] = JobBuilder().pod(0).pods[0]["status"]
+        pod["spec"]["containers"][0]["command"] = ["python3", "-m", "flk_runtime", "train.py"]
     assert handle.exec(["nproc"], rank=2) is done
+    stacks = {"cause": "", "groups": [{"ranks": [0], "lines": ["a"]}, {"ranks": [1, 2], "lines": ["b"]}]}
+    done = Executed(0, json.dumps(stacks).encode(), b"")
+    with pytest.raises(flk.ApiError, match="no stack of rank 3"):
+        handle.stacks(3)
+    assert (handle.stacks(1)["groups"], handle.stacks()["groups"]) == (stacks["groups"][1:], stacks["groups"])
     copied: list[Any] = []
     monkeypatch.setattr("flk.jobs.copying.Container.read", lambda self, *words: copied.append((self.pod, *words[:2])))
     monkeypatch.setattr("flk.jobs.copying.Container.write", lambda self, *words: copied.append((self.pod, *words[:2])))
@@ -77,6 +84,13 @@ def test_a_handle_has_the_commands_of_a_job(
     for paths in ((":a", ":b"), ("a", "b")):
         with pytest.raises(flk.UsageError, match="begins with a colon"):
             handle.cp(*paths)
+
+
+def test_top_is_what_is_measured_of_the_job(fake: FakeApiServer) -> None:
+    jobs.add(fake, "running")
+    fake.written["gpt-worker-0"] = '[rank 0] {"step": 7, "loss": 2.5}\n'
+    (sample,) = flk.get("gpt").top().history
+    assert (sample.step, sample.loss) == (7, 2.5)
 
 
 def test_a_restart_returns_the_handle_of_the_new_job(fake: FakeApiServer) -> None:

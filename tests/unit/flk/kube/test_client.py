@@ -27,7 +27,8 @@ from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import connect
 from flk.kube.errors import RETRIED
 from flk.kube.resources import RequestTarget
-from flk.observe.client import PODS, RESOURCES
+from flk.observe.client import LOGS, PODS, RESOURCES
+from tests.support.api_server import FakeApiServer
 
 ALL = RequestTarget(RESOURCES["pytorchjob"], "team")
 ONE = RequestTarget(RESOURCES["pytorchjob"], "team", "gpt")
@@ -280,6 +281,23 @@ def test_something_else_answers(fake: Any, client: ApiClient, body: bytes) -> No
     with pytest.raises(ApiError, match="did not answer as a Kubernetes API server does") as caught:
         client.call("list", ALL)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_an_error_and_gets_no_credentials(fake: Any, client: ApiClient, status: int) -> None:
+    other = FakeApiServer()
+    heard: list[Any] = []
+    other.heard = heard.append
+    logs = RequestTarget(LOGS, "team", "gpt-worker-0")
+    fake.fail(status, {"items": []}, times=3, headers={"Location": f"{other.url}{ALL.path}"})
+    said = f"redirects to another address .HTTP status {status}., and flk sends no credentials there"
+    for verb, target, body in (("list", ALL, None), ("create", ALL, {"metadata": {"name": "gpt"}})):
+        with pytest.raises(ApiError, match=said):
+            client.call(verb, target, body=body)
+    with pytest.raises(ApiError, match=said), client.stream("get", logs, query={}, idle=5):
+        pass
+    other.close()
+    assert (heard, len(fake.requests)) == ([], 3)
 
 
 def test_bodies_that_are_no_status_are_not_shown(fake: Any, client: ApiClient) -> None:

@@ -19,8 +19,8 @@ import pytest
 
 from flk.errors import ApiError, ForbiddenError, UnreachableError
 from flk.kube import sockets
-from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed
-from flk.observe.client import JobClient
+from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed, PodConnection
+from flk.observe.client import PORT_FORWARD, JobClient
 from tests.support.api_server import failure, write_kubeconfig
 from tests.support.certificates import make_certificate
 
@@ -150,6 +150,19 @@ def on(channel: int, data: bytes) -> bytes:
     return bytes([channel]) + data
 
 
+PORT = struct.pack("<H", 8080)
+OF_A_PORT = [on(0, PORT), on(1, PORT), on(0, b"hello")]  # what a server sends, after the port in each channel
+
+
+def received(client: JobClient) -> bytes:
+    """The first bytes of a port of the pod."""
+    connection = PodConnection(client.api.access, client.target(PORT_FORWARD, "train-worker-0"), 8080)
+    try:
+        return connection.receive()
+    finally:
+        connection.close()
+
+
 def test_output_and_exit_code_of_a_command(server: Server, client: JobClient) -> None:
     status = {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "7"}]}}
     server.messages = [on(STDOUT, b"a"), on(STDERR, b"b"), on(STDOUT, b"c"), on(STATUS, json.dumps(status).encode())]
@@ -188,9 +201,13 @@ def test_a_socks_proxy_makes_the_connection(
 ) -> None:
     server.proxies, server.messages = "socks", [on(STATUS, DONE)]
     monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
-    assert connect("http://api.example.com").execute(POD, ["true"], 60).code == 0
-    assert server.heads[0] == "api.example.com"
+    client = connect("http://api.example.com")
+    assert client.execute(POD, ["true"], 60).code == 0
+    server.messages = OF_A_PORT
+    assert received(client) == b"hello"
+    assert server.heads[::2] == ["api.example.com"] * 2
     assert "Host: api.example.com" in server.heads[1]
+    assert "/portforward?ports=8080" in server.heads[3]
 
 
 def test_an_https_proxy_is_spoken_to_in_tls(
@@ -205,11 +222,16 @@ def test_an_https_proxy_is_spoken_to_in_tls(
     for each in (server, behind):
         each.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         each.tls.load_cert_chain(made.path, made.key)
-    assert connect("https://api.example.com").execute(POD, ["true"], 60).code == 0
+    client = connect("https://api.example.com")
+    assert client.execute(POD, ["true"], 60).code == 0
+    behind.messages = OF_A_PORT
+    assert received(client) == b"hello"
     behind.close()
-    assert "CONNECT api.example.com:443" in server.heads[0]
-    assert base64.b64encode(b"anna:se@cret").decode() in server.heads[0]
+    for head in server.heads:
+        assert "CONNECT api.example.com:443" in head
+        assert base64.b64encode(b"anna:se@cret").decode() in head
     assert "container=pytorch" in behind.heads[0]
+    assert "/portforward?ports=8080" in behind.heads[1]
 
 
 def test_a_redirect_gets_no_credentials(server: Server, client: JobClient) -> None:

@@ -35,7 +35,8 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
-from tests.support.causes import CASES, Case
+from tests.support.cause_cases import Case
+from tests.support.causes import CASES
 from tests.support.jobs import MADE
 from tests.unit.flk.cli.outputs import jobs
 

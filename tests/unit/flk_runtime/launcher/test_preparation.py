@@ -96,6 +96,20 @@ def test_packages_are_installed_once_for_each_pod_and_found(pod: Pod, capfd: pyt
     assert lines[2].startswith("[pod 0] installed packages in ")
 
 
+@pytest.mark.parametrize(
+    ("home", "cache", "kept"), [(True, "", False), (True, "/cache", True), (False, "", True), (False, "/cache", True)]
+)
+def test_pip_keeps_its_downloads_only_where_they_outlive_the_pod(pod: Pod, home: bool, cache: str, kept: bool) -> None:
+    pod.patch.setenv("HOME", str(pod.work) if home else "/home/ada")
+    if cache:
+        pod.patch.setenv("PIP_CACHE_DIR", cache)
+    pod.pip(f'echo "cache: $PIP_CACHE_DIR" >> {pod.calls}')
+    pod.prepare(PIP="a")
+    call, environment = pod.calls.read_text().splitlines()
+    assert ("--no-cache-dir" not in call) == kept
+    assert environment == f"cache: {cache}"
+
+
 def test_an_index_that_cannot_be_reached_is_asked_again(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
     (pod.work / "said").write_text(REFUSED)
     pod.pip(f"test $(wc -l < {pod.calls}) -gt 2 || {{ cat {pod.work}/said; exit 1; }}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from dataclasses import replace
 from typing import Any
@@ -400,6 +401,27 @@ def test_a_standstill_is_told_and_ends_nothing(limit: float) -> None:
     leader.heartbeat(QUIET_START._replace(idle=1), QUIET_START)
     leader.detector.tick(66.0)
     assert leader.waits[1:] == [([], None)]
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["all pods answer", "a pod does not answer"])
+def test_a_standstill_from_the_start_is_told_within_a_minute(silent: bool) -> None:
+    """Of a plain script: rank 0 sleeps at once, and rank 1 imports torch for six seconds before it waits for rank 0."""
+    leader, now = Leader(limit=None), 0.0
+    while not leader.waits and now < 100:
+        now += 1.0
+        importing = min(now, 6.0)
+        leader.heartbeat(QUIET._replace(idle=now, cpu_idle=now), QUIET._replace(idle=now, cpu_idle=now - importing))
+        before = len(leader.requests)
+        leader.detector.tick(now)
+        if len(leader.requests) > before:
+            leader.detector.received_stacks(0, leader.requests[before][1], [ASLEEP])
+            if not silent:
+                leader.detector.received_stacks(1, leader.requests[before][1], [IN_INIT])
+    ((_, standstill),) = leader.waits
+    assert standstill is not None
+    assert "rank 0" in standstill.text
+    assert time.time() - standstill.since == pytest.approx(now, abs=5), "it began with the attempt"
+    assert now < 60
 
 
 def test_a_standstill_that_lasts_is_looked_at_again_and_told_when_it_differs() -> None:
