@@ -181,6 +181,8 @@ def test_two_jobs_without_a_gang_are_reported_as_deadlocked(
         for name, each in (("first", 5), ("second", 3)):
             seats.submit(name, 2, each, "none", 1000)
             eventually(f"one pod of {name} has the node", lambda name=name: seats.placed(name) == 1)
+        # The pod of another tool may end, and its seats would be free.
+        eventually("seats are short", lambda: seats.why("second").startswith("NotEnoughOfResource: "))
         kubectl("delete", "pod", "blocker")
         expected = (
             "Deadlocked: 1 of its 2 pods hold nodes and wait for the others, for which there is no room, and job "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk.jobs import lifecycle, logs, wait
 from flk.jobs.listing import list_states
+from flk.jobs.logs import LogLine
 from flk.jobs.state import JobList, State
 from flk.observe.client import JobClient, JobRef
 from flk.observe.reader import pod_of
@@ -81,7 +82,7 @@ class JobHandle:
         """
         return _Lines(line.text for line in self._log(follow) if not line.note)
 
-    def _log(self, follow: bool) -> Iterator[logs.LogLine]:
+    def _log(self, follow: bool) -> Iterator[LogLine]:
         own = self._own
         if follow:
             try:
