@@ -106,9 +106,11 @@ def series(name: str, values: str, **labels: str) -> dict[str, str]:
     return {"series": f"{name}{{{pairs}}}", "values": values}
 
 
+OTHER_KIND = series("flk_failures_total", "0 1x70", kind="oom")
 # For each alert: what it is about, minute by minute, when it must be silent still and when it must fire.
 ALERTS = {
     "FlkJobMakesNoProgress": ([series("flk_making_progress", "1x5 0x30")], 12, 17),
+    "FlkJobHangs": ([series("flk_failures_total", "0x5 1x70", kind="hang"), OTHER_KIND], 4, 8),
     "FlkLossIsNoNumber": ([series("flk_loss", "1.5x5" + 10 * " NaN")], 5, 8),
     "FlkJobRestartsOften": ([series("flk_attempts_total", "1x30 1+1x10 11x20")], 29, 42),
     "FlkGoodputIsLow": (
@@ -136,6 +138,7 @@ def test_each_alert_fires_when_it_should_and_not_before(programs: list[str], tmp
             for name, text in texts[alert].items()
         }
         of_alert = {key: labels[key] for key in kept} | {"severity": severity[alert]}
+        of_alert |= {"kind": "hang"} if alert == "FlkJobHangs" else {}
         fired = {"exp_labels": of_alert, "exp_annotations": named}
         times = [
             {"eval_time": f"{silent}m", "alertname": alert, "exp_alerts": []},
