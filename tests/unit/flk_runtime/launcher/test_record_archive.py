@@ -89,7 +89,10 @@ def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, li
         log: list[str] = []
         settings = Settings(("train.py",), job="gpt", job_uid="uid-1", pods=2, processes=4, records="records")
         place = ConfigMap("records", str(tmp_path))
-        return RecordArchive(settings, place, lambda number: list(lines[-number:]), log.append), log
+        made = RecordArchive(
+            settings, place, lambda number: list(lines[-number:]), log.append, telemetry=lambda: "packed"
+        )
+        return made, log
 
     return make
 
@@ -106,6 +109,7 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
     assert entry is not None
     assert entry.record == FAILED
     assert (entry.step, entry.step_seconds, entry.pods, entry.processes) == (120, 0.25, 2, 4)
+    assert entry.telemetry == "packed"
     assert entry.lines == [f"[rank 0] step {number}" for number in range(70, 100)]
     assert log == []
     assert {(path.partition("?")[0], token) for _, path, token in server.seen} == {

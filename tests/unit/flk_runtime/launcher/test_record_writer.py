@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ class Archive:
         self.created = 1e9
         self.kept: Goodput | None = None
         self.entry: ArchivedRecord | None = None
+        self.telemetry: Callable[[], str] = str  # that the newest writer has given
 
     def read(self) -> ArchivedRecord | None:
         return self.entry
@@ -50,7 +52,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
     made = Archive()
-    monkeypatch.setattr(record_archive, "RecordArchive", lambda *_, **__: made)
+
+    def make(*_: Any, telemetry: Callable[[], str] = str) -> Archive:
+        made.telemetry = telemetry
+        return made
+
+    monkeypatch.setattr(record_archive, "RecordArchive", make)
     return made
 
 
@@ -130,6 +137,21 @@ def test_the_next_launcher_adds_the_time_until_it_began(archive: Archive, tmp_pa
     assert records.former() == []
     records.write_running(RUNNING)
     assert archive.kept == Goodput(1000, {"computing": 80, "starting": 20, "down": 50}, 1, 41)
+
+
+def test_the_measurements_go_to_the_cluster_and_the_next_launcher_goes_on_with_them(
+    archive: Archive, tmp_path: Path
+) -> None:
+    first = writer([], tmp_path).telemetry
+    assert first
+    first.start_attempt(0, {0: ("gpt-worker-0", "node-a")})
+    first.add_line(b'{"step": 5, "loss": 2.5}')
+    record = JobRecord("preempted", 143, attempts=RUNNING)
+    archive.entry = ArchivedRecord("gpt", "uid-1", 1, 1, 1e9, 1e9 + 100, record, telemetry=archive.telemetry())
+    second = writer([], tmp_path)
+    second.former()
+    assert second.telemetry
+    assert [(each.step, each.loss) for each in second.telemetry.read().history] == [(5, 2.5)]
 
 
 @pytest.mark.parametrize(
