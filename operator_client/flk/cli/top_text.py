@@ -260,7 +260,9 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
     )
     key: Callable[[RankMeasurements], Any] = badness if sort == "slowest" else lambda rank: rank.rank
     ordered = sorted(by_node.items(), key=lambda item: min(map(key, item[1])))
-    header = ["", "RANK", "STEP", "STEP TIME", "WORK", "MEMORY", "PHASE", ""]
+    gpus = {rank.rank: _gpu(rank, usage.get(rank.pod), state.processes) for rank in telemetry.ranks}
+    has_gpus = any(gpus.values())
+    header = ["", "RANK", "STEP", "STEP TIME", "WORK", "MEMORY", *(["GPU"] if has_gpus else []), "PHASE", ""]
     rows = [
         [
             ">" if rank.slow else " ",
@@ -269,6 +271,7 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
             "" if rank.step_seconds is None else f"{rank.step_seconds:.3g} s",
             "" if rank.work is None else f"{rank.work:.0%}",
             bytes_text(rank.memory),
+            *([gpus[rank.rank]] if has_gpus else []),
             rank.phase,
             _remark(rank, furthest),
         ]
@@ -290,6 +293,13 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
     if left > 0:
         lines.append(Line(f"and {left:,} more ranks, none of them slower", "dim"))
     return lines
+
+
+def _gpu(rank: RankMeasurements, pod: PodUsage | None, processes: int) -> str:
+    """Return how busy the GPU of a rank is; empty where its pod has not told of one GPU for each rank."""
+    if pod is None or len(pod.gpus) != processes:
+        return ""
+    return f"{pod.gpus[rank.rank % processes].busy:.0%}"
 
 
 def _usage(pod: PodUsage) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -89,6 +90,18 @@ def test_a_job(snapshot: SnapshotAssertion, width: int) -> None:
     lines = job_lines(Picture(state(), NOW, telemetry(), events=EVENTS), width)
     assert max(len(line.text) for line in lines) <= width
     assert text(lines) == snapshot
+
+
+def test_a_rank_has_the_gpu_of_its_place_where_there_is_one_for_each() -> None:
+    found = telemetry(2)
+    lines = [line.text for line in job_lines(Picture(state(2), NOW, found), 100, SORTS[1])]
+    (header,) = (each for each in lines if "RANK" in each)
+    at = header.index("GPU")
+    ranks = [each for each in lines if re.match(r"[> ] +\d", each)]
+    assert [each[at:].split()[0] for each in ranks] == ["97%", "40%", "-", "-"]
+    pods = [replace(each, gpus=each.gpus[:1]) for each in found.pods]
+    lines = [line.text for line in job_lines(Picture(state(2), NOW, replace(found, pods=pods)), 100)]
+    assert not [each for each in lines if "RANK" in each and "GPU" in each]
 
 
 def test_a_job_by_rank_in_an_outage(snapshot: SnapshotAssertion) -> None:
