@@ -7,12 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from flk import labels
+from flk.manifest.commit import DIFF_LIMIT
 from flk.observe.observation import StateChange
-from flk.report.build import build
+from flk.report.build import LINE, LINES, build
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import TIME_CAUSES, Attempt, Goodput, JobRecord
-from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Save, Telemetry
+from flk_runtime.contract.telemetry import (
+    HISTORY_LIMIT,
+    GpuUsage,
+    PodUsage,
+    RankMeasurements,
+    Sample,
+    Save,
+    Telemetry,
+)
 from tests.support.jobs import NOW, JobBuilder
 
 GIB = 1 << 30
@@ -62,7 +71,7 @@ def telemetry(pods: int = 4, processes: int = 8, samples: int = 199) -> Telemetr
         rate = 256 / seconds
         history.append(
             Sample(START + 120 + step * 3.3, attempt, step, loss, rate, rate * 2048, 0.41, 0.18, 0.02, seconds,
-                   seconds * slow, 9)
+                   seconds * slow, 9, 71.0 * GIB - 1e9 * math.exp(-step / 400))
         )  # fmt: skip
     ranks = [
         RankMeasurements(rank, rank // processes, 1990, "step", 3.1, 0.82 if rank != 9 else 0.99,
@@ -125,3 +134,10 @@ def report(pods: int = 4, processes: int = 8, name: str = "gpt", **changes: Any)
         states=[StateChange(START, "Running"), StateChange(START + 2410, "Restarting", "PodLost", "a pod was lost")],
     )
     return replace(built, **changes)
+
+
+def largest(name: str = "gpt") -> Report:
+    """The report about a job of 1,000 pods, in which every list and text is as long as it may be."""
+    lines = [Excerpt(title, ["x" * LINE] * LINES) for title in ("one", "two")]
+    made = report(1000, name=name, telemetry=telemetry(1000, 8, HISTORY_LIMIT), excerpts=lines)
+    return replace(made, submitted=replace(made.submitted, diff="+x\n" * (DIFF_LIMIT // 3)))

@@ -16,6 +16,7 @@ from flk_runtime.contract.telemetry import Sample
 
 Spec = dict[str, Any]
 
+GIB: Final = 1 << 30
 HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
 _SHORT: Final = 13  # letters, of which three labels fit side by side on a phone
@@ -83,6 +84,11 @@ def _step_time(reports: Sequence[Report]) -> Chart | None:
     names = list(dict.fromkeys(str(row["line"]) for row in rows))
     spec = _lines(reports, rows, _axis("step", "step"), _axis("value", "seconds per step"), colour="line", names=names)
     return Chart("step-time", "Time of a step", _told("seconds per step", reports), spec)
+
+
+def _memory(reports: Sequence[Report]) -> Chart | None:
+    unit = "GiB in the pod that uses most"
+    return _line(reports, "memory", "Memory", unit, lambda each: None if each.memory is None else each.memory / GIB)
 
 
 def _goodput(reports: Sequence[Report]) -> Chart | None:
@@ -220,7 +226,7 @@ def _ranks(reports: Sequence[Report]) -> Chart | None:
     return Chart("ranks", "Work of each rank", _told("seconds of work in a step by rank", reports), spec)
 
 
-_CHARTS: Final = (_attempts, _loss, _throughput, _by_time, _step_time, _ranks, _goodput)
+_CHARTS: Final = (_attempts, _loss, _throughput, _by_time, _step_time, _memory, _ranks, _goodput)
 
 
 def _line(

@@ -32,6 +32,7 @@ class Sample:
     step_seconds: float | None = None  # of the median rank
     slowest_seconds: float | None = None  # work of the rank that works longest in a step
     slowest_rank: int | None = None
+    memory: float | None = None  # bytes that the pod uses which uses the most
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample
 
 _NAMES: Final = [field.name for field in fields(Sample)]
-_MEASURED: Final = [name for name in _NAMES if name not in ("time", "attempt", "step", "slowest_rank")]
+_MEASURED: Final = [name for name in _NAMES if name not in ("time", "attempt", "step", "slowest_rank", "memory")]
 
 
 class History:
@@ -66,7 +66,7 @@ def _overlaid(former: Sample, later: Sample) -> Sample:
 
 
 def _mean(former: tuple[Sample, int], later: tuple[Sample, int]) -> tuple[Sample, int]:
-    """One entry for two: the means of what was measured, at the later step. The slowest rank is that of the slower."""
+    """One entry for two, at the later step: the means of what was measured, the slower rank and the larger memory."""
     (first, few), (second, more) = former, later
     means: dict[str, float | None] = {}
     for name in _MEASURED:
@@ -76,4 +76,5 @@ def _mean(former: tuple[Sample, int], later: tuple[Sample, int]) -> tuple[Sample
         else:
             means[name] = (one * few + other * more) / (few + more)
     slowest = max(first, second, key=lambda each: each.slowest_seconds or 0.0).slowest_rank
-    return Sample(second.time, second.attempt, second.step, slowest_rank=slowest, **means), few + more
+    memory = max(first.memory or 0.0, second.memory or 0.0) or None
+    return Sample(second.time, second.attempt, second.step, slowest_rank=slowest, memory=memory, **means), few + more

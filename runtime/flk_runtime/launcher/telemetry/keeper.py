@@ -50,7 +50,7 @@ class Keeper:
         self._usage: dict[int, PodUsage] = {}
         self._work: Mapping[int, float] = {}
         self._slow: Mapping[int, float] = {}
-        self._steps: dict[str, Any] = {}  # of all ranks at the latest look, by the fields of Sample
+        self._steps: dict[str, Any] = {}  # of all ranks and pods at the latest look, by the fields of Sample
         self._saves: list[Save] = []
         self._saves_noted = 0
         self._newest: dict[bool, int] = {}  # step of the newest save of the attempt, by whether it is in storage
@@ -166,12 +166,14 @@ class Keeper:
         return replace(usage, pod_name=name, node=node)
 
     def _look(self, now: float) -> None:
-        """Compute what a sample says of the steps of all ranks, if the latest look is some time ago."""
+        """Compute what a sample says of all ranks and pods, if the latest look is some time ago."""
         if now < self._look_at:
             return
         self._look_at = now + _LOOK
         seconds = {rank.rank: rank.step_seconds for rank in self._ranks if rank.step_seconds > 0}
         self._steps = {}
+        if memory := max((each.memory or 0 for each in self._usage.values()), default=0):
+            self._steps["memory"] = float(memory)
         if seconds:
             self._steps["step_seconds"] = statistics.median_low(seconds.values())
         works = {rank: share * seconds[rank] for rank, share in self._work.items() if rank in seconds}

@@ -11,7 +11,7 @@ from tests.support.reports import report, telemetry
 
 def test_a_full_report_has_all_charts() -> None:
     keys = [chart.key for chart in charts_of([report()])]
-    assert keys == ["attempts", "loss", "throughput", "progress", "step-time", "ranks", "goodput"]
+    assert keys == ["attempts", "loss", "throughput", "progress", "step-time", "memory", "ranks", "goodput"]
 
 
 def test_a_report_without_measurements_has_those_of_its_record() -> None:

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from flk.manifest.commit import DIFF_LIMIT
 from flk.report import page as module
-from flk.report.build import LINE, LINES
 from flk.report.model import Excerpt, Report
 from flk.report.page import MARK, content_of, page_of
-from flk_runtime.contract.telemetry import HISTORY_LIMIT
-from tests.support.reports import report, telemetry
+from tests.support.reports import largest, report
 
 SCRIPT = "window.drawn = 1;"
 STYLE = Path(module.__file__).with_name("page.css")
@@ -159,10 +156,7 @@ def test_the_page_of_a_thousand_pods_is_bounded() -> None:
 
 
 def test_two_large_jobs_take_no_more_room_than_one() -> None:
-    lines = [Excerpt(title, ["x" * LINE] * LINES) for title in ("one", "two")]
-    full = telemetry(1000, 8, HISTORY_LIMIT)
-    large = [report(1000, name=name, telemetry=full, excerpts=lines) for name in ("gpt", "other")]
-    large = [replace(each, submitted=replace(each.submitted, diff="+x\n" * (DIFF_LIMIT // 3))) for each in large]
+    large = [largest(), largest("other")]
     one, two = (len(page_of(each, SCRIPT)) for each in (large[:1], large))
     assert two < 1.3 * one
     assert max(one, two) < 1_150_000  # beside the script that draws, of 0.85 MB

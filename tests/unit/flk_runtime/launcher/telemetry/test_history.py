@@ -38,9 +38,10 @@ def test_a_value_that_only_some_samples_have_stays_when_they_are_merged() -> Non
     assert history.samples() == [Sample(2, 0, 2, loss=4.0), Sample(3, 0, 3)]
 
 
-def test_the_slowest_rank_of_merged_samples_is_that_of_the_slower_one() -> None:
+def test_merged_samples_have_the_slower_rank_and_the_larger_memory() -> None:
     slow, quick = (
-        Sample(1, 0, 1, slowest_seconds=9.0, slowest_rank=7),
-        Sample(2, 0, 2, slowest_seconds=1.0, slowest_rank=3),
+        Sample(1, 0, 1, slowest_seconds=9.0, slowest_rank=7, memory=2.0),
+        Sample(2, 0, 2, slowest_seconds=1.0, slowest_rank=3, memory=5.0),
     )
-    assert History(limit=2, samples=[slow, quick, Sample(3, 0, 3)]).samples()[0].slowest_rank == 7
+    merged = History(limit=2, samples=[slow, quick, Sample(3, 0, 3)]).samples()[0]
+    assert (merged.slowest_rank, merged.memory) == (7, 5.0)

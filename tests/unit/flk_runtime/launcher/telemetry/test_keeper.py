@@ -26,7 +26,9 @@ def keeper(pods: int = 2) -> Keeper:
 
 def test_lines_of_metrics_become_samples_with_the_steps_of_all_ranks() -> None:
     made = keeper()
-    made.heartbeat(1, PodStatus(0, [status(2), status(3, seconds=0.7)]))
+    for pod, ranks in (0, []), (1, [status(2), status(3, seconds=0.7)]):
+        usage = PodUsage(pod, f"job-{pod}", "", 1.0, memory=70 * MIB - pod)
+        made.heartbeat(pod, PodStatus(0, ranks, usage))
     made.compare({2: 0.2, 3: 0.9}, [])
     made.add_line(b"no metrics")
     made.add_line(b'{"step": 5, "loss": 1.5, "max_steps": 90, "mfu": NaN}')
@@ -34,7 +36,7 @@ def test_lines_of_metrics_become_samples_with_the_steps_of_all_ranks() -> None:
     assert found.total_steps == 90
     (sample,) = found.history
     assert (sample.step, sample.loss, sample.mfu, sample.step_seconds) == (5, 1.5, None, 0.5)
-    assert (sample.slowest_rank, sample.slowest_seconds) == (3, 0.63)
+    assert (sample.slowest_rank, sample.slowest_seconds, sample.memory) == (3, 0.63, 70 * MIB)
     before = round(time.time(), 3) - 10
     for step in (10, 15):
         made.add_line(b'{"step": %d, "at": %.3f}' % (step, before + step / 10))
