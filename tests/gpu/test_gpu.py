@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from flk.jobs.trace import read_trace, summarize
+from flk.manifest.runtime import module_source
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.metrics import mfu
+from tests.support.ports import held_ports
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 SHARDED = ("shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -168,3 +175,72 @@ def test_an_unknown_device_is_named_once_and_has_no_mfu(launch: Launch) -> None:
     ended = launch(script)
     assert said(ended)["mfu"] is None
     assert ended.stdout.count("flk: no mfu: the peak of ") == 1
+
+
+def test_the_launcher_reads_the_gpu_through_nvml(launch: Launch, tmp_path: Path) -> None:
+    script = """
+        import pathlib, time, urllib.request
+        with flk.init() as run:
+            page, limit = "", time.monotonic() + 120
+            x = torch.ones(4096, 4096, device=run.device)
+            while "flk_gpu_memory_bytes" not in page and time.monotonic() < limit:
+                for _ in range(100):
+                    x = (x @ x).clamp(max=1)
+                torch.cuda.synchronize()
+                address = f"http://127.0.0.1:{os.environ['FLK_METRICS_PORT']}/metrics"
+                page = urllib.request.urlopen(address, timeout=60).read().decode()
+            pathlib.Path("metrics").write_text(page)
+            run.log(memory=torch.cuda.get_device_properties(0).total_memory)
+    """
+    with held_ports() as free_port:
+        variables = {pod_env.GPUS: "1", user_env.METRICS_PORT: str(free_port())}
+        total = said(launch(script, **variables))["memory"]
+    page = (tmp_path / "metrics").read_text()
+
+    def read(name: str) -> list[float]:
+        """The values of all GPUs: NVML also has those that CUDA_VISIBLE_DEVICES hides."""
+        return [float(value) for value in re.findall(rf"^{name}\{{.*gpu=.*\}} (.*)$", page, re.MULTILINE)]
+
+    limits, used = read("flk_gpu_memory_limit_bytes"), read("flk_gpu_memory_bytes")
+    assert min(abs(limit - total) for limit in limits) < 0.05 * total
+    assert len(used) == len(limits)
+    assert max(used) > 3 * 4 * 4096**2
+    assert all(0 <= share <= 1 for share in read("flk_gpu_busy_ratio"))
+
+
+def test_a_profile_has_kernels_and_the_history_of_memory(launch: Launch, tmp_path: Path) -> None:
+    for name in ("ask", "rank"):
+        (tmp_path / f"{name}.program").write_text(module_source(f"profiling/{name}.py"))
+    script = """
+        import pathlib, shutil, subprocess, sys
+        folder = pathlib.Path(os.environ["FLK_OBSERVER"]).parents[2]
+        ask, source = (pathlib.Path(f"{name}.program").read_text() for name in ("ask", "rank"))
+        with flk.init() as run:
+            arguments = {"steps": 5, "timeout": 60, "memory": True, "rank": run.rank}
+            request = {"folders": folder.name, "local_rank": 0, "arguments": arguments, "source": source}
+            model = make()
+            model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.01))
+            asked = subprocess.Popen(
+                [sys.executable, "-c", ask, json.dumps(request)], stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "TMPDIR": str(folder.parent)},
+            )
+            while asked.poll() is None:
+                loss = model(torch.randn(64, WIDTH, device=run.device)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                run.step(loss=loss)
+            answer = json.loads(asked.stdout.read())
+            for path in answer.get("files", ()):
+                shutil.copy(path, "profile" + pathlib.Path(path).suffix)
+            run.log(error=answer.get("error", "none"))
+    """
+    assert said(launch(script))["error"] == "none"
+    summary = summarize(read_trace(tmp_path / "profile.gz"))
+    assert summary is not None
+    assert summary.steps == 5
+    assert summary.gpu != []
+    assert summary.gpu_busy is not None
+    assert 0 < summary.gpu_busy <= 1
+    history = pickle.loads((tmp_path / "profile.pickle").read_bytes())
+    assert {"alloc", "free_completed"} <= {each["action"] for device in history["device_traces"] for each in device}

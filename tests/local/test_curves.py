@@ -24,7 +24,9 @@ from tests.support.curves import (
     last,
     mlflow_points,
     printed,
+    tensorboard_hyperparameters,
     tensorboard_points,
+    wandb_configs,
     wandb_points,
 )
 from tests.support.install import cache, pip_install
@@ -216,7 +218,6 @@ def test_no_secret_of_the_environment_or_the_arguments_is_written(job: Callable[
 
 def test_the_runs_say_what_was_trained(job: Callable[..., Pods], sinks: dict[str, str], tmp_path: Path) -> None:
     from mlflow import MlflowClient
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = job(1, **{user_env.NAMESPACE: "team", user_env.POD_IMAGE: "team/train:1"})
     run.start("train.py", "4", "0")
@@ -231,12 +232,16 @@ def test_the_runs_say_what_was_trained(job: Callable[..., Pods], sinks: dict[str
     }
     settings = {name.removeprefix("flk."): value for name, value in found.data.tags.items() if name.startswith("flk.")}
     run_id = settings.pop("run")
-    assert settings.pop("code") != ""
+    code = settings.pop("code")
+    assert code != ""
     own = {"job": "test", "namespace": "team", "image": "team/train:1", "strategy": "ddp"}
     assert settings == own | {"world_size": "1", "restarts": "0"}
-    reader = EventAccumulator(str(tmp_path / "tb" / run_id)).Reload()
-    assert "_hparams_/session_start_info" in reader.Tags()["tensors"] or reader.summary_metadata
-    assert list(wandb_points(tmp_path / "wb")) == [run_id]
+    known = {f"flk.{name}": value for name, value in own.items()} | {"flk.code": code}
+    known |= {"lr": 0.1, "optimizer/name": "sgd", "optimizer/betas": "(0.9, 0.99)", "secret": "None"}
+    known |= {"flk.world_size": 1, "flk.restarts": 0}
+    assert tensorboard_hyperparameters(tmp_path / "tb" / run_id) == known
+    (config,) = wandb_configs(tmp_path / "wb").items()
+    assert (config[0], {name: config[1].get(name) for name in known}) == (run_id, known)
 
 
 OWN_RUN = """

@@ -15,14 +15,15 @@ skip_without("accelerate")
 
 
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
-    forked_pods: Callable[..., Pods], root: Path
+    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path
 ) -> None:
-    job = adapters.start(forked_pods, root, hosted.ACCELERATE, 2, "dies")
+    job = adapters.start(forked_pods, root, hosted.ACCELERATE, 2, "dies", **adapters.metrics_of(tmp_path))
     assert job.wait() == [0, 0], job.logs_of_all()
     assert re.findall(r"resumed at step (\d+) from pod memory", job.log(0)) == ["1", "3"]
     assert all("equal 21" in job.log(pod) for pod in job.running)
     lines = [json.loads(line) for line in re.findall(r"\[rank 0\] (\{\"step.*\})", job.log(0))]
     assert [line["step"] for line in lines] == [3, 6, 9]
+    adapters.assert_curve(job, [3, 6, 9])
 
 
 def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Callable[..., Pods], root: Path) -> None:

@@ -17,7 +17,9 @@ from flk.jobs.trace import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.profiling import ask as program
+from tests.support.install import cache, pip_install
 from tests.support.pods import Pods
+from tests.support.requirements import unavailable
 
 # Each makes steps until the file `stop` is there, and then writes the number of steps and the sum of its parameters.
 LOOP = """
@@ -136,6 +138,35 @@ SILENT = """
     while not pathlib.Path("stop").exists():
         time.sleep(0.05)
 """
+
+HANGS = """
+    import os, pathlib, threading
+    rank = int(os.environ["RANK"])
+    pathlib.Path(f"observer.{rank}").write_text(os.environ["FLK_OBSERVER"])
+    lock = threading.Lock()
+    def waits_for_a_lock():
+        pathlib.Path(f"step.{rank}").touch()
+        lock.acquire()
+    lock.acquire()
+    waits_for_a_lock()
+"""
+
+
+@pytest.mark.soak
+def test_py_spy_draws_where_a_rank_hangs(two_ranks: Callable[[str], Pods], tmp_path: Path) -> None:
+    packages = cache() / "py-spy"
+    if not packages.exists() and (reason := pip_install(packages, "py-spy")):
+        unavailable(f"py-spy: {reason}")
+    job = two_ranks(HANGS)
+    (tmp_path / ".flk").mkdir()
+    (tmp_path / ".flk" / "packages").symlink_to(packages)
+    answer = ask(job, 1, seconds=1)
+    if "ermission denied" in answer.get("detail", ""):
+        unavailable(f"py-spy: {answer['detail']}")
+    assert "error" not in answer
+    (path,) = answer["files"]
+    assert "waits_for_a_lock" in Path(path).read_text()
+
 
 # Whether a profile of the rank has begun.
 TELLS = """

@@ -7,7 +7,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from flk_runtime.contract import pod_env, pod_layout, user_env
+from tests.support.curves import last, printed, tensorboard_points
 from tests.support.pods import Pods
 
 
@@ -33,3 +36,15 @@ def ends_saved(job: Pods) -> None:
     (job.folder / "go").touch()
     assert job.wait() == [143, 143], job.logs_of_all()
     assert re.search(r"stopped after step \d+, which is saved", job.log(0))
+
+
+def metrics_of(folder: Path) -> dict[str, str]:
+    """The variable with which a job writes to TensorBoard, below ``folder``."""
+    return {user_env.METRICS: f"tensorboard:{folder}/curves"}
+
+
+def assert_curve(job: Pods, steps: list[int]) -> None:
+    """Assert that TensorBoard has one run with the loss of these steps, and all numbers that rank 0 has printed."""
+    (curve,) = tensorboard_points(job.folder / "curves").values()
+    assert curve == pytest.approx(last(printed(job.log(0))), rel=1e-6), (curve, job.log(0))
+    assert sorted(step for name, step in curve if name == "loss") == steps, curve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from flk_runtime.sinks.sink import Row, RunInfo, Written
@@ -80,18 +80,28 @@ class WandB:
 
 
 def rows_of(file: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows in a file of a run. The record that a killed process has left half written is the end."""
+    """Yield the rows in a file of a run."""
+    for record in records_of(file):
+        if record.HasField("history"):
+            yield values_of(record.history.item)
+
+
+def records_of(file: str) -> Iterator[Any]:
+    """Yield the records in a file of a run. The one that a killed process has left half written is the end."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for content in _records(file):
+    for content in _contents(file):
         record = Record()
         record.ParseFromString(content)
-        if record.HasField("history"):
-            items = record.history.item
-            yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+        yield record
 
 
-def _records(file: str) -> Iterator[bytes]:
+def values_of(items: Iterable[Any]) -> dict[str, Any]:
+    """Return the values of the items of a record, by their names."""
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def _contents(file: str) -> Iterator[bytes]:
     with open(file, "rb") as stream:
         data = stream.read()
     at, record = _BEGIN, b""
