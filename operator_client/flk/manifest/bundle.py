@@ -26,9 +26,24 @@ SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigM
 RAW_LIMIT: Final = 64 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain
 COUNT_LIMIT: Final = 20_000
 _SHOWN: Final = 3  # files in a message
-# Calls that write checkpoints of a script's own: of torch, accelerate, Transformers, DeepSpeed and Lightning.
-_SAVES: Final = re.compile(
-    rb"\b(?:torch\.save|dcp\.save|save_state|save_pretrained|save_checkpoint|ModelCheckpoint)(?=\()"
+# A call, unless its arguments, which may have calls in them, have this.
+_UNLESS: Final = rb"(?=\((?!(?:[^()]|\([^()]*\))*%s))"
+# Packages that a file imports, and its calls that write checkpoints of a script's own then. Trainers of Transformers
+# and Lightning save by default.
+_SAVES: Final = (
+    (
+        rb"",
+        rb"\b(?:torch\.save|dcp\.save|save_state|save_pretrained|save_checkpoint|save_model|ModelCheckpoint)(?=\()",
+    ),
+    (
+        rb"transformers|trl",
+        rb"(?<!class )\b(?:\w*TrainingArguments|(?:SFT|DPO|GRPO|RLOO|Reward|KTO|ORPO|CPO|PPO|GKD)Config)"
+        + _UNLESS % rb"""\bsave_strategy\s*=\s*(?:["']no["']|[\w.]+\.NO\b)""",
+    ),
+    (
+        rb"lightning|pytorch_lightning",
+        rb"(?<!class )\b(?:Trainer|LightningCLI)" + _UNLESS % rb"\benable_checkpointing\s*=\s*False\b",
+    ),
 )
 
 
@@ -113,8 +128,10 @@ def _read(root: Path, files: Sequence[str]) -> dict[str, bytes]:
 def _saves(contents: Mapping[str, bytes]) -> str:
     """The first call in these files that writes checkpoints, such as ``torch.save in train.py``; empty without one."""
     for path, content in contents.items():
-        if path.endswith(".py") and (found := _SAVES.search(content)):
-            return f"{found.group().decode()} in {path}"
+        for packages, calls in _SAVES if path.endswith(".py") else ():
+            imported = not packages or re.search(rb"(?m)^\s*(?:from|import(?:.*,)?)\s+(?:%s)\b" % packages, content)
+            if imported and (found := re.search(calls, content)):
+                return f"{found.group().decode()} in {path}"
     return ""
 
 

@@ -74,6 +74,8 @@ def test_a_script_that_saves_beside_itself_is_told_that_it_goes_with_the_pod(ter
     assert told in terminal("flk submit train.py --name without")
     for place in ("--volume data:/data", "--checkpoint data:/data"):
         assert "goes with its pod" not in terminal(f"flk submit train.py --name with-{place[2]} {place}")
+    terminal.write({"train.py": "import os, transformers\ntransformers.TrainingArguments(output_dir='out')\n"})
+    assert "what TrainingArguments in train.py writes goes with its pod" in terminal("flk submit train.py --name x")
 
 
 def test_a_configuration_of_accelerate_beside_the_script_is_used(terminal: Terminal) -> None:
