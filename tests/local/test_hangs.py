@@ -109,6 +109,35 @@ def test_a_hang_ends_with_the_rank_that_is_stuck(
     assert log.index("rank 1 in test-worker-1") < log.index("ranks 0, 2"), log
 
 
+# The loop of a script whose state flk keeps.
+ADOPTED = """
+    import time, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    import flk_runtime as flk
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = flk.adopt(model=model, optimizer=optimizer)
+    while True:
+        if loop.steps == 5 and loop.rank == 1:
+            time.sleep(1000)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        loop.step()
+"""
+
+
+def test_a_hang_in_a_loop_of_the_scripts_own_is_found(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(1, 2, script=ADOPTED, **QUICK)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.INFRASTRUCTURE], job.log()
+    failure = job.record().failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.step) == ("hang", 1, 5)
+    assert "time.sleep(1000)" in failure.details
+
+
 def test_a_hang_in_ranks_that_do_not_share_an_interpreter_is_found_too(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(1, 2, script=SCRIPT.format(fault=SLEEP), **QUICK, FLK_START="spawn")
     job.start("train.py")
