@@ -508,6 +508,10 @@ class Agent:
         attempt.history[-1] = replace(attempt.history[-1], restored=page.restored, restored_from=source)
         if self.rendezvous:
             self.records.write_running(attempt.history)
+            reached = max((each.step or 0 for each in attempt.history[:-1]), default=0)
+            if reached and page.restored == 0:
+                number = attempt.started.number + 1
+                self.records.log(f"attempt {number} began at step 0 again; step {reached} had been reached before")
             if not (attempt.started.number or self.records.kept or self.settings.parent) and page.restored > 0:
                 self.records.log(_NO_FORMER_RECORD)
 

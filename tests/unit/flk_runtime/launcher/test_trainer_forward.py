@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from flk_runtime.contract import pod_env
 from flk_runtime.launcher import trainer_forward as module
 from flk_runtime.launcher.trainer_forward import TrainerForward, status_of
 from tests.support.processes import until
+from tests.support.status_server import StatusServer
 
 
 def told(line: dict[str, Any], first: int = 0, seconds: float = 10.0) -> dict[str, Any]:
@@ -52,48 +51,23 @@ def test_a_status_keeps_the_limits_of_the_protocol() -> None:
     assert max(len(each["name"]) for each in status["metrics"]) == 64
 
 
-class Server:
-    """Trainer's status server: keeps what is posted, and answers with `code`."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[str, dict[str, Any]]] = []
-        self.code = 200
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.got.append((self.headers["Authorization"], body["trainerStatus"]))
-                self.send_response(outer.code)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+@pytest.fixture
+def server() -> Iterator[StatusServer]:
+    with StatusServer() as made:
+        yield made
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
-
-
-@pytest.fixture
-def variables(server: Server, tmp_path: Path) -> dict[str, str]:
+def variables(server: StatusServer, tmp_path: Path) -> dict[str, str]:
     token = tmp_path / "token"
     token.write_text("first\n")
     return {
-        pod_env.TRAINER_URL: f"http://127.0.0.1:{server.http.server_port}/apis/x",
+        pod_env.TRAINER_URL: server.url,
         pod_env.TRAINER_TOKEN: str(token),
     }
 
 
-def test_the_newest_line_is_sent_with_the_token_of_now(server: Server, variables: dict[str, str]) -> None:
+def test_the_newest_line_is_sent_with_the_token_of_now(server: StatusServer, variables: dict[str, str]) -> None:
     forward = TrainerForward(variables, pytest.fail)
     forward.put(b'{"step": 1, "total": 100}')
     until(lambda: server.got, "the first line is sent", seconds=20)
@@ -109,7 +83,7 @@ def test_the_newest_line_is_sent_with_the_token_of_now(server: Server, variables
 
 
 def test_a_server_that_refuses_is_one_line_of_the_log(
-    server: Server, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    server: StatusServer, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_EVERY", 0.01)
     server.code = 403
