@@ -1,6 +1,8 @@
 """Trainings of other packages whose state flk keeps, as scripts: rank 1 dies at two steps, or a rank waits.
 
-With the argument ``dies`` a script trains again without flk at its end, and prints ``equal`` if both are the same.
+With the argument ``dies`` a script trains again without flk at its end, and prints ``equal`` if both are the same. With
+``later`` a longer one then goes on from a checkpoint of the other package that is of a later step than flk's. Its ranks
+must share a folder.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ KILLED: Final = "os.kill(os.getpid(), signal.SIGKILL)"
 
 # Two epochs of six steps of two micro-batches, with dropout and two evaluations in each epoch.
 TRANSFORMERS: Final = """
-    import os, pathlib, signal, sys, tempfile, time, torch
+    import os, pathlib, signal, sys, time, torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
     from flk_runtime.hosts import transformers as flk_transformers
+    from flk_runtime.shared.progress import Phase, own_page
 
     ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
     DIES = {0: 4, 1: 7} if sys.argv[1] == "dies" else {}
@@ -29,7 +32,17 @@ TRANSFORMERS: Final = """
             sequence = torch.arange(index, index + 8) % 16
             return {"input_ids": sequence, "labels": sequence}
 
+    phases, begun = set(), []
+
     class Faults(TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            begun.append(state.global_step)
+        def on_substep_end(self, *_, **__):
+            phases.add(("train", Phase(own_page().phase).name))
+        def on_prediction_step(self, *_, **__):
+            phases.add(("evaluate", Phase(own_page().phase).name))
+        def on_save(self, *_, **__):
+            phases.add(("save", Phase(own_page().phase).name))
         def on_step_end(self, args, state, control, **_):
             if DIES.get(ATTEMPT) == state.global_step and RANK == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -38,14 +51,14 @@ TRANSFORMERS: Final = """
                 while state.global_step == 3 and ATTEMPT == 0 and not pathlib.Path("go").exists():
                     time.sleep(0.01)
 
-    def trainer(faults, folder, **more):
+    def trainer(faults, folder, epochs=2, **more):
         set_seed(3)
         config = LlamaConfig(
             vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
             num_key_value_heads=2, max_position_embeddings=8, attention_dropout=0.3,
         )
         arguments = TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2,
+            output_dir=folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=epochs,
             learning_rate=1e-2, logging_steps=3, eval_strategy="steps", eval_steps=3, report_to="none",
             disable_tqdm=True, use_cpu=True, include_num_input_tokens_seen="all", **more,
         )
@@ -59,17 +72,36 @@ TRANSFORMERS: Final = """
         kept = ("step", "loss", "grad_norm", "learning_rate", "eval_loss", "num_input_tokens_seen", "train_loss")
         return [{name: each[name] for name in kept if name in each} for each in trainer.state.log_history]
 
-    with tempfile.TemporaryDirectory() as folder:
-        kept = trainer(True, folder, save_strategy="no")
-        flk_transformers.adopt(kept, save_every=1)
-        kept.train()
-        if sys.argv[1] == "dies":
-            plain = trainer(False, folder, save_strategy="steps", save_steps=5)
-            plain.train()
-            assert told(kept) == told(plain), (told(kept), told(plain))
-            same = [torch.equal(*pair) for pair in zip(kept.model.parameters(), plain.model.parameters(), strict=True)]
-            assert all(same)
-            print("equal", len(told(kept)))
+    def equal(kept, plain, told_of=told):
+        assert told_of(kept) == told_of(plain), (told_of(kept), told_of(plain))
+        same = [torch.equal(*pair) for pair in zip(kept.model.parameters(), plain.model.parameters(), strict=True)]
+        assert all(same)
+        return len(told_of(kept))
+
+    kept = trainer(True, "kept", save_strategy="steps" if sys.argv[1] == "dies" else "no", save_steps=5)
+    flk_transformers.adopt(kept, save_every=1)
+    kept.train()
+    if sys.argv[1] == "dies":
+        assert phases == {("train", "TRAINING"), ("evaluate", "EVALUATING"), ("save", "SAVING")}, phases
+        plain = trainer(False, "plain", save_strategy="steps", save_steps=5)
+        plain.train()
+        print("equal", equal(kept, plain))
+    if "later" in sys.argv:
+        del os.environ["FLK_MEMORY"]  # a part of it cannot be read again in the attempt that saved it
+        longer = trainer(False, "plain", 3, save_strategy="steps", save_steps=5)
+        longer.train(resume_from_checkpoint=True)
+        first, mixed = (trainer(True, "later", max_steps=steps, save_strategy="no") for steps in (6, 7))
+        flk_transformers.adopt(first, checkpoint="stored")
+        first.train()
+        flk_transformers.adopt(mixed, checkpoint="stored")
+        mixed.train(resume_from_checkpoint=f"plain/checkpoint-{15 if RANK == 0 else 5}")
+        assert begun[-1] == 6, "all ranks go on from flk's checkpoint, unless all have a later one"
+        later = trainer(True, "later", 3, save_strategy="no")
+        flk_transformers.adopt(later, checkpoint="stored")
+        later.train(resume_from_checkpoint="plain/checkpoint-15")
+        assert begun[-1] == 15
+        equal(later, longer, lambda trainer: told(trainer)[:-1])  # the mean of the whole training is of this process
+        print("went on from the later checkpoint")
 """
 
 # Two epochs of six steps of two micro-batches, with dropout, a shuffled loader and two validations in each epoch.
@@ -79,22 +111,28 @@ LIGHTNING: Final = """
     from torch.utils.data import DataLoader, TensorDataset
 
     from flk_runtime.hosts.lightning import Flk
+    from flk_runtime.shared.progress import Phase, own_page
 
     warnings.simplefilter("ignore")
     ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
     DIES = {0: 4, 1: 7} if sys.argv[1] == "dies" else {}
+    phases = set()
 
     class Model(lightning.LightningModule):
         def __init__(self, faults):
             super().__init__()
             self.network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
             self.faults, self.seen = faults, {}
+        def on_train_start(self):
+            self.began = self.trainer.global_step, [each.clone() for each in self.network.state_dict().values()]
         def training_step(self, batch, index):
+            phases.add(("train", Phase(own_page().phase).name))
             x, number = batch
             loss = (self.network(x) - x.sum(1, keepdim=True)).square().mean()
             self.seen[f"{self.trainer.current_epoch} {index}"] = (number.tolist(), loss.item())
             return loss
         def validation_step(self, batch, index):
+            phases.add(("validate", Phase(own_page().phase).name))
             torch.rand(1)
             self.log("validated", self.network(batch[0]).mean(), sync_dist=True)
         def on_train_batch_end(self, outputs, batch, index):
@@ -106,6 +144,7 @@ LIGHTNING: Final = """
                 while step == 3 and not pathlib.Path("go").exists():
                     time.sleep(0.01)
         def on_save_checkpoint(self, checkpoint):
+            phases.add(("save", Phase(own_page().phase).name))
             checkpoint["seen"] = self.seen
         def on_load_checkpoint(self, checkpoint):
             self.seen = checkpoint["seen"]
@@ -113,29 +152,45 @@ LIGHTNING: Final = """
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
             return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5), "interval": "step"}]
 
-    def trained(callbacks, distributed_sampler, folder):
+    def trained(callbacks, distributed_sampler, folder, epochs=2, begin=None, **more):
         lightning.seed_everything(0, verbose=False)
         data = TensorDataset(torch.randn(48, 4), torch.arange(48))
         model = Model(bool(callbacks))
         trainer = lightning.Trainer(
-            accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", max_epochs=2, accumulate_grad_batches=2,
+            accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", max_epochs=epochs, accumulate_grad_batches=2,
             val_check_interval=6, logger=False, enable_progress_bar=False, enable_model_summary=False,
-            callbacks=[*callbacks, ModelCheckpoint(folder, monitor="validated", save_last=True)], log_every_n_steps=3,
-            use_distributed_sampler=distributed_sampler,
+            callbacks=[*callbacks, ModelCheckpoint(folder, "{step}", "validated", save_last=True, save_top_k=-1)],
+            log_every_n_steps=3, use_distributed_sampler=distributed_sampler, **more,
         )
         batch = 2 if distributed_sampler else 4
-        trainer.fit(model, DataLoader(data, batch, shuffle=True), DataLoader(data, 24))
+        trainer.fit(model, DataLoader(data, batch, shuffle=True), DataLoader(data, 24), ckpt_path=begin)
         return trainer, model
 
     kind = sys.argv[2] == "distributed"
     trainer, model = trained([Flk(save_every=1)], kind, "checkpoints")
     if sys.argv[1] == "dies":
+        assert phases == {("train", "TRAINING"), ("validate", "EVALUATING"), ("save", "SAVING")}, phases
         plain_trainer, plain = trained([], kind, "checkpoints of the other")
         assert model.seen == plain.seen, (model.seen, plain.seen)
         assert all(torch.equal(*pair) for pair in zip(model.parameters(), plain.parameters(), strict=True))
         best = [each.checkpoint_callback.best_model_score for each in (trainer, plain_trainer)]
         assert best[0] == best[1], best
         print("equal", len(model.seen))
+    if "later" in sys.argv:
+        del os.environ["FLK_MEMORY"]  # a part of it cannot be read again in the attempt that saved it
+        trained([], kind, "longer", 3)
+        stored = {"checkpoint": "stored", "log_every": 0}
+        trained([Flk(**stored)], kind, "first", max_steps=4)
+        found = f"longer/step={15 if RANK == 0 else 3}.ckpt"
+        _, mixed = trained([Flk(**stored)], kind, "mixed", 3, found, max_steps=5)
+        assert mixed.began[0] == 4, "all ranks go on from flk's checkpoint, unless all have a later one"
+        flk = Flk(**stored)
+        _, later = trained([flk], kind, "later", 3, "longer/step=15.ckpt")
+        step, weights = later.began
+        expected = torch.load("longer/step=15.ckpt", weights_only=False)["state_dict"].values()
+        assert step == 15 and all(torch.equal(*pair) for pair in zip(weights, expected, strict=True))
+        assert flk.loop.steps == 18
+        print("went on from the later checkpoint")
 """
 
 # Three epochs of three steps of two micro-batches, with dropout, an evaluation after each, and samples that are noisy.

@@ -6,6 +6,7 @@ schedulers and random states come from flk, and a DataLoader continues after the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
 
 from flk_runtime.checkpoint.stateful import per_rank
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.hosts.loaders import make_resumable
 from flk_runtime.run.adopt import adopt
@@ -44,6 +46,7 @@ class Flk(Callback):  # type: ignore[misc]
         self._steps = 0  # trainer.global_step at the latest step that was noted
         self._loss: Any = None
         self._done = False  # a step, which is not counted yet
+        self._total: dict[str, Any] = {}  # the number of steps of the training, if it is known
 
     @property
     def loop(self) -> Loop:
@@ -74,7 +77,8 @@ class Flk(Callback):  # type: ignore[misc]
         )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._steps = trainer.global_step
+        self._steps, total = trainer.global_step, trainer.estimated_stepping_batches
+        self._total = {"total_steps": int(total)} if 0 < total < math.inf else {}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._resumes:
@@ -101,7 +105,8 @@ class Flk(Callback):  # type: ignore[misc]
     def _choose(self, connector: Any) -> None:
         """Take the later one of flk's checkpoint and the trainer's own, which has been read if there is one."""
         theirs = int(connector._loaded_checkpoint.get("global_step", 0))
-        if self._ours and theirs > self._state.saved["global_step"]:
+        # A rank in another pod may not find it.
+        if self._ours and process_group.all_true(theirs > self._state.saved["global_step"])():
             self._ours = self._resumes = False
         elif self._ours:
             connector._loaded_checkpoint = {}
@@ -140,7 +145,7 @@ class Flk(Callback):  # type: ignore[misc]
         if self._done:
             self._done = False
             values = {name: value for name, value in trainer.logged_metrics.items() if name not in _OF_STEP}
-            self.loop.step(self._loss, samples=_samples(trainer), **values)
+            self.loop.step(self._loss, samples=_samples(trainer), **(self._total | values))
 
     @staticmethod
     def _after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:

@@ -84,7 +84,8 @@ class _Kept:
         def run(step: int, loss: float, max_loss: float, grad_norm: float, *more: Any, **named: Any) -> None:
             log(step, loss, max_loss, grad_norm, *more, **named)
             has_loss = not self._trainer.parallel_dims.pp_enabled or self._trainer.pp_has_last_stage
-            self._logged = {"loss": loss if has_loss else None, "grad_norm": grad_norm}
+            total = self._trainer.config.training.steps
+            self._logged = {"loss": loss if has_loss else None, "grad_norm": grad_norm, "total_steps": total}
 
         return run
 

@@ -20,6 +20,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.contract import pod_env
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run.adopt import adopt as adopt_objects
 from flk_runtime.run.loop import Loop
@@ -81,7 +82,7 @@ class _Host:
                 )
             theirs, step = _their_checkpoint(self._trainer, resume_from_checkpoint)
             self._loop = loop = adopt_objects(**{"log_every": 0, **self._options}, trainer=self._counters)
-            if step > loop.steps:
+            if process_group.all_true(step > loop.steps)():  # a rank in another pod may not find it
                 loop.begin_at(step)
                 return train(resume_from_checkpoint=theirs, **more)
             if not loop.steps:
@@ -178,6 +179,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._host.note_step()
         self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.note_what_follows(saves=control.should_save)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
