@@ -303,7 +303,8 @@ def test_stages_of_a_pipeline_train_as_one_process_also_after_another_mesh(
 
 
 HUGGING_FACE = """
-    import os, torch, torch.distributed as dist
+    import copy, os, torch, warnings, torch.distributed as dist
+    from torch import nn
     import flk_runtime as flk
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -330,13 +331,40 @@ HUGGING_FACE = """
                 torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=2e-6)
                 run.step()
         print("same", kind.__name__, tied)
+
+    # Blocks that are compiled, beside FSDP2.
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    warnings.filterwarnings("ignore", "The .grad attribute")  # of the compiler's own looking
+    torch.manual_seed(3)
+    plain = nn.Sequential(Block(), Block())
+    model, y = copy.deepcopy(plain), torch.randn(4, 16)
+    with flk.init(strategy="full_shard", log_every=0) as run:
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (plain, model)]
+        flk.replicated(optimizers[0])
+        plan = {"*.up": "colwise", "*.down": "rowwise"}
+        model, _ = run.parallelize(model, optimizers[1], tp=2, tp_plan=plan, compile="eager")
+        for step in range(2):
+            losses = [each(y).square().mean() for each in (plain, model)]
+            for loss, optimizer in zip(losses, optimizers):
+                optimizer.zero_grad(), loss.backward(), optimizer.step()
+            torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-6)
+            run.step()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    print("same when compiled")
     dist.barrier()
 """
 
 
 def test_a_model_of_hugging_face_is_split_by_its_own_plan(ranks: Ranks) -> None:
+    """A compiled model is split by a plan that the script gives."""
     result, _ = ranks(HUGGING_FACE, 2, {})
-    assert result.output.count("same") == 2
+    assert result.output.count("same") == 3
 
 
 REFUSED = (
