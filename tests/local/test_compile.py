@@ -173,7 +173,7 @@ with group(), init("ddp") as run:
 
 
 LOSES_ITS_CACHE = """
-import os, pathlib, time
+import contextlib, os, pathlib, time
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"cache-{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
 import torch
 from torch import nn
@@ -197,13 +197,22 @@ with flk.init(save_every=1) as run:
 """
 
 
+# The same model in a loop of the script's own.
+ADOPTED = LOSES_ITS_CACHE.replace("flk.init(save_every=1) as run:", "contextlib.ExitStack() as stack:").replace(
+    "    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), compile=True)\n",
+    "    model, optimizer = torch.compile(model), torch.optim.SGD(model.parameters(), 0.1)\n"
+    "    run = stack.enter_context(flk.adopt(save_every=1, model=model, optimizer=optimizer))\n",
+)
+
+
 @pytest.mark.soak
-def test_after_a_lost_pod_nothing_is_compiled(forked_pods: Callable[..., Pods], root: Path) -> None:
+@pytest.mark.parametrize("script", [LOSES_ITS_CACHE, ADOPTED], ids=["run", "adopted"])
+def test_after_a_lost_pod_nothing_is_compiled(forked_pods: Callable[..., Pods], root: Path, script: str) -> None:
     """The pod that stays has no cache on its disk any more either."""
     # One thread: inductor's pool of compiler processes does not start in a forked process.
     one_thread = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     variables = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "3", **one_thread}
-    job = forked_pods(2, 1, script=LOSES_ITS_CACHE, **variables)
+    job = forked_pods(2, 1, script=script, **variables)
     job.start("train.py")
     paths = [job.folder / f"step.{rank}" for rank in (0, 1)]
     job.until(lambda: all(path.exists() and int(path.read_text() or 0) >= 5 for path in paths), "both ranks train")

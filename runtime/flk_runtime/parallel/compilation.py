@@ -54,6 +54,13 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has been given ``model`` or a part of it, as a function or as a method."""
+    return any(
+        hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) is not None for each in model.modules()
+    )
+
+
 class CompiledCode:
     """What the compiler has made in this process: a later attempt in a new pod compiles nothing of it again.
 

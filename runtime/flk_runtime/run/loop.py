@@ -10,7 +10,9 @@ from torch import nn
 from flk_runtime.checkpoint.adapters import Parts, adapt, parameters_of
 from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.compilation import is_compiled
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
@@ -69,6 +71,8 @@ class Loop(Ranks):
     def _register(self, adapted: dict[str, Any]) -> None:
         for name, each in adapted.items():
             self._saves.manager.register(name, each)
+        if process_group.all_true(any(is_compiled(each) for each in self._modules.values()))():
+            self._saves.keep_code()
 
     @property
     def steps(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from torch import nn
 from torch.optim import Optimizer
@@ -30,7 +29,6 @@ from flk_runtime.parallel import (
     load_weights,
     parallelize,
 )
-from flk_runtime.parallel.compilation import CompiledCode, keeps_code
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.agreement import Agreement, check_replicas
 from flk_runtime.run.batches import Batches
@@ -39,8 +37,6 @@ from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.optimizers import OptimizerWatch
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
-
-_COMPILED: Final = f"{INTERNAL}compiled"  # the name of the compiled code in checkpoints
 
 
 class Models:
@@ -103,10 +99,8 @@ class Models:
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
             manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
-        # Storage alone would keep code that nobody reads again.
-        if options.compile and manager.keeps_in_memory and keeps_code() and not manager.get(_COMPILED):
-            code = CompiledCode(trusted=manager.source == "memory")
-            manager.register(_COMPILED, Declared(code, replicated=False), internal=True)
+        if options.compile:
+            self._saves.keep_code()
         self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"

@@ -40,6 +40,14 @@ def test_code_beyond_the_limit_is_left_out(monkeypatch: pytest.MonkeyPatch, size
     assert len(CompiledCode(trusted=True).state_dict()["artifacts"]) == kept
 
 
+def test_a_compiled_part_of_a_model_is_found() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    assert not compilation.is_compiled(model)
+    model[1][0].compile(backend="eager")
+    assert compilation.is_compiled(model)
+    assert compilation.is_compiled(torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2), backend="eager")))
+
+
 def test_statistics_that_a_recomputation_would_change_twice_are_refused() -> None:
     block = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     for given in ("eager", {"backend": "eager", "fullgraph": True}):
