@@ -11,7 +11,6 @@ rank is printed.
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import time
@@ -87,7 +86,7 @@ class Pod:
         self._here.rank = rank
         exchange = PodExchange(self._processes, None)
         begin = time.thread_time()
-        headers = exchange.all_gather(pickle.loads(self._blob(rank)))
+        headers = exchange.all_gather(pod_exchange.unpacked(self._blob(rank)))
         assert len(headers) == self._ranks
         return exchange.received, time.thread_time() - begin
 
@@ -114,7 +113,8 @@ def main() -> int:
     ranks = arguments.pods * PROCESSES
     for name, sharded in (("ddp", False), ("full_shard, another number of ranks", True)):
         headers = [header(rank, ranks, sharded=sharded) for rank in range(DISTINCT)]
-        blobs = [pickle.dumps({each.rank: gather._Unread.of(each)}) for each in headers]
+        unread = {str(each.rank): gather._Unread.of(each)._asdict() for each in headers}
+        blobs = [pod_exchange.packed({rank: pod_exchange.packed(each)}) for rank, each in unread.items()]
         pods = {"pod": Pod(arguments.pods, PROCESSES, blobs), "rank": Pod(ranks, 1, blobs)}
         found = {key: [pod.restore() for _ in range(arguments.rounds)] for key, pod in pods.items()}
         megabytes = {key: values[0][0] / 1e6 for key, values in found.items()}  # the same in every round

@@ -67,10 +67,10 @@ def read(saved, wanted, readers, processes=1, copies=(), lost=()):
         if shard in lost:
             raise StorageError("not held")
         return pathlib.Path(f"{saved}.{shard}")
-    folder = pathlib.Path(f"pod.{rank // processes}")
+    folder = pathlib.Path(f"pod.{processes}.{rank // processes}")
     folder.mkdir(exist_ok=True)
     reader = PodReader(readers, open_shard, processes, folder, copies)
-    assert not list(folder.iterdir())
+    assert [path.name for path in folder.iterdir()] == ["exchange"] * (processes > 1)
     assert opened == [shard for shard, each in enumerate(readers) if each == rank]
     checkpoint = SavedCheckpoint("memory", reader)
     assert {name for name, _ in checkpoint.names()} >= FULL.keys()

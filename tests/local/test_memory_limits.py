@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
-from tests.support.memory import delete_pods
+from flk_runtime.shared.memory_messages import EXCHANGE, EXCHANGE_BYTES
+from tests.support.memory import delete_pods, folder_of
 from tests.support.pods import Pods
 
 TRAIN = """
@@ -42,23 +43,29 @@ SHARD = 4 * (256 * 256 + 256) * 4 * 3 / 4  # bytes of parameters and of two mome
 STRATEGIES = ("ddp", "full_shard", "hybrid_shard")
 FAULTS = ("killed rank", "lost pod", "lost pod 0")
 LIMITS = (0, 0.5, 1.5, 2.5, 3.5, 4.1, 4.6, 5.0, 5.5, 6.5, 9.5)  # in shards; headers and plain values count too
+LIMITS_OF_TWO = (7.0, 9.0, 12.0, 18.0, 19.0, 20.0)  # with two ranks in each pod
 
 
-def check(forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float) -> None:
-    """Run a job that has one fault under a limit, in shards."""
+def check(
+    forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float, processes: int = 1
+) -> None:
+    """Run a job of four ranks that has one fault under a limit, in shards."""
     settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "3"}
-    job = forked_pods(4, 1, script=TRAIN, **settings, **{user_env.MEMORY_LIMIT: str(int(limit * SHARD))})
+    pods, exchange = 4 // processes, EXCHANGE_BYTES * processes if processes > 1 else 0
+    least = 4 * processes + exchange / SHARD  # two files of each own rank, and of each rank of another pod
+    job = forked_pods(pods, processes, script=TRAIN, **settings, **{user_env.MEMORY_LIMIT: str(int(limit * SHARD))})
     arguments = ("train.py", strategy, "12")
     job.start(*arguments)
     paths = [job.folder / f"step.{rank}" for rank in range(4)]
     job.until(lambda: all(path.exists() and path.read_text() == "7" for path in paths), "all ranks do step 7")
+    shared = [path.stat().st_blocks << 9 for pod in range(pods) for path in folder_of(root, pod).glob(EXCHANGE)]
     if fault == "killed rank":
         os.kill(job.pid(0, 2), signal.SIGKILL)
     else:
-        pod = 0 if fault == "lost pod 0" else 2
+        pod = 0 if fault == "lost pod 0" else pods // 2
         delete_pods(job, root, pod)
         job.start(*arguments, only=pod)
-    assert job.wait() == [0] * 4, job.logs_of_all()
+    assert job.wait() == [0] * pods, job.logs_of_all()
     log = job.logs_of_all()
     begun = [int(step) for step in re.findall(r"\[rank 0\] begins at (\d+)", job.log(0))]
     used = re.search(r"uses up to ([\d.]+) MiB of \S+ for them \(limit ([\d.]+) MiB\)", log)
@@ -71,23 +78,30 @@ def check(forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: st
         assert not used
         assert begun == [0, 0], "nothing pretends that it saves"
         assert all(float(need) >= float(most) for need, most in refusals), log
-        assert limit < 5
+        assert limit < least + 1
+        assert not shared
     else:
         assert used, log
         assert begun in ([0, 4], [0, 6]), log
         assert float(used[1]) <= float(used[2])
-        assert limit > 4
+        assert limit > least
+        assert shared == [exchange] * pods * (processes > 1), "a restore needs no memory that saving has not reserved"
     assert re.search(r"final ([\d.e-]+)", job.log(0)), log
 
 
 @pytest.mark.parametrize(
-    ("strategy", "fault", "limit"),
-    [("ddp", "lost pod 0", 5.0), ("hybrid_shard", "lost pod", 5.0), ("full_shard", "killed rank", 3.0)],
+    ("strategy", "fault", "limit", "processes"),
+    [
+        ("ddp", "lost pod 0", 5.0, 1),
+        ("hybrid_shard", "lost pod", 5.0, 1),
+        ("full_shard", "killed rank", 3.0, 1),
+        ("ddp", "lost pod", 20.0, 2),
+    ],
 )
 def test_a_limit_is_enough_for_restores_or_refused(
-    forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float
+    forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float, processes: int
 ) -> None:
-    check(forked_pods, root, strategy, fault, limit)
+    check(forked_pods, root, strategy, fault, limit, processes)
 
 
 def test_fewer_pods_restore_from_memory_and_need_more_of_it(forked_pods: Callable[..., Pods], root: Path) -> None:
@@ -112,3 +126,12 @@ def test_every_limit_is_enough_for_restores_or_refused(
     forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float
 ) -> None:
     check(forked_pods, root, strategy, fault, limit)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("limit", LIMITS_OF_TWO)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_limit_of_pods_with_two_ranks_is_enough_for_restores_or_refused(
+    forked_pods: Callable[..., Pods], root: Path, fault: str, limit: float
+) -> None:
+    check(forked_pods, root, "ddp", fault, limit, processes=2)

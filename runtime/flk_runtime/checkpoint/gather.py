@@ -9,10 +9,11 @@ itself, as under FSDP, no values travel, and of the headers the one of rank 0, w
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -41,20 +42,21 @@ class _Unread(NamedTuple):
     """The header of a shard as it travels."""
 
     text: bytes  # compressed JSON
-    sample: tuple[Entry, ...]  # some of its entries
+    sample: bytes  # some of its chunks, each with its name, offsets and size; as JSON
 
     @classmethod
     def of(cls, header: ShardHeader) -> _Unread:
-        tensors = [entry for entry in header.entries if entry.dtype]
-        return cls(zlib.compress(header.to_json(), 1), tuple(tensors[:: max(1, len(tensors) // _SAMPLE)]))
+        tensors = [(entry.name, entry.offsets, entry.size) for entry in header.entries if entry.dtype]
+        sample = json.dumps(tensors[:: max(1, len(tensors) // _SAMPLE)])
+        return cls(zlib.compress(header.to_json(), 1), sample.encode())
 
     def header(self) -> ShardHeader:
         return ShardHeader.from_json(zlib.decompress(self.text))
 
-    def has_piece_of(self, chunks: Sequence[Chunk]) -> bool:
-        wanted = {chunk.name: chunk for chunk in chunks}
+    def has_piece_of(self, wanted: Mapping[str, Chunk]) -> bool:
+        """Whether the sample has a piece of one of these chunks, which are given by name."""
         return any(
-            entry.name in wanted and _overlap(wanted[entry.name], entry.offsets, entry.size) for entry in self.sample
+            name in wanted and _overlap(wanted[name], offsets, size) for name, offsets, size in json.loads(self.sample)
         )
 
 
@@ -117,7 +119,8 @@ class PodReader(ChunkReader):
         for certain in (True, False):  # first the headers of shards that have a piece of these chunks for certain
             if not lacking:
                 return
-            found = [shard for shard, other in self._others.items() if not certain or other.has_piece_of(lacking)]
+            wanted = {chunk.name: chunk for chunk in lacking}
+            found = [shard for shard, other in self._others.items() if not certain or other.has_piece_of(wanted)]
             for shard in found:
                 self._headers[shard] = self._others.pop(shard).header()
             self._add(self._headers)
@@ -151,19 +154,25 @@ class PodReader(ChunkReader):
         """Have the metadata name all tensors, and take the header and the plain values of the shard of rank 0."""
         known: set[str] = set()
         if self._readers[0] == 0:
-            first = (self._headers[0].to_json(), self._values[value_name(0)]) if self._rank == 0 else None
-            text, values = self.exchange.all_gather(first)[0] or (b"", b"")
-            self._headers[0], self._values[value_name(0)] = ShardHeader.from_json(text), values
+            name, given = value_name(0), dict[str, bytes]()
+            if self._rank == 0:
+                given = {"header": self._headers[0].to_json(), "values": self._values[name]}
+            first = self.exchange.all_gather(given)[0]
+            self._headers[0], self._values[name] = ShardHeader.from_json(first["header"]), first["values"]
             known = {entry.name for entry in self._headers[0].entries}
         own = [entry for header in self._headers.values() for entry in header.entries]
         add_entries(self._metadata, own, chunks=False)
-        for more in self.exchange.all_gather({entry.name: entry for entry in own if entry.name not in known}):
-            add_entries(self._metadata, more.values(), chunks=False)
+        further = {entry.name: json.dumps(vars(entry)).encode() for entry in own if entry.name not in known}
+        for more in self.exchange.all_gather(further):
+            entries = [Entry.from_dict(json.loads(each)) for each in more.values()]
+            add_entries(self._metadata, entries, chunks=False)
 
     def _gather_headers(self) -> None:
         """Have every rank hold the headers of all shards, unread: those of a sharded model have many entries."""
-        for headers in self.exchange.all_gather({shard: _Unread.of(self._headers[shard]) for shard in self._own}):
-            self._others |= {shard: header for shard, header in headers.items() if shard not in self._headers}
+        own = {str(shard): pod_exchange.packed(_Unread.of(self._headers[shard])._asdict()) for shard in self._own}
+        for headers in self.exchange.all_gather(own):
+            found = {int(shard): _Unread(**pod_exchange.unpacked(each)) for shard, each in headers.items()}
+            self._others |= {shard: header for shard, header in found.items() if shard not in self._headers}
         self._gathered = True
 
     def _add(self, headers: dict[int, ShardHeader]) -> None:

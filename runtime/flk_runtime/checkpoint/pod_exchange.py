@@ -7,10 +7,9 @@ piece of the ranks in a few other pods. A receiver writes to one half of the mem
 
 from __future__ import annotations
 
+import io
 import json
 import mmap
-import os
-import pickle
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +20,13 @@ import torch.distributed as dist
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import checkpoint_error
+from flk_runtime.shared.memory_messages import EXCHANGE, EXCHANGE_BYTES
 from flk_runtime.shared.progress import heartbeat
 from flk_runtime.system import host
 
-PIECE = 1 << 20  # bytes that a rank receives of another one in a turn
 PODS: Final = 2  # that a rank receives from in a turn
+PIECE = EXCHANGE_BYTES // (2 * PODS)  # bytes that a rank receives of another one in a turn
 _CPU: Final = torch.device("cpu")
-_FILE: Final = "exchange"
 
 T = TypeVar("T")
 Sizes = Mapping[int, Sequence[int]]  # bytes of each piece, by rank or pod
@@ -63,11 +62,11 @@ class PodExchange:
         """Whether this rank receives for its pod what ``rank`` gives to it. Not collective."""
         return rank != self._rank and rank % self._processes == self._place
 
-    def all_gather(self, value: T) -> list[T]:
-        """The values of all ranks in the order of ranks. They travel by pickle, once to each pod."""
+    def all_gather(self, values: Mapping[str, bytes]) -> list[Mapping[str, bytes]]:
+        """The values of all ranks, by their names, in the order of ranks. They travel once to each pod."""
         if self._memory is None:
-            return [value]
-        data = pickle.dumps(value)
+            return [values]
+        data = packed(values)
         sizes = [
             torch.zeros(1, dtype=torch.int64, device=self._group_device) for _ in range(self._pods * len(self._near))
         ]
@@ -84,7 +83,7 @@ class PodExchange:
             found[rank][begin : begin + len(memory)] = memory.numpy().tobytes()
 
         self.exchange(wanted, given, fill, take)
-        return [pickle.loads(each) for each in found]  # noqa: S301
+        return [*map(unpacked, found)]
 
     def share_in_pod(self, value: T) -> list[T]:
         """The values of the ranks of this pod in the order of ranks; as JSON. Collective in the pod."""
@@ -168,21 +167,31 @@ class PodExchange:
         size = 2 * self._half
         if folder is None or self._processes == 1:
             return mmap.mmap(-1, size)
-        path, first = folder / _FILE, self._rank == self._near[0]
+        path = folder / EXCHANGE
         try:
-            if first:
-                path.unlink(missing_ok=True)  # a rank that was killed has left it
-                with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            if self._rank == self._near[0]:  # the file stays, and the launcher may have reserved it
+                path.touch(mode=0o600)
+                with open(path, "r+b") as file:
                     host.allocate(file.fileno(), size)
             self._meet()
             with open(path, "r+b") as file:
                 memory = mmap.mmap(file.fileno(), size)
-            self._meet()
-            if first:
-                path.unlink()
         except OSError as error:
             raise checkpoint_error(f"no memory to restore: {path}: {error.strerror}", error) from error
         return memory
+
+
+def packed(values: Mapping[str, bytes]) -> bytes:
+    """Values with their names as one value."""
+    sizes = json.dumps({name: len(value) for name, value in values.items()})
+    return b"\n".join([sizes.encode(), b"".join(values.values())])
+
+
+def unpacked(data: bytes | bytearray) -> dict[str, bytes]:
+    """The values that `packed` has put together. Raises ValueError if it has not."""
+    sizes, _, rest = data.partition(b"\n")
+    stream = io.BytesIO(rest)
+    return {name: stream.read(size) for name, size in json.loads(sizes).items()}
 
 
 def _transfer(sends: Iterable[tuple[int, torch.Tensor]], receives: Iterable[tuple[int, torch.Tensor]]) -> None:

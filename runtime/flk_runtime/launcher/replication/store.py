@@ -21,6 +21,7 @@ from flk_runtime.contract.failure import Kind
 from flk_runtime.errors import RuntimeFailure, StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.shared import shard_file
+from flk_runtime.shared.memory_messages import EXCHANGE
 from flk_runtime.shared.shard_file import ShardError, ShardPreamble
 from flk_runtime.system import host
 
@@ -125,6 +126,7 @@ class ShardStore:
         timeout: float,
         *,
         least: int = 0,
+        exchange: int = 0,
         copied: Collection[ShardId] = (),
         third: Collection[int] = (),
     ) -> None:
@@ -136,8 +138,9 @@ class ShardStore:
         until the next checkpoint is whole, and the rank needs its second file only then. If there are more such files,
         they count too. The shards in ``copied``, which other pods hold, are given up where there is no room for them.
 
-        ``least``: bytes that the limit has to allow, since another pod may become the partner. Waits until the launcher
-        writes into no file that changes. Raises NoRoomError if the files do not fit, and TimeoutError.
+        ``least``: bytes of shards that the limit has to allow, since another pod may become the partner. ``exchange``:
+        bytes of the file through which the ranks restore. Waits until the launcher writes into no file that changes.
+        Raises NoRoomError if the files do not fit, and TimeoutError.
         """
         with self._changed:
             self._wait(
@@ -150,11 +153,12 @@ class ShardStore:
             dropped: list[Slot] = []
             files, rest, need = self._assign(sizes, copied, dropped, third)
             for slots in (rest, self._slots):  # first those that no rank gets
-                if need > self.limit:
+                if need + exchange > self.limit:
                     dropped = [slot for slot in slots if slot.held() in copied]
                     files, rest, need = self._assign(sizes, copied, dropped, third)
-            if max(need, least) > self.limit:
-                raise NoRoomError(_too_much(max(need, least), self.limit))
+            need = max(need, least) + exchange
+            if need > self.limit:
+                raise NoRoomError(_too_much(need, self.limit))
             for slot in dropped:
                 self._clear(slot)
                 slot.rank = _NOBODY
@@ -166,6 +170,9 @@ class ShardStore:
                 if slot.size < sizes[rank]:
                     chosen.append(self._begin_allocation(slot, sizes[rank]))
         self._allocate(chosen, written=False)
+        if exchange:
+            (path := self.folder / EXCHANGE).touch(mode=0o600)
+            self._fallocate(path, exchange)
 
     def files_of(self, rank: int) -> list[Path]:
         """The files that are reserved for a rank. A file that holds a shard comes last."""
@@ -176,6 +183,7 @@ class ShardStore:
         """Remove all files without a shard, since nothing will be saved."""
         with self._changed:
             self._remove(lambda slot: True)
+            (self.folder / EXCHANGE).unlink(missing_ok=True)
 
     def seal(self, path: Path, attempt: str) -> ShardId:
         """Hold the shard that a rank of this pod has finished in the attempt with this ID.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 import pytest
 import torch
 
 from flk_runtime.checkpoint.gather import _buckets, _overlap
+from flk_runtime.checkpoint.pod_exchange import packed, unpacked
 from flk_runtime.checkpoint.state import Chunk
 
 
@@ -21,6 +25,19 @@ from flk_runtime.checkpoint.state import Chunk
 )
 def test_a_bucket_is_bounded_or_one_box(sizes: list[int], cuts: list[tuple[int, int]]) -> None:
     assert _buckets(sizes, 10) == cuts
+
+
+class Stranger:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise SystemExit('what travels was executed')",)
+
+
+def test_values_travel_as_bytes_and_run_no_code() -> None:
+    values = {"flk.0": b"a\nb", "é\n": b"", "header": pickle.dumps([1])}
+    assert unpacked(bytearray(packed(values))) == values
+    assert unpacked(packed({})) == {}
+    with pytest.raises(ValueError, match="decode"):
+        unpacked(pickle.dumps(Stranger()))
 
 
 def test_boxes_overlap_in_all_dimensions() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
+from flk_runtime.shared.memory_messages import EXCHANGE
 from flk_runtime.shared.shard_file import (
     DATA_BEGIN,
     Entry,
@@ -293,6 +294,18 @@ def test_a_refusal_names_all_that_is_needed_and_takes_nothing(store: ShardStore)
         with pytest.raises(NoRoomError, match=r"1\.5 MiB are needed and the limit is 1\.0 MiB"):
             store.reserve(dict.fromkeys(range(3), size), 1, least=least)
     assert taken(store) == 0
+
+
+def test_what_the_ranks_restore_through_is_reserved_and_counts(store: ShardStore) -> None:
+    store.keep_only(None, attempt="first")
+    with pytest.raises(NoRoomError, match=r"1\.5 MiB are needed and the limit is 1\.0 MiB"):
+        store.reserve({0: 1 << 19}, 1, exchange=1 << 19)
+    assert list(store.folder.iterdir()) == []
+    for _ in range(2):  # each rank of the pod asks
+        store.reserve({0: SIZE}, 1, exchange=1 << 19)
+    assert (store.folder / EXCHANGE).stat().st_size == 1 << 19
+    store.release()
+    assert list(store.folder.iterdir()) == []
 
 
 def test_more_copies_than_files_give_way_if_other_pods_hold_them(store: ShardStore) -> None:
