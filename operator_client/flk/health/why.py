@@ -93,6 +93,7 @@ def diagnose(view: JobView) -> Report:
                 *_other_findings(view, found),
                 *_attempts(view),
                 *_quarantine(view),
+                *_clocks(view),
                 *_ends(view, cause),
                 *_events(view, cause),
             ],
@@ -209,6 +210,13 @@ def _quarantine(view: JobView) -> list[Other]:
         Other(f"node {each.node} is in quarantine: {each.reason or 'pods have failed there repeatedly'}", why_not)
         for each in view.quarantine
     ]
+
+
+def _clocks(view: JobView) -> list[Other]:
+    """Return the pods of the latest attempt whose clocks differ much from that of pod 0."""
+    clocks = view.record.attempts[-1].clocks if view.record and view.record.attempts else ""
+    why_not = "times in logs and records differ by as much, and nothing else depends on them"
+    return [Other(f"clocks differ from that of pod 0: {clocks}", why_not)] if clocks else []
 
 
 def _ends(view: JobView, cause: Finding | None) -> list[Other]:

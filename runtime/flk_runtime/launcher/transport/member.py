@@ -125,7 +125,7 @@ class Member:
         self._attempt: AttemptStarted | None = None  # that runs
         self._over = False
         self._connected = self._draining = False
-        self._skew_logged = False
+        self._ahead, self._skew_logged = 0.0, False  # of the leader's clock, in seconds, if that is much
         self._status: PodStatus | None = None
         self._outbox: queue.SimpleQueue[FromMember | _Ready | threading.Event] = queue.SimpleQueue()
         self._wakeup, self._wake_end = socket.socketpair()
@@ -297,7 +297,8 @@ class Member:
             history, failures = [], [self._blame_self(failure) for failure in failures]
         settings = self._settings
         memory, place = self._inventory(), settings.topology
-        connection.send(Join(settings.pod_name, settings.node, history, failures, memory, self._step, place))
+        own = settings.pod_name, settings.node
+        connection.send(Join(*own, history, failures, memory, self._step, place, self._ahead))
 
     def _handle(self, message: Message | Unreadable, connection: Connection[Message]) -> None:
         match message:
@@ -399,7 +400,8 @@ class Member:
     def _compare_clocks(self, leaders: float) -> None:
         """Say once if the clocks of this node and of pod 0's node differ much: times in records and logs do, too."""
         ahead = time.time() - leaders
-        if leaders and abs(ahead) > _CLOCK_SKEW and not self._skew_logged:
+        self._ahead = ahead if leaders and abs(ahead) > _CLOCK_SKEW else 0.0
+        if self._ahead and not self._skew_logged:
             self._skew_logged = True
             words = "ahead of" if ahead > 0 else "behind"
             self._log(f"the clock of this node is {abs(ahead):.0f} s {words} the clock of pod 0's node")

@@ -42,6 +42,7 @@ class Join:
     memory: Inventory | None = None  # checkpoints in memory that the pod holds; None: it keeps none
     step: int | None = None  # optimizer steps that the ranks of this pod had done at its end; None: they do not tell
     topology: str = ""  # place of the node in the network, the widest level first, as in zone/rack
+    ahead: float = 0.0  # seconds by which the clock of this node is ahead of the leader's, if they differ much
 
     @property
     def fault(self) -> Failure | None:
@@ -55,7 +56,7 @@ class Join:
         """
         names = sys.intern(self.pod_name), sys.intern(self.node)  # as in the attempt before
         memory = self.memory and self.memory.compact(known)
-        return Join(*names, _NONE, self.failures or _NONE, memory, self.step, sys.intern(self.topology))
+        return Join(*names, _NONE, self.failures or _NONE, memory, self.step, sys.intern(self.topology), self.ahead)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flk_runtime.contract import user_env
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher import health
+from flk_runtime.launcher.agent import Agent
+from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport import AttemptStarted
 
 
 def found(folders: dict[str, str]) -> str:
@@ -47,3 +53,24 @@ def test_what_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     fault = found({"memory for checkpoints": str(tmp_path)})
     answers.set()
     assert fault == "memory for checkpoints does not answer for 0.05 s"
+
+
+@pytest.mark.parametrize(("kind", "checked"), [(Kind.CONNECTION, True), (Kind.EXCEPTION, False)])
+def test_a_pod_is_checked_before_it_joins_again_after_an_attempt_that_its_node_may_have_ended(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, checked: bool
+) -> None:
+    reported: queue.SimpleQueue[tuple[list[Failure], int | None]] = queue.SimpleQueue()
+    agent = Agent.__new__(Agent)
+    agent.settings = Settings(("train.py",), pod=1, pod_name="gpt-worker-1", node="node-b", health=True)
+    member = SimpleNamespace(join_next_round=lambda failures, step: reported.put((failures, step)))
+    monkeypatch.setattr(agent, "member", member, raising=False)
+    monkeypatch.setattr(agent, "wakeup", SimpleNamespace(post=lambda event: None), raising=False)
+    monkeypatch.setattr(health, "of_pod", lambda settings, environ: "GPU 3 is lost")
+    own = Failure(kind, 1, 4)
+    attempt = PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0"))
+    attempt.failures.append(own)
+    agent._join_next_round(attempt)
+    failures, _ = reported.get(timeout=60)
+    assert failures[0] == own
+    found = [(each.kind, each.attempt, each.node, each.message) for each in failures[1:]]
+    assert found == [(Kind.UNHEALTHY, 3, "node-b", "GPU 3 is lost")] * checked

@@ -87,9 +87,10 @@ class Job:
         history: list[Attempt] | None = None,
         node: str = "node",
         step: int | None = None,
+        ahead: float = 0.0,
     ) -> None:
         for pod in pods:
-            join = Join(f"worker-{pod}", node, history or [], failures or [], step=step)
+            join = Join(f"worker-{pod}", node, history or [], failures or [], step=step, ahead=ahead)
             self.leader.received(pod, join, self.now)
 
     def arrive(self, *pods: int, incarnation: str = "first") -> None:
@@ -142,6 +143,15 @@ def test_an_attempt_starts_when_all_members_have_joined(job: Job) -> None:
     assert [list(start.ranks(pod, 2)) for pod in start.pods] == [[0, 1], [2, 3], [4, 5]]
     assert job.calls == [start], "one message for all pods, which is encoded once"
     assert start.history[0].pods == "0-2"
+
+
+def test_the_record_of_an_attempt_names_clocks_that_differ(job: Job) -> None:
+    assert job.start().history[-1].clocks == ""
+    job.fail(1)
+    job.join(0)
+    job.join(1, node="node-b", ahead=7.6)
+    job.join(2, ahead=-60.0)
+    assert job.latest(0).history[-1].clocks == "worker-1 on node-b +8 s, worker-2 on node -60 s"
 
 
 def test_a_failure_ends_the_attempt_in_all_pods_at_once(job: Job) -> None:

@@ -61,6 +61,7 @@ def test_former_attempts_are_read_and_the_node_is_checked_beside_the_launchers_l
     join = leader.joined.get(timeout=60)
     assert (join.history, join.failures) == (HISTORY, [FAULT])
     assert log == ["the clock of this node is 0 s ahead of the clock of pod 0's node"]
+    assert 0 < join.ahead < 60
     assert len(readers) == 2
     assert threading.main_thread() not in readers
     assert events.empty()
