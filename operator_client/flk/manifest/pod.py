@@ -187,6 +187,7 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
         user_env.NAMESPACE: "metadata.namespace",
         pod_env.POD_IP: "status.podIP",
         user_env.NODE_NAME: "spec.nodeName",
+        user_env.ZONE: f"metadata.labels['{labels.ZONE}']",
     }
     if job.metrics:  # they are told which run this is
         of_pods[user_env.POD_IMAGE] = job.image_or_default

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from flk.kube import Object
+from flk.labels import ZONE
 from flk.observe.model import PodPhase, PodState
 from flk.targets import CONTAINERS, EXIT_CODE, KEPT_BY_KUBELET, REPLACED
 from flk.units import timestamp
@@ -115,8 +116,10 @@ def memory_limit(pod: Object) -> str:
 def _topology(pod: Object) -> str:
     """Return the place of a pod in the network; empty if it is not known."""
     container = _container((pod.get("spec") or {}).get("containers"))
-    told = any(each["name"] == user_env.TOPOLOGY for each in container.get("env") or [])
-    return _variables(pod).get(user_env.TOPOLOGY, "") if told else ""
+    names = {each["name"] for each in container.get("env") or []}
+    if user_env.TOPOLOGY in names and (told := _variables(pod).get(user_env.TOPOLOGY)):
+        return told
+    return str((pod["metadata"].get("labels") or {}).get(ZONE) or "") if user_env.ZONE in names else ""
 
 
 def _variables(pod: Object) -> dict[str, str]:

@@ -37,8 +37,11 @@ LAST_CALL: Final = Setting(
 )
 POD_NAME: Final = Variable("FLK_POD_NAME", "name of this pod", "")
 NODE_NAME: Final = Variable("FLK_NODE_NAME", "name of the node that this pod runs on", "")
+ZONE: Final = Variable("FLK_ZONE", "zone of that node, where Kubernetes copies it to the labels of the pod", "")
 TOPOLOGY: Final = Setting(
-    "FLK_TOPOLOGY", "place of the pod's node in the network, the widest level first: zone/block/rack", ""
+    "FLK_TOPOLOGY",
+    "place of the pod's node in the network, the widest level first: zone/block/rack; unset: its zone",
+    "",
 )
 BUDGET_RESET: Final = Setting(
     "FLK_BUDGET_RESET",

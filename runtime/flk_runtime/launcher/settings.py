@@ -215,7 +215,7 @@ class Settings:
             pod_name=value(user_env.POD_NAME) or socket.gethostname(),
             pod_ip=value(pod_env.POD_IP),
             node=value(user_env.NODE_NAME),
-            topology=value(user_env.TOPOLOGY),
+            topology=value(user_env.TOPOLOGY) or value(user_env.ZONE),
             cpus=value(pod_env.CPUS),
             limits=Limits(
                 restarts=value(pod_env.RESTARTS),

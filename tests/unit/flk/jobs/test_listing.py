@@ -12,7 +12,7 @@ import pytest
 from flk.jobs import archive_writer
 from flk.observe import pods
 from flk.observe.view import JobView
-from flk_runtime.contract.user_env import TOPOLOGY
+from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
 
@@ -77,3 +77,12 @@ def test_the_variables_of_a_pod_are_read_if_one_says_where_it_is_in_the_network(
     job = JobBuilder(1)
     job.container["env"] = [{"name": "RACK", "value": "r7"}, {"name": TOPOLOGY, "value": "$(RACK)/1"}]
     assert job.pod(0).view().pods[0].topology == "r7/1"
+
+
+def test_a_pod_that_says_nothing_more_is_in_the_zone_that_its_label_names() -> None:
+    job = JobBuilder(1)
+    job.container["env"] = [{"name": ZONE}]
+    job.pod(0)
+    assert job.view().pods[0].topology == ""
+    job.pods[0]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "a"
+    assert job.view().pods[0].topology == "a"
