@@ -44,6 +44,17 @@ def merged(base: Any, patch: Any) -> Any:
         assume(False)
 
 
+def has_twins(value: Any) -> bool:
+    """Whether two items of a list have one name or one mountPath, at any depth."""
+    if isinstance(value, dict):
+        return any(map(has_twins, value.values()))
+    if not isinstance(value, list):
+        return False
+    known = [item for item in value if isinstance(item, dict)]
+    given = [[item[key] for item in known if isinstance(item.get(key), str)] for key in ("name", "mountPath")]
+    return any(len(set(each)) < len(each) for each in given) or any(map(has_twins, value))
+
+
 def nulls(value: Any) -> int:
     """The number of keys that are null, at any depth."""
     if isinstance(value, dict):
@@ -76,6 +87,7 @@ def test_keys_are_those_of_both_without_the_removed_ones(base: dict[str, Any], p
 
 @given(MAPPINGS, PATCH_MAPPINGS)
 def test_a_patch_that_is_applied_twice_is_applied_once(base: dict[str, Any], patch: dict[str, Any]) -> None:
+    assume(not has_twins(patch))  # with a base the last one wins, and without one Kubernetes refuses both
     once = merged(base, patch)
     assert merged(once, patch) == once
 
