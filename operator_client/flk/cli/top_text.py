@@ -261,8 +261,19 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
     key: Callable[[RankMeasurements], Any] = badness if sort == "slowest" else lambda rank: rank.rank
     ordered = sorted(by_node.items(), key=lambda item: min(map(key, item[1])))
     gpus = {rank.rank: _gpu(rank, usage.get(rank.pod), state.processes) for rank in telemetry.ranks}
-    has_gpus = any(gpus.values())
-    header = ["", "RANK", "STEP", "STEP TIME", "WORK", "MEMORY", *(["GPU"] if has_gpus else []), "PHASE", ""]
+    has_gpus, waits = any(gpus.values()), any(rank.data_wait is not None for rank in telemetry.ranks)
+    header = [
+        "",
+        "RANK",
+        "STEP",
+        "STEP TIME",
+        "WORK",
+        *(["DATA"] if waits else []),
+        "MEMORY",
+        *(["GPU"] if has_gpus else []),
+        "PHASE",
+        "",
+    ]
     rows = [
         [
             ">" if rank.slow else " ",
@@ -270,6 +281,7 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
             "" if rank.step < 0 else f"{rank.step:,}",
             "" if rank.step_seconds is None else f"{rank.step_seconds:.3g} s",
             "" if rank.work is None else f"{rank.work:.0%}",
+            *(["" if rank.data_wait is None else f"{rank.data_wait:.0%}"] if waits else []),
             bytes_text(rank.memory),
             *([gpus[rank.rank]] if has_gpus else []),
             rank.phase,

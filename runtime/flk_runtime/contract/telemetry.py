@@ -77,6 +77,7 @@ class RankMeasurements:
     work: float | None = None  # share of the time in which no collective of it was pending
     slow: float | None = None  # how many times as long as the median it works; None: the others do not wait for it
     memory: int | None = None  # resident bytes of its process
+    data_wait: float | None = None  # share of the time in which it waited for batches; None: the script does not tell
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,6 @@ class Shares:
             self._samples, self._pending = samples, pending
         if self._page.launched:
             shares["comm"] = round(self._communication, 2)
-        shares["data_wait"] = round(min(1.0, self._waited / max(now - self._since, 1e-9)), 2)
+        shares["data_wait"] = self._page.data_wait = round(min(1.0, self._waited / max(now - self._since, 1e-9)), 2)
         self._waited, self._since = 0.0, now
         return shares

@@ -96,6 +96,7 @@ class ProgressPage:
     restored_from = _Int(15)  # index in SOURCES
     first_step = _Int(16)  # the first step done in this attempt; -1: none
     first_step_time = _Float(17)  # when it was done
+    data_wait = _Float(27)  # share of the time between its latest lines of metrics that it waited for batches; -1: none
     # The rank's observer writes these, a few times a second.
     samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
     pending_samples = _Int(11)  # how often one had not
@@ -200,7 +201,7 @@ class ProgressPage:
 
     def _clear(self) -> None:
         self.step = self.saved = self.stored = self.boundary = self.target = self.restored = self.first_step = -1
-        self.phase_time = time.monotonic()
+        self.phase_time, self.data_wait = time.monotonic(), -1.0
 
 
 @functools.cache

@@ -26,6 +26,7 @@ class RankStatus(NamedTuple):
     phase: str = "start"  # as in flk_runtime.launcher.hangs.phases
     step_seconds: float = 0.0  # mean of the latest steps; 0: unknown
     memory: int = 0  # resident MiB of its process; 0: unknown
+    data_wait: float = -1.0  # share of the time in which it waited for batches; negative: unknown
 
 
 @dataclass(frozen=True)

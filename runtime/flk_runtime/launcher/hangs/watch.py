@@ -144,6 +144,7 @@ class Watch:
             phase_of(page),
             round(page.step_seconds, 6),
             host.resident_bytes(process.pid) >> 20 if self._meter else 0,
+            page.data_wait,
         )
 
 

@@ -158,6 +158,7 @@ class Keeper:
             self._work.get(status.rank),
             self._slow.get(status.rank),
             status.memory * MIB or None,
+            None if status.data_wait < 0 else status.data_wait,
         )
 
     def _named(self, usage: PodUsage) -> PodUsage:

@@ -59,6 +59,7 @@ def telemetry(pods: int = 4, processes: int = 2, slow: int = 3) -> Telemetry:
             0.6 if each != slow else 0.97,
             1.8 if each == slow else None,  # as the launchers tell it
             3 << 30,
+            0.05 * each,
         )
         for each in range(pods * processes)
     ]

@@ -30,7 +30,8 @@ def large() -> Telemetry:
         for step in range(HISTORY_LIMIT)
     ]
     ranks = [
-        RankMeasurements(n, n // 8, 10, "step", value(), value(), value(), int(value() * 1e10)) for n in range(256)
+        RankMeasurements(n, n // 8, 10, "step", value(), value(), value(), int(value() * 1e10), value())
+        for n in range(256)
     ]
     gpus = [GpuUsage(value(), int(value() * 1e10), 80 << 30, value(), value()) for _ in range(8)]
     pods = [PodUsage(n, f"job-worker-{n}", f"node-{n}", 1.7e9, value(), 8.0, 1, 2, gpus=gpus) for n in range(256)]

@@ -11,12 +11,12 @@ from flk_runtime.launcher.hangs.status import NEVER, PodStatus, RankStatus
 from flk_runtime.launcher.hangs.statuses import Statuses
 from flk_runtime.launcher.transport.messages import MESSAGES, Heartbeat
 
-ODD = RankStatus(2**63 - 1, -1, math.inf, 0.1, NEVER, 0.0, 2**63 - 1, 0, "save", 1e-9, 2**40)
+ODD = RankStatus(2**63 - 1, -1, math.inf, 0.1, NEVER, 0.0, 2**63 - 1, 0, "save", 1e-9, 2**40, 0.75)
 
 
 def test_statuses_are_those_that_were_put() -> None:
     kept = Statuses()
-    of_phases = [RankStatus(n, 5, 0.25, 0.5, 1.5, 0.0, 7, 3, phase, 0.3, 900) for n, phase in enumerate(PHASES)]
+    of_phases = [RankStatus(n, 5, 0.25, 0.5, 1.5, 0.0, 7, 3, phase, 0.3, 900, -1.0) for n, phase in enumerate(PHASES)]
     kept.put(3, of_phases)
     kept.put(1, [ODD])
     assert list(kept) == [*of_phases, ODD]

@@ -64,6 +64,12 @@ def test_a_script_without_metrics_has_samples_of_its_steps() -> None:
     assert [(each.step, each.step_seconds) for each in made.read().history] == [(4, 0.5)]
 
 
+def test_a_rank_that_does_not_tell_how_long_it_waits_for_data_has_no_share() -> None:
+    made = keeper()
+    made.heartbeat(0, PodStatus(0, [status(0), status(1)._replace(data_wait=0.25)]))
+    assert {each.rank: each.data_wait for each in made.read().ranks} == {0: None, 1: 0.25}
+
+
 def test_it_goes_on_over_attempts_and_restarts_of_the_launcher() -> None:
     made = keeper()
     made.resume(Telemetry(1.0, 2, 70, [Sample(step, 2, step, loss=1.0) for step in range(5)]))

@@ -133,7 +133,7 @@ def test_a_message_decodes_to_itself(message: Message) -> None:
 
 def test_a_heartbeat_with_more_than_this_version_knows_is_read() -> None:
     """A launcher of a newer flk may tell more of its ranks."""
-    values = [0, 12, 0.5, 0.5, 0, 0, 3, 1, "step", 0.5, 700]
+    values = [0, 12, 0.5, 0.5, 0, 0, 3, 1, "step", 0.5, 700, 0.25]
     data = {"status": {"attempt": 2, "ranks": [[*values, "later"]], "later": 1}, "later": 2}
     assert MESSAGES.decode(json.dumps(["Heartbeat", data]).encode()) == Heartbeat(PodStatus(2, [RankStatus(*values)]))
 

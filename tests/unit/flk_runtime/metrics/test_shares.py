@@ -1,0 +1,17 @@
+"""The shares of a rank's time."""
+
+from __future__ import annotations
+
+from flk_runtime.metrics.shares import Shares
+from flk_runtime.shared.progress import ProgressPage
+
+
+def test_the_launcher_reads_the_share_of_waiting_for_data_of_the_latest_line() -> None:
+    page = ProgressPage.private()
+    shares = Shares(page)
+    assert page.data_wait == -1  # not known before a line
+    shares.add_wait(1000.0)
+    assert shares.read() == {"data_wait": 1.0}
+    assert page.data_wait == 1
+    assert shares.read() == {"data_wait": 0.0}
+    assert page.data_wait == 0
