@@ -49,7 +49,7 @@ COVERED = {
         "flk_runtime.launcher.coordinator.memory_plans flk_runtime.launcher.replication.messages "
         "flk_runtime.launcher.replication.service"
     ),
-    "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging flk_runtime.metrics.shares"),
+    "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
     "tests/local/test_network_faults.py": ("flk_runtime.launcher.transport.thread"),
     "tests/local/test_silent_training.py": "flk_runtime.parallel.full_parameters flk_runtime.parallel.silent_errors",
     "tests/local/test_optimizer_watch.py": "flk_runtime.distributed.settled flk_runtime.run.optimizers",
