@@ -8,24 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flk_runtime.contract.metrics_line import AT
+
 TRAIN = """
     import os, pathlib, sys, time
     import torch
     import mlflow, wandb, torch.utils.tensorboard  # which sinks do too, in a thread, while the first steps are made
     import flk_runtime as flk
 
-    class Copied:
-        # Standard output, and a file that keeps what a killed launcher does not print.
-
-        def write(self, text):
-            with open("printed", "a") as file:
-                file.write(text)
-            return sys.__stdout__.write(text)
-
-        def flush(self):
-            sys.__stdout__.flush()
-
-    sys.stdout = Copied()
     steps, pause = int(sys.argv[1]), float(sys.argv[2])
     run = flk.init(save_every=5, log_every=2)
     run.log_hyperparameters(lr=0.1, optimizer={"name": "sgd", "betas": (0.9, 0.99)}, secret=os.environ.get("MY_TOKEN"))
@@ -52,10 +42,11 @@ _OWN = {"_timestamp", "_runtime", "_step", "step"}  # columns of W&B
 
 
 def printed(log: str) -> list[dict[Point, float]]:
-    """The numbers of the lines of metrics in a log, or in the script's file ``printed``, in their order."""
+    """The numbers of the lines of metrics in a log, in their order, without the time that only a printed line has."""
     lines = []
     for text in re.findall(r'^(?:\[rank 0\] )?(\{"step".*\})$', log, re.MULTILINE):
         line = json.loads(text)
+        line.pop(AT, None)
         step = line.pop("step")
         line |= {f"part/{name}": value for name, value in line.pop("part", {}).items()}
         lines.append({(name, step): value for name, value in line.items() if not isinstance(value, str)})
