@@ -15,6 +15,7 @@ import pytest
 
 from flk.jobs.trace import read_trace, summarize
 from flk.manifest.runtime import module_source
+from flk.observe.pods import with_packages
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.profiling import ask as program
 from tests.support.install import cache, pip_install
@@ -62,11 +63,15 @@ RUN = """
 """ + LOOP.replace("BATCHES", "[torch.ones(8, 64)]").replace("COUNT", "run.step()")
 
 
+INSTALLS = {"spec": {"containers": [{"name": "pytorch", "env": [{"name": "FLK_PIP", "value": "py-spy"}]}]}}
+
+
 def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
     """The answer of the program that `flk profile` runs beside a rank of this job, in which it is the same one."""
     folder = Path((job.folder / f"observer.{rank}").read_text()).parents[2]  # of the launcher
     asked = {"folders": folder.name, "local_rank": rank, **request}
-    command = [sys.executable, "-c", module_source(f"profiling/{Path(program.__file__).name}"), json.dumps(asked)]
+    words = [sys.executable, "-c", module_source(f"profiling/{Path(program.__file__).name}"), json.dumps(asked)]
+    command = with_packages(INSTALLS, "pytorch", words)
     environment = {"TMPDIR": str(folder.parent), "PATH": str(job.folder), "FLK_WORK": str(job.folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)

@@ -8,19 +8,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flk.cli.options import Context, JobName, Namespace, open_job
-from flk_runtime.contract import pod_env, pod_layout
 
 if TYPE_CHECKING:
-    from flk.kube import Object
     from flk.kube.sockets import RemoteCommand
-
-# Executes a command that finds the programs of the job's packages, and the packages by their Python.
-_AMONG_PACKAGES: Final = f'PATH="{pod_layout.WORK_FOLDER}/{pod_layout.PACKAGES}/bin:$PATH"; exec "$@"'
 
 Rank = Annotated[int | None, typer.Option("--rank", min=0, metavar="RANK", help="Rank whose pod is used. Default: 0.")]
 PodName = Annotated[
@@ -49,14 +44,14 @@ def exec_(
     """
     from flk.kube.sockets import STDERR, RemoteCommand
     from flk.observe.client import EXEC
+    from flk.observe.pods import with_packages
     from flk.observe.reader import container_in, pod_of
 
     client, job = open_job(job, context, namespace)
     name = pod_of(client, job, rank, pod).name
     tty = sys.stdin.isatty() and sys.stdout.isatty()
-    words, chosen = command or ["sh"], container_in(client, job, name, container)
-    if _has_packages(client.find_pod(name) or {}, chosen):
-        words = ["sh", "-c", _AMONG_PACKAGES, "sh", *words]
+    chosen = container_in(client, job, name, container)
+    words = with_packages(client.find_pod(name) or {}, chosen, command or ["sh"])
     remote = RemoteCommand(client.api.access, client.target(EXEC, name), words, container=chosen, tty=tty)
 
     def write(channel: int, data: bytes) -> None:
@@ -70,13 +65,6 @@ def exec_(
             return remote.run(write)
     finally:
         remote.close()
-
-
-def _has_packages(pod: Object, container: str) -> bool:
-    """Whether the launcher in this container installs packages, which only it and its ranks find without more."""
-    containers = (pod.get("spec") or {}).get("containers") or []
-    names = {each["name"] for one in containers if one["name"] == container for each in one.get("env") or []}
-    return not names.isdisjoint((pod_env.PIP, pod_env.REQUIREMENTS))
 
 
 def _forward_input(remote: RemoteCommand) -> None:

@@ -13,7 +13,8 @@ from flk.jobs import lifecycle, logs, wait
 from flk.jobs.listing import list_states
 from flk.jobs.logs import LogLine
 from flk.jobs.state import JobList, State
-from flk.observe.client import JobClient, JobRef
+from flk.observe.client import JobClient, JobRef, training_container
+from flk.observe.pods import with_packages
 from flk.observe.reader import pod_of
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ class JobHandle:
         command has not ended after ``timeout`` seconds.
         """
         own = self._own
-        pod = own.find_pod(pod_of(own, self.name, rank).name)
-        return own.execute(pod or {}, list(command), timeout)
+        pod = own.find_pod(pod_of(own, self.name, rank).name) or {}
+        return own.execute(pod, with_packages(pod, training_container(pod), command), timeout)
 
     def cp(self, source: str, target: str, *, rank: int = 0) -> None:
         """Copy a file or a folder; the path in the pod of the rank begins with a colon: ``cp(":/tmp/trace", ".")``.

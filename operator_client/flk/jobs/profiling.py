@@ -15,6 +15,7 @@ from flk.jobs.copying import Container
 from flk.kube import Object
 from flk.manifest.runtime import module_source
 from flk.observe.client import JobClient, training_container
+from flk.observe.pods import with_packages
 
 RANKS: Final = 16  # that are profiled at once
 _FOLDERS: Final = "flk-*"  # of launchers, in the temporary folder of the container
@@ -125,18 +126,18 @@ def profile(
     if "arguments" in asked:
         asked["arguments"] = {**asked["arguments"], "rank": place.rank}
         asked["source"] = module_source("profiling/rank.py")
-    done = client.execute(
-        place.pod, [python, "-c", _START, *_packed(module_source("profiling/ask.py"), json.dumps(asked))], _LONGEST
-    )
+    container = training_container(place.pod)
+    words = [python, "-c", _START, *_packed(module_source("profiling/ask.py"), json.dumps(asked))]
+    done = client.execute(place.pod, with_packages(place.pod, container, words), _LONGEST)
     answer: dict[str, Any] = done.answer(f"the program beside rank {place.rank} in {place.pod_name}")
     if "error" in answer:
         raise _error(client, name, place, answer)
-    container = Container(client, place.pod_name, training_container(place.pod))
+    source = Container(client, place.pod_name, container)
     files = []
     try:
         for path in answer["files"]:
             target = folder / f"{name}-rank{place.rank}.{path.partition('.')[2]}"
-            files.append(Path(container.read(path, str(target), note).path))
+            files.append(Path(source.read(path, str(target), note).path))
     finally:
         client.execute(place.pod, ["rm", "-f", *answer["files"]], 30.0)
     return Profiled(place.rank, place.pod_name, answer, files)

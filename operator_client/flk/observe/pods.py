@@ -11,7 +11,7 @@ from flk.labels import ZONE
 from flk.observe.model import PodPhase, PodState
 from flk.targets import CONTAINERS, EXIT_CODE, KEPT_BY_KUBELET, REPLACED
 from flk.units import timestamp
-from flk_runtime.contract import user_env
+from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.record import JobRecord
 
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
@@ -19,6 +19,8 @@ FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
 _LABEL: Final = re.compile(r"metadata\.labels\['(.*)'\]")  # the path of a field
 _REFERENCE: Final = re.compile(r"\$\(([\w.-]+)\)")  # to a variable that stands before this one
 SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
+# Executes a command that finds the programs of the job's packages first, and the packages by their Python.
+_WITH_PACKAGES: Final = f'PATH="${pod_env.WORK}/{pod_layout.PACKAGES}/bin:$PATH"; exec "$@"'
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 
 
@@ -243,3 +245,15 @@ def launcher_command(pod: Object) -> list[str]:
         return []
     begin = max((i for i in range(found) if command[i].rpartition("/")[2].startswith("python")), default=found)
     return command[begin : found + 1]  # without a shell that looks for Python first
+
+
+def with_packages(pod: Object, container: str, command: Sequence[str]) -> list[str]:
+    """Return a command for a container that finds what the job's launcher has installed there (``--pip``).
+
+    Without this, only the launcher and the processes that it starts find it.
+    """
+    containers = (pod.get("spec") or {}).get("containers") or []
+    env = [each["name"] for one in containers if one["name"] == container for each in one.get("env") or []]
+    if pod_env.PIP in env or pod_env.REQUIREMENTS in env:
+        return ["/bin/sh", "-c", _WITH_PACKAGES, "sh", *command]
+    return list(command)

@@ -66,9 +66,9 @@ class Preparation:
         self._settings = settings
         self._wakeup = wakeup
         self._deadline = time.monotonic() + settings.deadline if settings.deadline else None
-        own = Path(settings.work, pod_layout.PACKAGES)
-        self._packages = Path(os.environ.get(pod_env.PACKAGES) or own)
-        self._marker = Path(os.environ.get(pod_env.SETUP_DONE) or own.with_name("setup") / "done")
+        packages = Path(settings.work, pod_layout.PACKAGES)
+        self._packages = Path(os.environ.get(pod_env.PACKAGES) or packages)
+        self._marker = Path(os.environ.get(pod_env.SETUP_DONE) or packages.parent / "setup" / "done")
 
     def run(self) -> Settings:
         """Prepare this pod, or take over what an earlier launcher has prepared. Raises PreparationError.

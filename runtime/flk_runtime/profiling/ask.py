@@ -21,8 +21,6 @@ from typing import Any, Final
 
 _ANSWER_TIMEOUT: Final = 10.0  # seconds in which the rank says that it has the request
 _PY_SPY_TIMEOUT: Final = 30.0  # seconds that py-spy may take longer than it records
-# The programs of the packages that the launcher has installed, which only it and what it starts have on their PATH.
-_PROGRAMS: Final = f"{os.environ.get('FLK_PACKAGES') or os.environ.get('FLK_WORK', '.') + '/.flk/packages'}/bin"
 
 
 def main(text: str) -> None:
@@ -76,7 +74,7 @@ def _profile(connection: socket.socket, request: dict[str, Any]) -> dict[str, An
 
 def _stacks(connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
     """Have py-spy record the stacks of the rank's process as a flame graph."""
-    program = shutil.which("py-spy", path=f"{_PROGRAMS}:{os.environ.get('PATH', os.defpath)}")
+    program = shutil.which("py-spy")
     if program is None:
         return {"error": "no py-spy"}
     # The kernel knows the process, also if that does not answer.

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import flk
+from flk.kube import Object
 from flk.kube.sockets import Executed
+from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
 from tests.unit.flk.cli.outputs import jobs
@@ -70,6 +72,19 @@ def test_a_handle_has_the_commands_of_a_job(
         pod["status"] = JobBuilder().pod(0).pods[0]["status"]
         pod["spec"]["containers"][0]["command"] = ["python3", "-m", "flk_runtime", "train.py"]
     assert handle.exec(["nproc"], rank=2) is done
+    commands: list[list[str]] = []
+
+    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
+        commands.append(command)
+        return done
+
+    monkeypatch.setattr("flk.observe.client.JobClient.execute", execute)
+    handle.exec(["nproc"])
+    for pod in fake.objects["/api/v1/namespaces/team/pods"].values():
+        pod["spec"]["containers"][0]["env"] = [{"name": "FLK_PIP", "value": "timm"}]
+    handle.exec(["nproc"])
+    beside_packages = 'PATH="$FLK_WORK/.flk/packages/bin:$PATH"; exec "$@"'
+    assert commands == [["nproc"], ["/bin/sh", "-c", beside_packages, "sh", "nproc"]]
     stacks = {"cause": "", "groups": [{"ranks": [0], "lines": ["a"]}, {"ranks": [1, 2], "lines": ["b"]}]}
     done = Executed(0, json.dumps(stacks).encode(), b"")
     with pytest.raises(flk.ApiError, match="no stack of rank 3"):
