@@ -32,7 +32,7 @@ def _deadlocked(view: JobView) -> Found | None:
     others = _jobs(view)
     if (view.resizable and len(holding) >= view.sizes[0]) or any(map(_trains, others.values())):
         return None  # a job that trains will end and free its nodes
-    if any(_may_make_room(view, waiting[0], pod) for pod in view.around.other_pods):
+    if _may_get_room(view, waiting[0]):
         return None
     rival = next((key for key, pods in sorted(others.items()) if _is_half_started(pods)), None)
     if rival is None:
@@ -65,22 +65,28 @@ def _jobs(view: JobView) -> dict[tuple[str, str], list[Object]]:
     return found
 
 
-def _may_make_room(view: JobView, waiting: PodState, pod: Object) -> bool:
+def _may_get_room(view: JobView, waiting: PodState) -> bool:
     """Return whether a pod that is not of flk may end, and its end gives back some of what a waiting pod lacks."""
-    meta, spec = pod["metadata"], pod_spec(pod)
-    of_flk = labels.JOB in (meta.get("labels") or {})
-    own = meta.get("uid") in {each["metadata"].get("uid") for each in view.objects.values()}  # of a job of another tool
-    ended = (pod.get("status") or {}).get("phase") not in _UNFINISHED
-    if of_flk or own or ended or not _has_node(pod):
-        return False
-    owners = {owner.get("kind") for owner in meta.get("ownerReferences") or []}
-    if spec.get("restartPolicy", "Always") == "Always" and not owners.isdisjoint(_SERVICES):
-        return False
-    node = view.around.nodes.get(spec["nodeName"])
-    if node is not None and not is_allowed(node, pod_spec(view.objects[waiting.name]), when_back=True):
-        return False
+    own = {each["metadata"].get("uid") for each in view.objects.values()}  # those of a job of another tool
     lacks = {reason.detail for reason in parse(waiting.message) if reason.kind == "resource"}
-    return any(amount > 0 for name, amount in {**requests(spec), "pods": 1.0}.items() if name in lacks)
+    for pod in view.around.other_pods:
+        meta, spec = pod["metadata"], pod_spec(pod)
+        if labels.JOB in (meta.get("labels") or {}) or meta.get("uid") in own or not _may_end(pod):
+            continue
+        node = view.around.nodes.get(spec["nodeName"])
+        if node is not None and not is_allowed(node, pod_spec(view.objects[waiting.name]), when_back=True):
+            continue
+        if any(amount > 0 for name, amount in {**requests(spec), "pods": 1.0}.items() if name in lacks):
+            return True
+    return False
+
+
+def _may_end(pod: Object) -> bool:
+    """Return whether a pod has a node, has not ended, and is not one of a service."""
+    if (pod.get("status") or {}).get("phase") not in _UNFINISHED or not _has_node(pod):
+        return False
+    owners = {owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or []}
+    return pod_spec(pod).get("restartPolicy", "Always") != "Always" or owners.isdisjoint(_SERVICES)
 
 
 def _trains(pods: list[Object]) -> bool:
