@@ -260,20 +260,7 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
     )
     key: Callable[[RankMeasurements], Any] = badness if sort == "slowest" else lambda rank: rank.rank
     ordered = sorted(by_node.items(), key=lambda item: min(map(key, item[1])))
-    gpus = {rank.rank: _gpu(rank, usage.get(rank.pod), state.processes) for rank in telemetry.ranks}
-    has_gpus, waits = any(gpus.values()), any(rank.data_wait is not None for rank in telemetry.ranks)
-    header = [
-        "",
-        "RANK",
-        "STEP",
-        "STEP TIME",
-        "WORK",
-        *(["DATA"] if waits else []),
-        "MEMORY",
-        *(["GPU"] if has_gpus else []),
-        "PHASE",
-        "",
-    ]
+    titles = ["", "RANK", "STEP", "STEP TIME", "WORK", "DATA", "MEMORY", "GPU", "PHASE", ""]
     rows = [
         [
             ">" if rank.slow else " ",
@@ -281,16 +268,21 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
             "" if rank.step < 0 else f"{rank.step:,}",
             "" if rank.step_seconds is None else f"{rank.step_seconds:.3g} s",
             "" if rank.work is None else f"{rank.work:.0%}",
-            *(["" if rank.data_wait is None else f"{rank.data_wait:.0%}"] if waits else []),
+            "" if rank.data_wait is None else f"{rank.data_wait:.0%}",
             bytes_text(rank.memory),
-            *([gpus[rank.rank]] if has_gpus else []),
+            _gpu(rank, usage.get(rank.pod), state.processes),
             rank.phase,
             _remark(rank, furthest),
         ]
         for _, ranks in ordered
         for rank in sorted(ranks, key=key)
     ]
-    head, *body = [line.removesuffix("   -") for line in table(header, rows)]
+    # Not all jobs tell of these two.
+    shown = [
+        place for place, title in enumerate(titles) if title not in ("DATA", "GPU") or any(row[place] for row in rows)
+    ]
+    told = table([titles[place] for place in shown], [[row[place] for place in shown] for row in rows])
+    head, *body = [line.removesuffix("   -") for line in told]
     texts = iter(zip(body, [rank for _, ranks in ordered for rank in sorted(ranks, key=key)], strict=True))
     lines = [Line(head.replace("-", " ", 1), "bold")]
     for node, ranks in ordered:

@@ -16,9 +16,9 @@ from flk_runtime.contract.telemetry import Sample
 
 Spec = dict[str, Any]
 
-GIB: Final = 1 << 30
 HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
+_GIB: Final = 1 << 30
 _SHORT: Final = 13  # letters, of which three labels fit side by side on a phone
 # What happened in an attempt, with the shape of its mark.
 MARKS: Final = {"saved in memory": "circle", "saved in storage": "diamond", "hang": "cross"}
@@ -88,7 +88,7 @@ def _step_time(reports: Sequence[Report]) -> Chart | None:
 
 def _memory(reports: Sequence[Report]) -> Chart | None:
     unit = "GiB in the pod that uses most"
-    return _line(reports, "memory", "Memory", unit, lambda each: None if each.memory is None else each.memory / GIB)
+    return _line(reports, "memory", "Memory", unit, lambda each: None if each.memory is None else each.memory / _GIB)
 
 
 def _goodput(reports: Sequence[Report]) -> Chart | None:
