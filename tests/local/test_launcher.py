@@ -99,7 +99,7 @@ def test_later_attempts_have_what_the_script_imports_first(pods: Callable[..., P
     assert job.wait() == [0], job.log()
     assert job.log().count("inherited in attempt") == 2
     why = "`import reads`: reads RANK, which differs between ranks or attempts"
-    assert job.log().count(f"[pod 0] ranks import anew what is slow to import: {why}\n") == 1
+    assert job.log().count(f"[pod 0] each rank imports its packages again after a restart: {why}\n") == 1
 
 
 SEES = """

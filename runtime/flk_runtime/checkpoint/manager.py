@@ -349,7 +349,7 @@ class CheckpointManager:
     def poll(self) -> bool:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory, and return at once.
 
-        Whether a later call may do so.
+        Returns whether a later call may do so.
         """
         return self._saver is not None and self._saver.poll()
 

@@ -288,7 +288,7 @@ class Agent:
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         self.ranks.start(attempt, variables)
         if self.rendezvous and self.server.unprepared:
-            self.records.log(f"ranks import anew what is slow to import: {self.server.unprepared}")
+            self.records.log(f"each rank imports its packages again after a restart: {self.server.unprepared}")
             self.server.unprepared = ""
         if self.records.ledger:
             self.records.ledger.start_attempt(next(iter(self.ranks)).progress, time.monotonic())

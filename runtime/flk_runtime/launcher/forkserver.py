@@ -85,7 +85,7 @@ class ForkServer:
         self._exited: list[Exited] = []  # received while `launch` waited for its answer
         self._rest = b""  # received after the last message that was taken
         self.unprepared = ""
-        """Why ranks import anew what `prepare` was asked to import; empty if it is not known, or they do not."""
+        """Why each rank imports again what `prepare` was asked to import; empty if it is not known, or they do not."""
 
     @classmethod
     def start(cls, *, fork: bool, inherited: Sequence[socket.socket] = ()) -> ForkServer:

@@ -141,17 +141,22 @@ def _is_of_python(name: str) -> bool:
     return name.partition(".")[0] in sys.stdlib_module_names
 
 
+def _is_in_packages(file: str) -> bool:
+    """Whether a file is of an installed package."""
+    return any(each in file for each in _INSTALLED)
+
+
 def _is_installed(name: str, own: Path) -> bool:
     """Whether a module is of an installed package, of flk or of Python, and not beside the script, in ``own``."""
     root = name.partition(".")[0]
     beside = PathFinder.find_spec(root, [str(own)])
     if beside and beside.origin:
-        return any(each in beside.origin for each in _INSTALLED)
+        return _is_in_packages(beside.origin)
     if root == _OWN or _is_of_python(root):
         return True
     with contextlib.suppress(ImportError, ValueError):
         spec = find_spec(root)
-        return bool(spec and spec.origin and any(each in spec.origin for each in _INSTALLED))
+        return bool(spec and spec.origin and _is_in_packages(spec.origin))
     return False
 
 
@@ -206,8 +211,4 @@ def _has_children() -> bool:
 def _is_below(module: str, folder: str) -> bool:
     """Whether a module is of a file of the user, in this folder."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return (
-        file.startswith(folder.rstrip("/") + "/")
-        and not any(each in file for each in _INSTALLED)
-        and not module.startswith(_OWN)
-    )
+    return file.startswith(folder.rstrip("/") + "/") and not _is_in_packages(file) and not module.startswith(_OWN)

@@ -35,8 +35,8 @@ class Agreement:
         self._steps = 0  # since the start of this attempt
         self._next = 1  # the step after which they are compared
 
-    def is_due(self) -> bool:
-        """Count a step, and say whether the ranks have to compare after it."""
+    def step(self) -> bool:
+        """Count a step. Returns whether the ranks have to compare after it."""
         self._steps += 1
         return self._steps >= self._next
 

@@ -20,6 +20,10 @@ class Metrics:
         self.shares = Shares(context.page)
         self._throughput = logging.Throughput()
 
+    def begin(self) -> None:
+        """Begin after the first step, from which utilisation is measured."""
+        self.utilisation.begin()
+
     def record(self, samples: int, tokens: int = 0) -> None:
         """Count a step that took ``samples`` and ``tokens`` of all ranks together."""
         self._throughput.add(samples, tokens)

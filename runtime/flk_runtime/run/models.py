@@ -141,7 +141,7 @@ class Models:
         """Raise SetupError if an optimizer of the models has a state and is not saved, or ranks train apart."""
         if self._watch.is_unchecked and self._saves.manager.can_save and not self._has_others:
             self._watch.check_saved(self._optimizers)
-        if self._agreement and self._agreement.is_due():
+        if self._agreement and self._agreement.step():
             self._agreement.compare(self._models.values(), self._watch.stepped())
 
     @contextlib.contextmanager

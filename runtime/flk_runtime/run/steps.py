@@ -76,7 +76,7 @@ class Steps:
         self._context.page.record_step(self.done)
         self._metrics.record(samples, tokens)
         if first:
-            self._metrics.utilisation.begin()
+            self._metrics.begin()
         every = self._context.options.log_every
         if report or (every and self.done % every == 0):
             self._print_line(loss, values, epoch)

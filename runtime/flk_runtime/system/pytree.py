@@ -54,6 +54,7 @@ def map_leaves(tree: T, function: Callable[[Any], Any], is_leaf: Callable[[Any],
 
 
 def _collect(tree: object, found: list[Any]) -> None:
+    """Add the leaves of ``tree`` to ``found``: `walk` without paths, which a forward pass has no time for."""
     if not _kind(tree):
         found.append(tree)
     elif isinstance(tree, (list, tuple)):

@@ -160,7 +160,7 @@ class Saver:
     def poll(self) -> bool:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory, and return at once.
 
-        Whether a later call may do so.
+        Returns whether a later call may do so.
         """
         with self._lock:
             if self._step is not None and self._memory and self._memory.is_held(wait=False):

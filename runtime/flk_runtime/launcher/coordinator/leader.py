@@ -63,7 +63,7 @@ _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondar
 _LAST_REPORTS_TIMEOUT = 5.0  # seconds to wait for the other pods' failures when no attempt follows
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about pods that have not joined
 
-_NAMED = 3  # pods whose clocks differ
+_MOST_CLOCKS = 3  # pods whose clocks differ that a record names
 _LEADER = 0  # the pod whose launcher leads
 _LEADS = "not retried: pod 0 leads the job, and would start on the same node again"
 _DISCONNECTED = "lost the connection to pod 0"
@@ -434,11 +434,15 @@ class Leader:
         number = last.number + 1 if last else 0
         pods = self._membership.choose(self._joined, self._avoided())
         order = format_ranges(pods)
-        restarts, disruptions = decision.restarts, decision.disruptions
-        attempt = Attempt(number, time.time(), restarts=restarts, disruptions=disruptions, pods=order)
-        skewed = [join for pod in pods if (join := self._joined[pod]).ahead][:_NAMED]
-        clocks = [f"{join.pod_name} on {join.node} {join.ahead:+.0f} s" for join in skewed]
-        attempt = replace(attempt, clocks=", ".join(clocks))
+        skewed = [join for pod in pods if (join := self._joined[pod]).ahead][:_MOST_CLOCKS]
+        attempt = Attempt(
+            number,
+            time.time(),
+            restarts=decision.restarts,
+            disruptions=decision.disruptions,
+            pods=order,
+            clocks=", ".join(f"{join.pod_name} on {join.node} {join.ahead:+.0f} s" for join in skewed),
+        )
         self._history = [*shorten(self._history), attempt]
         self._phase = _Phase.RUNNING
         former, self._admitted = self._admitted, {pod: self._connected[pod] for pod in pods}

@@ -50,7 +50,7 @@ class Keeper:
         self._usage: dict[int, PodUsage] = {}
         self._work: Mapping[int, float] = {}
         self._slow: Mapping[int, float] = {}
-        self._steps: dict[str, Any] = {}  # of all ranks and pods at the latest look, by the fields of Sample
+        self._of_all: dict[str, Any] = {}  # of all ranks and pods at the latest look, by the fields of Sample
         self._saves: list[Save] = []
         self._saves_noted = 0
         self._newest: dict[bool, int] = {}  # step of the newest save of the attempt, by whether it is in storage
@@ -74,7 +74,7 @@ class Keeper:
             self._newest = {}
             self._usage = {pod: usage for pod, usage in self._usage.items() if pod in places}
             self._ranks.clear()
-            self._work, self._slow, self._steps, self._look_at = {}, {}, {}, 0.0
+            self._work, self._slow, self._of_all, self._look_at = {}, {}, {}, 0.0
 
     def add_line(self, line: bytes) -> None:
         """Add what a line of rank 0 says, if it is a line of metrics."""
@@ -86,7 +86,7 @@ class Keeper:
             self._diverged = found.diverged(self._diverged)
             self._look(time.monotonic())
             made = round(found.time(time.time()), 3)
-            self._history.add(Sample(made, self._attempt, found.step, **found.measured, **self._steps))
+            self._history.add(Sample(made, self._attempt, found.step, **found.measured, **self._of_all))
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Add the status of a pod. That of pod 0 becomes a sample where its ranks print no metrics."""
@@ -101,7 +101,7 @@ class Keeper:
             step = max((rank.step for rank in status.ranks), default=-1)
             if pod == 0 and (latest is None or time.time() - latest.time >= _LOOK) and self._is_ahead(step):
                 self._look(time.monotonic())
-                self._history.add(Sample(round(time.time(), 3), self._attempt, step, **self._steps))
+                self._history.add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all))
 
     def note_saves(self, saved: int, stored: int) -> None:
         """Note the newest checkpoints of a rank in the attempt, in memory and in storage; negative: there is none."""
@@ -172,15 +172,15 @@ class Keeper:
             return
         self._look_at = now + _LOOK
         seconds = {rank.rank: rank.step_seconds for rank in self._ranks if rank.step_seconds > 0}
-        self._steps = {}
+        self._of_all = {}
         if memory := max((each.memory or 0 for each in self._usage.values()), default=0):
-            self._steps["memory"] = float(memory)
+            self._of_all["memory"] = float(memory)
         if seconds:
-            self._steps["step_seconds"] = statistics.median_low(seconds.values())
+            self._of_all["step_seconds"] = statistics.median_low(seconds.values())
         works = {rank: share * seconds[rank] for rank, share in self._work.items() if rank in seconds}
         if works:
             slowest = max(works, key=lambda rank: works[rank])
-            self._steps |= {"slowest_rank": slowest, "slowest_seconds": round(works[slowest], 6)}
+            self._of_all |= {"slowest_rank": slowest, "slowest_seconds": round(works[slowest], 6)}
 
 
 def _worst(rank: RankMeasurements) -> tuple[float, float, int, float, int]:
