@@ -13,11 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind, root_cause
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry
 from flk_runtime.launcher.coordinator.drain import Drain, with_shards
+from flk_runtime.launcher.coordinator.failures import Failures
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
@@ -67,7 +68,6 @@ _MOST_CLOCKS = 3  # pods whose clocks differ that a record names
 _LEADER = 0  # the pod whose launcher leads
 _LEADS = "not retried: pod 0 leads the job, and would start on the same node again"
 _DISCONNECTED = "lost the connection to pod 0"
-_RESTARTED = "was restarted"
 
 
 class _Phase(enum.Enum):
@@ -114,8 +114,7 @@ class Leader:
         self._done: set[int] = set()  # pods whose ranks have all ended with success
         self._left: set[int] = set()  # pods that know how the job ended
         self._history: list[Attempt] = []
-        self._failures: list[Failure] = []  # in the latest attempt, of all pods
-        self._closed: set[int] = set()  # pods whose connections were closed in the latest attempt, without a failure
+        self._failures = Failures()  # in the latest attempt, of all pods
         self._secondary: Failure | None = None  # has been reported and will end the attempt
         self._preemption: Preemption | None = None  # of the running attempt
         self._urgent = False  # the preemption happens because a pod has to stop
@@ -147,13 +146,13 @@ class Leader:
 
         ``closed``: the other end has closed the connection, as its host does when the launcher is killed.
         """
-        if closed and all(failure.pod != pod for failure in self._failures):
-            self._closed.add(pod)
+        if closed:
+            self._failures.add_closed(pod)
         lost = self._lost(pod, f"{_DISCONNECTED}: {reason}")
         trains = self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done
         if trains and self._preemption:
             if self._preemption.failure.kind is Kind.RESIZED:
-                self._failures.append(lost)  # nobody has asked for that
+                self._failures.add(lost)  # nobody has asked for that
             if self._preemption.lose(pod):
                 self._end_attempt(self._preemption.failure, now)
         elif trains:
@@ -164,7 +163,7 @@ class Leader:
             and pod not in self._joined
             and pod not in self._membership.leaving
         ):
-            self._failures.append(lost)  # its ranks had not ended, so this may be the cause of the others' failures
+            self._failures.add(lost)  # its ranks had not ended, so this may be the cause of the others' failures
         self._connected.pop(pod, None)
         self._drain.remove(pod)
         self._unjoin(pod)
@@ -280,7 +279,7 @@ class Leader:
             return
         if not self._admitted and join.history:
             self._learn(pod, join.history, now)
-        self._failures += join.failures
+        self._failures.add(*join.failures)
         self._start_if_ready(now)
 
     def _learn(self, pod: int, history: list[Attempt], now: float) -> None:
@@ -349,7 +348,8 @@ class Leader:
         """Start an attempt or end the job, since enough members have joined or the time for it is over."""
         self._start_at = self._call_until = None
         if self._history:
-            self._history[-1] = self._with_root_cause(self._history[-1])
+            replaced = [pod for pod in self._joined if self._admitted.get(pod) != self._connected.get(pod)]
+            self._history[-1] = self._failures.explain(self._history[-1], self._joined, self._places, replaced)
         decision = decide(self._history, self._settings.limits)
         deadline = self._joining_since + self._settings.join_timeout
         if decision.restart and self._lacks_pods and now < deadline:
@@ -404,7 +404,7 @@ class Leader:
         step = last.step if last else None
         attempt = Attempt(number, moment, moment, cause, decision.restarts, decision.disruptions, step)
         self._history = [*shorten(self._history), attempt]
-        self._failures = []
+        self._failures.clear()
         if _LEADER in unhealthy:
             self._end_job(job_record(cause, self._history, self._settings.limits, _LEADS))
             return
@@ -448,8 +448,8 @@ class Leader:
         former, self._admitted = self._admitted, {pod: self._connected[pod] for pod in pods}
         suspicious = bool(last and last.failure and last.failure.kind.suspicious)
         links = suspicious or not self._admitted.items() <= former.items()
-        self._failures, self._secondary = [], None
-        self._closed.clear()
+        self._failures.clear()
+        self._secondary = None
         self._done.clear()
         self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
         self._hang_detector.attempt_started(number, self._places, now)
@@ -513,9 +513,9 @@ class Leader:
                 self._end_attempt(self._preemption.failure, now)
 
     def _end_attempt(self, failure: Failure, now: float) -> None:
-        self._failures.append(failure)
+        self._failures.add(failure)
         if self._preemption:
-            self._failures.append(self._preemption.failure)
+            self._failures.add(self._preemption.failure)
             self._preemption = None
         self._history = self._ended(failure)
         self._send(self._admitted, AttemptEnded(failure.attempt, failure))
@@ -559,33 +559,6 @@ class Leader:
     def _lost(self, pod: int, message: str) -> Failure:
         number = self._history[-1].number if self._history else 0
         return Failure(Kind.LOST, pod, attempt=number, time=time.time(), message=message)
-
-    def _with_root_cause(self, attempt: Attempt) -> Attempt:
-        """The attempt with its root cause among the failures that all pods saw."""
-        seen = [self._described(failure) for failure in self._failures if failure.attempt == attempt.number]
-        if attempt.failure:
-            seen.append(self._described(attempt.failure))
-        if not seen:
-            return attempt
-        steps = [attempt.step, *(each.step for each in seen), *(join.step for join in self._joined.values())]
-        known = [step for step in steps if step is not None]
-        return replace(attempt, failure=root_cause(seen), step=max(known, default=None))
-
-    def _described(self, failure: Failure) -> Failure:
-        """``failure`` with the names of a pod that the leader lost, and with facts that are known by now."""
-        pod = failure.pod
-        if failure.kind is not Kind.LOST or failure.pod_name:
-            return failure
-        join = self._joined.get(pod)
-        known = self._places.get(pod) or ((join.pod_name, join.node) if join else None)
-        if known is None:
-            return failure
-        failure = replace(failure, pod_name=known[0], node=known[1])
-        if join is None or self._admitted.get(pod) == self._connected.get(pod):
-            return failure
-        if pod in self._closed:
-            return replace(failure, kind=Kind.CONTAINER_KILLED, message="")
-        return replace(failure, message=_RESTARTED)
 
     def _final_record(self, decision: Decision) -> JobRecord | None:
         """The record of the job if no further attempt follows."""
