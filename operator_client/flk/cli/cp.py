@@ -12,6 +12,7 @@ from flk.cli.exec import Container, PodName, Rank
 from flk.cli.options import Context, Namespace, job_ref, note, open_job
 from flk.errors import UsageError
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural, size_text
 
 
 def cp(
@@ -53,13 +54,8 @@ def cp(
         left = "nothing was kept" if ends[0] else f"a part may be in {name}:{remote.path}"
         note(f"interrupted: {left}")
         return int(ExitCode.INTERRUPTED)
-    files = "1 file" if copied.files == 1 else f"{copied.files} files"
-    note(f"copied {files}, {_size(copied.size)}: {where}")
+    note(f"copied {plural(copied.files, 'file')}, {size_text(copied.size)}: {where}")
     return None
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size:,} bytes"
 
 
 @dataclass(frozen=True)

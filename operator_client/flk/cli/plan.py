@@ -11,6 +11,7 @@ import typer
 
 from flk.cli.options import LoadedJob, note, takes_job
 from flk.errors import UsageError
+from flk.units import bytes_text
 
 if TYPE_CHECKING:
     from flk.planning import Plan, Row
@@ -57,7 +58,7 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
     best = plan.best
     lines = [
         f"{_count(plan.parameters)} parameters on {plural(plan.world_size, 'rank')}, "
-        f"{plan.gpu} with {_gib(plan.memory)} of memory each",
+        f"{plan.gpu} with {bytes_text(plan.memory)} of memory each",
         "",
     ]
     split = any(row.tp > 1 for row in plan.rows)
@@ -77,10 +78,10 @@ def _cells(row: Row, *, split: bool) -> list[str]:
         *[str(row.tp)] * split,
         row.precision,
         "yes" if row.recompute else "no",
-        _gib(row.total) if row.fits else f"{_gib(row.total)} does not fit",
-        _gib(row.parameters + row.gradients + row.optimizer),
-        _gib(row.activations),
-        _gib(row.wire_inside + row.wire_between),
+        bytes_text(row.total) if row.fits else f"{bytes_text(row.total)} does not fit",
+        bytes_text(row.parameters + row.gradients + row.optimizer),
+        bytes_text(row.activations),
+        bytes_text(row.wire_inside + row.wire_between),
         _milliseconds(row.step_seconds) + ("" if row.modelled else " ?"),
         "-" if row.mfu is None else f"{row.mfu:.1%}",
         f"{row.largest_batch:.3g}x" if row.largest_batch < 1000 else ">1000x",
@@ -96,8 +97,8 @@ def _recommendation(plan: Plan, best: Row | None) -> str:
         )
     if best is None:
         return (
-            f"no strategy fits: {least.strategy} needs least, {_gib(least.total)} of {_gib(plan.memory)}; use a "
-            "smaller micro-batch, more GPUs, or GPUs with more memory"
+            f"no strategy fits: {least.strategy} needs least, {bytes_text(least.total)} of {bytes_text(plan.memory)}; "
+            "use a smaller micro-batch, more GPUs, or GPUs with more memory"
         )
     given = plan.output["tp"]  # the script's
     options = [f"tp={best.tp if best.tp > 1 else None}"] if best.tp > 1 or given > 1 else []
@@ -120,10 +121,6 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f}Gi" if size >= 2**30 else f"{size / 2**20:.1f}Mi"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -21,7 +21,6 @@ _WEBHOOK: Final = re.compile(
 _WEBHOOKS: Final = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
 _WEBHOOK_DOWN: Final = re.compile(r'failed calling webhook "([^"]+)": (.*)')
 REFUSED: Final = "PodRefused"
-_NO_DRY_RUN: Final = "does not support dry run"  # the API server's message about such a webhook
 _ANY: Final = re.compile(r"(?:.*?(?:is forbidden|is invalid): )?(.+)")
 
 
@@ -32,10 +31,15 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     yield from _check_priority_class(cluster, pods)
 
 
+def lacks_dry_run(message: str) -> bool:
+    """Whether the API server says that a webhook supports no dry run, so that each one is refused."""
+    return "does not support dry run" in message
+
+
 def _check_admission(cluster: Cluster) -> Iterator[Result]:
     """Report what the API server says about a pod of the job, which it checks without creating it."""
     refusal = cluster.admission.reason if isinstance(cluster.admission, Unreadable) else ""
-    if cluster.admission is None or _NO_DRY_RUN in refusal:
+    if cluster.admission is None or lacks_dry_run(refusal):
         why = refusal or "you may not create pods"
         found = f"whether Pod Security, policies and webhooks would admit the pods was not checked: {why}"
         yield Result("admission", Level.UNKNOWN, found)
@@ -86,7 +90,7 @@ CAUSES: Final = (
             lambda view, trace: f"they violate the namespace's Pod Security level {trace[1]} ({trace[2]})",
             lambda view, trace: (
                 "remove what it names from the pod template or from the job's patch; "
-                f"{view.kubectl('get namespace')} {view.namespace} --show-labels shows the level"
+                f"{view.kubectl_of_cluster(f'get namespace {view.namespace} --show-labels')} shows the level"
             ),
         ),
         grace=10,

@@ -138,7 +138,7 @@ def _unknown_end(view: JobView) -> Found | None:
     evidence = _condition(view)
     return Found(
         f"the job failed, and its pods have left no trace: {evidence.text or 'the operator gives no reason'}",
-        f"{view.flk('logs')} shows what is left of the logs; flk wait keeps evidence while it runs",
+        f"{view.flk('logs')} shows what is left of the logs; {view.flk('wait')} keeps evidence while a job runs",
         [evidence],
     )
 

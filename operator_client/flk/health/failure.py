@@ -11,7 +11,7 @@ from flk.observe.pods import SIGKILLED, one_line
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind, kind_of_end, root_cause
+from flk_runtime.contract.failure import Failure, Kind, kind_of_container, root_cause
 
 _CONTAINER_ENDED: Final = re.compile(
     r"Error pod (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL
@@ -79,7 +79,7 @@ def _failure_in_events(view: JobView) -> Failure | None:
         if match and event.get("reason") in ("Error", "OOMKilled"):
             name, code, message = match[1], int(match[2]), match[3].strip()
             index = next((pod.index for pod in view.pods if pod.name == name), 0)
-            kind = Kind.OOM if event["reason"] == "OOMKilled" else kind_of_end(code, None)
+            kind = kind_of_container(event["reason"], code, None)
             last_line = message.splitlines()[-1] if message and not message.startswith("{") else ""
             ended = timestamp(event.get("lastTimestamp"))
             return Failure(kind, index, pod_name=name, time=ended, message=last_line, exit_code=code)

@@ -21,6 +21,7 @@ from flk.errors import UsageError
 from flk.manifest.files import select_files, unreadable
 from flk.manifest.runtime import runtime_archive, used_by, used_by_code
 from flk.spec.job import Job
+from flk_runtime.contract.ranges import size_text
 
 SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigMaps
 RAW_LIMIT: Final = 64 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain
@@ -118,7 +119,7 @@ def _read(root: Path, files: Sequence[str]) -> dict[str, bytes]:
         if len(files) > COUNT_LIMIT:
             raise _too_large(f"{len(files):,} files, the limit is {COUNT_LIMIT:,}", sizes)
         if sum(sizes.values()) > RAW_LIMIT:
-            shown = f"{_megabytes(sum(sizes.values()))}, the limit is {_megabytes(SIZE_LIMIT)} compressed"
+            shown = f"{size_text(sum(sizes.values()))}, the limit is {size_text(SIZE_LIMIT)} compressed"
             raise _too_large(shown, sizes)
         return {path: (root / path).read_bytes() for path in files}
     except OSError as error:
@@ -146,19 +147,15 @@ def _packed(root: Path, contents: Mapping[str, bytes]) -> bytes:
     code = gzip.compress(buffer.getvalue(), mtime=0)
     if len(code) > SIZE_LIMIT:
         sizes = {path: len(data) for path, data in contents.items()}
-        raise _too_large(f"{_megabytes(len(code))} compressed, the limit is {_megabytes(SIZE_LIMIT)}", sizes)
+        raise _too_large(f"{size_text(len(code))} compressed, the limit is {size_text(SIZE_LIMIT)}", sizes)
     return code
 
 
 def _too_large(size: str, sizes: dict[str, int]) -> UsageError:
     largest = sorted(sizes, key=lambda path: -sizes[path])[:_SHOWN]
-    shown = ", ".join(f"{path} ({_megabytes(sizes[path])})" for path in largest)
+    shown = ", ".join(f"{path} ({size_text(sizes[path])})" for path in largest)
     return UsageError(
         f"the code is too large to ship: {size}",
         hint=f"largest: {shown}; put data on a volume (--volume PVC:/PATH), run flk in a smaller folder, "
         "or put the code into the image (--no-ship)",
     )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"

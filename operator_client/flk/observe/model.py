@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from flk_runtime.contract.failure import Failure, Kind, kind_of_end
+from flk_runtime.contract.failure import Failure, Kind, kind_of_container
 from flk_runtime.contract.record import JobRecord
 
 
@@ -62,12 +62,7 @@ class PodState:
         """The failure that its container shows, for pods whose launcher has left no record."""
         if self.phase != PodPhase.FAILED:
             return None
-        if self.reason == "OOMKilled":
-            kind = Kind.OOM
-        elif self.exit_code is None:
-            kind = Kind.LOST  # evicted, or its node is gone
-        else:
-            kind = kind_of_end(self.exit_code, self.signal)
+        kind = kind_of_container(self.reason, self.exit_code, self.signal)
         last_line = self.message.strip().splitlines()[-1] if self.message.strip() else ""
         if kind is Kind.LOST:
             last_line = ": ".join(filter(None, ["was lost", self.reason, last_line]))

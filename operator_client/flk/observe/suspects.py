@@ -10,17 +10,6 @@ from flk.observe.model import PodPhase
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure, Kind
 
-_OF_HARDWARE: Final = (
-    Kind.GPU,
-    Kind.HANG,
-    Kind.IO,
-    Kind.LOST,
-    Kind.READ_ONLY,
-    Kind.SIGNAL,
-    Kind.STORAGE,
-    Kind.UNHEALTHY,
-    Kind.UNKILLABLE,
-)
 # Words of exceptions. Errors of CUDA that name a mistake of the script are left out.
 _WORDS: Final = re.compile(
     r"(CUDA|HIP) error(?!: (device-side assert|out of memory|invalid))|NCCL|RCCL|cuDNN|CUBLAS|NVML|uncorrectable|"
@@ -33,7 +22,7 @@ def may_be_of_hardware(failure: Failure | None) -> bool:
     if failure is None:
         return False
     text = f"{failure.type}: {failure.message}"
-    return failure.kind in _OF_HARDWARE or (failure.kind is Kind.EXCEPTION and bool(_WORDS.search(text)))
+    return failure.kind.may_be_of_hardware or (failure.kind is Kind.EXCEPTION and bool(_WORDS.search(text)))
 
 
 def suspects(view: JobView) -> dict[str, str]:

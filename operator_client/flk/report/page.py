@@ -19,13 +19,13 @@ from flk.report.charts import Chart, charts_of
 from flk.report.facts import differing_options, facts_of
 from flk.report.model import Report
 from flk.units import short_duration
+from flk_runtime.contract.ranges import size_text
 from flk_runtime.contract.record import TIME_CAUSES
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, PODS_LIMIT, RANKS_LIMIT
 from flk_runtime.contract.telemetry_archive import thinned
 
 MARK: Final = "<!-- made by flk report -->"  # after the type of the document: flk replaces only files that have it
 _HERE: Final = Path(__file__).parent
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TONES: Final = {Phase.SUCCEEDED: "good", Phase.RUNNING: "good", Phase.FAILED: "bad", Phase.STUCK: "bad"}
 
 
@@ -112,7 +112,7 @@ def _template(name: str = "page.html") -> jinja2.Template:
         "duration": lambda seconds: "" if seconds is None else short_duration(seconds),
         "share": lambda value: "" if value is None else f"{value:.0%}",
         "number": lambda value: "" if value is None else f"{value:.4g}",
-        "bytes": _bytes,
+        "bytes": lambda size: "" if size is None else size_text(size),
         "tone": lambda phase: _TONES.get(phase, "calm"),
     }
     return environment.get_template(name)
@@ -120,12 +120,3 @@ def _template(name: str = "page.html") -> jinja2.Template:
 
 def _time(seconds: float | None) -> str:
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC" if seconds else ""
-
-
-def _bytes(number: float | None) -> str:
-    if number is None:
-        return ""
-    value, unit = float(number), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.3g} {_UNITS[unit]}"

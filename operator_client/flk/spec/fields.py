@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
@@ -113,14 +113,7 @@ def _secret_key(value: str) -> str:
     secret, colon, key = value.partition(":")
     if not colon:
         raise ValueError("must be SECRET:KEY, the name of a Secret and a key in it")
-    return f"{_checked('the secret', names.object_name, secret)}:{_checked('the key', names.data_key, key)}"
-
-
-def _checked(what: str, check: Callable[[str], str], value: str) -> str:
-    try:
-        return check(value)
-    except ValueError as error:
-        raise ValueError(f"{what} {error}") from None
+    return f"{names.checked('the secret', names.object_name, secret)}:{names.checked('the key', names.data_key, key)}"
 
 
 def _number_as_text(value: Any) -> Any:
@@ -332,8 +325,8 @@ class Checkpoint(StrictModel):
             raise ValueError(f"must be PVC:/PATH or s3://BUCKET/PREFIX (is {value!r})")
         claim, _, path = value.partition(":")
         return {
-            "volume": _checked("the PersistentVolumeClaim", names.object_name, claim),
-            "path": _checked("the path", names.mount_path, path),
+            "volume": names.checked("the PersistentVolumeClaim", names.object_name, claim),
+            "path": names.checked("the path", names.mount_path, path),
         }
 
     @model_validator(mode="after")
@@ -401,7 +394,7 @@ class Toleration(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Toleration:
         if self.key:
-            _checked("key", names.label_key, self.key)
+            names.checked("key", names.label_key, self.key)
         elif self.operator != "Exists":
             raise ValueError("without a key its operator must be Exists")
         if self.operator == "Exists" and self.value:

@@ -106,8 +106,8 @@ class Mount:
         what = "the PersistentVolumeClaim" if kind == CLAIM else f"what follows {source.prefix}"
         return cls(
             kind,
-            _checked(what, source.check, name),
-            _checked("the path", names.mount_path, path),
+            names.checked(what, source.check, name),
+            names.checked("the path", names.mount_path, path),
             body != text and not source.read_only,
         )
 
@@ -118,10 +118,3 @@ class Mount:
     def source(self) -> str:
         """Where the files are, as the text says it: ``my-pvc``, ``nfs://server/path``, ``secret:name``."""
         return SOURCES[self.kind].prefix + self.name
-
-
-def _checked(what: str, check: Callable[[str], str], value: str) -> str:
-    try:
-        return check(value)
-    except ValueError as error:
-        raise ValueError(f"{what} {error}") from None

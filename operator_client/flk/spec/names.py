@@ -11,6 +11,7 @@ import posixpath
 import re
 import secrets
 import string
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -256,3 +257,11 @@ def split_topology(value: str) -> tuple[str, str]:
     if colon and strength not in STRENGTHS:
         raise ValueError(f"must be KEY, KEY:required or KEY:preferred (is {value!r})")
     return label_key(key), strength or STRENGTHS[0]
+
+
+def checked(what: str, check: Callable[[str], str], value: str) -> str:
+    """Return what ``check`` returns for ``value``. Its ValueError begins with ``what``."""
+    try:
+        return check(value)
+    except ValueError as error:
+        raise ValueError(f"{what} {error}") from None

@@ -69,6 +69,11 @@ class Kind(_Text):
         return MEANINGS[self]
 
     @property
+    def may_be_of_hardware(self) -> bool:
+        """Whether a node or a device may have caused the failure, and not only the script."""
+        return self.meaning.node_at_fault or self.meaning.node_suspect
+
+    @property
     def suspicious(self) -> bool:
         """Whether a broken node, or its network, may be the reason."""
         return self.meaning.node_at_fault or self.meaning.network_at_fault
@@ -107,7 +112,8 @@ class Meaning:
     same: tuple[str, ...] = ()  # two failures of this kind with these fields equal count as the same
     final_after: int = 0  # times in a row without progress after which the same failure is final; 0: never
     delay: float = 0.0  # seconds before the attempt that follows the first such failure
-    node_at_fault: bool = False  # it may be the fault of the node
+    node_at_fault: bool = False  # it may be the fault of the node, which pods avoid if it happens again
+    node_suspect: bool = False  # a broken node does so too, although the script or the storage is as likely
     network_at_fault: bool = False  # it may be the fault of the network between nodes
     secondary: bool = False  # a consequence of another rank's failure, whenever there is one
     explained: bool = True  # it says why it happened; else another launcher may know
@@ -167,7 +173,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.READ_ONLY: Meaning(
         "a rank writes to a file system that is mounted read-only (EROFS)",
         1, _INFRASTRUCTURE, predicate="raised {type}", reason="it stays read-only until somebody mounts it for writing",
-        same=_ERROR,
+        same=_ERROR, node_suspect=True,
     ),
     Kind.IO: Meaning(
         "a disk or a network file system fails (EIO, ESTALE)",
@@ -186,6 +192,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.SIGNAL: Meaning(
         "a rank dies of another signal (SIGSEGV, SIGABRT and so on)",
         2, _TRAINING, _LAUNCHER, _RESTARTS, "was killed by {signal}", same=("signal", "message"), final_after=_TWICE,
+        node_suspect=True,
     ),
     Kind.KILLED: Meaning(
         "a rank is killed from outside (SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGQUIT)",
@@ -242,7 +249,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.STORAGE: Meaning(
         "a checkpoint cannot be read or written now: a time-out, a server that refuses, no memory for a copy",
         6, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TEN_TIMES,
-        may_follow_loss=True, answers_sigterm=True,
+        node_suspect=True, may_follow_loss=True, answers_sigterm=True,
     ),
     Kind.RENDEZVOUS: Meaning(  # a rank that failed earlier could not be met
         "the ranks do not find each other in the preflight",
@@ -407,6 +414,13 @@ def is_secondary(type_name: str, message: str) -> bool:
 def kind_of_loss(text: str) -> Kind:
     """The kind of a failure that is secondary by its text: the connection broke, or the peer did not come in time."""
     return Kind.TIMEOUT if _TIMEOUT.search(text) else Kind.CONNECTION
+
+
+def kind_of_container(reason: str, exit_code: int | None, number: int | None) -> Kind:
+    """The kind of a failure by what Kubernetes says of a container. Without an exit code, its pod is lost."""
+    if reason == "OOMKilled":
+        return Kind.OOM
+    return Kind.LOST if exit_code is None else kind_of_end(exit_code, number)
 
 
 def kind_of_end(exit_code: int | None, number: int | None) -> Kind:

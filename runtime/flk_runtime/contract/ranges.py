@@ -1,4 +1,4 @@
-"""Numbers in text: counts, and sets with ranges, ``0-2,5`` for programs and ``ranks 0-2, 5`` for people."""
+"""Numbers in text: counts, sizes, and sets with ranges, ``0-2,5`` for programs and ``ranks 0-2, 5`` for people."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ _SHOWN: Final = 8  # ranges in a text for people
 def plural(count: int, noun: str) -> str:
     """The count with its noun: ``plural(2, "pod")`` is ``2 pods``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def often(times: int) -> str:
+    """How many times something happened: ``twice``, ``3 times``."""
+    return "twice" if times == 2 else plural(times, "time")
+
+
+def size_text(size: float) -> str:
+    """A number of bytes in the largest unit that it fills: ``1.5 GiB``."""
+    for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return plural(int(size), "byte")
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from flk_runtime.distributed import collectives
 from flk_runtime.distributed.consistency import check_consistent
+from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
 from flk_runtime.system.pytree import Node, map_leaves, walk
 
@@ -79,7 +80,7 @@ def _compare(call: str, nodes: list[Node]) -> list[str]:
     for path, value, container in nodes:
         if isinstance(value, (nn.Module, Optimizer)):
             lines.append((path, "a module" if isinstance(value, nn.Module) else "an optimizer"))
-            if _is_fsdp(value):
+            if isinstance(value, nn.Module) and has_fsdp1(value):
                 problems.append(f"{path} is sharded: FullyShardedDataParallel keeps its shards consistent")
             tensors = list(_tensors(path, value))
         elif isinstance(value, torch.Tensor):
@@ -104,12 +105,6 @@ def _tensors(path: str, owner: nn.Module | Optimizer) -> Iterator[tuple[str, tor
     for number, group in enumerate(owner.param_groups):
         for position, parameter in enumerate(group["params"]):
             yield f"{path}.param_groups[{number}]['params'][{position}]", parameter
-
-
-def _is_fsdp(owner: nn.Module | Optimizer) -> bool:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return isinstance(owner, nn.Module) and any(isinstance(one, FullyShardedDataParallel) for one in owner.modules())
 
 
 def _state(optimizer: Optimizer) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from flk_runtime.contract.ranges import size_text
 from flk_runtime.errors import SetupError
 from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.communication import Cluster
@@ -38,7 +39,8 @@ def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping
         least = min(tight, key=lambda row: row.total)
         return {
             "strategy": least.strategy,
-            "reason": f"it needs least memory, {_gib(least.total)} of {_gib(cluster.gpu.memory)}, and none fits",
+            "reason": f"it needs least memory, {size_text(least.total)} of {size_text(cluster.gpu.memory)}, "
+            "and none fits",
         }
     return _answer(fits, "predicted", tight)
 
@@ -56,13 +58,9 @@ def _answer(seconds: Mapping[str, float], how: str, tight: Sequence[Prediction])
     fastest = min(seconds.values())
     strategy = next(name for name, value in seconds.items() if value <= fastest * _AS_FAST)
     others = [f"{name} {_time(value)}" for name, value in seconds.items() if name != strategy]
-    others += [f"{row.strategy} does not fit ({_gib(row.total)})" for row in tight]
+    others += [f"{row.strategy} does not fit ({size_text(row.total)})" for row in tight]
     reason = f"{_time(seconds[strategy])} for a step ({how})"
     return {"strategy": strategy, "reason": f"{reason}, {', '.join(others)}" if others else reason}
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f}Gi"
 
 
 def _time(seconds: float) -> str:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
-from flk_runtime.contract.ranges import numbered, plural
+from flk_runtime.contract.ranges import numbered, often, plural, size_text
 from flk_runtime.preflight.report import SHM, RankReport
 
 DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default
@@ -41,7 +41,7 @@ def compare(reports: Sequence[RankReport], skipped: Collection[str] = ()) -> lis
     for rank, same in _groups(reports, lambda report: report.rank):
         if len(same) > 1:
             faults.append(
-                f"rank {rank} joined {_times(len(same))}: {' and '.join(map(describe_process, same[:_SHOWN]))}; give "
+                f"rank {rank} joined {often(len(same))}: {' and '.join(map(describe_process, same[:_SHOWN]))}; give "
                 "every process a rank of its own (RANK, or torchrun's --node-rank for each node)"
             )
     del faults[2 * _SHOWN :]
@@ -111,14 +111,14 @@ def warnings(reports: Sequence[RankReport]) -> list[str]:
     small = [report for report in reports if 0 <= report.shm < DOCKER_SHM and not _uses_shm(report)]
     if small:
         lines.append(
-            f"{SHM} has only {_mib(min(report.shm for report in small))} on {_describe_ranks(small)}: DataLoader "
+            f"{SHM} has only {size_text(min(report.shm for report in small))} on {_describe_ranks(small)}: DataLoader "
             "workers will fail with a bus error once their batches are larger"
         )
     tight = [report for report in reports if DOCKER_SHM < report.shm < GOOD_SHM and _uses_shm(report)]
     if tight:
         lines.append(
-            f"{SHM} has {_mib(min(report.shm for report in tight))} on {_describe_ranks(tight)}: NCCL may need up to "
-            "1 GiB for the ranks of a node"
+            f"{SHM} has {size_text(min(report.shm for report in tight))} on {_describe_ranks(tight)}: NCCL may need "
+            "up to 1 GiB for the ranks of a node"
         )
     return lines
 
@@ -186,8 +186,9 @@ def _shm_faults(reports: Sequence[RankReport]) -> list[str]:
     """Shared memory that is too small for NCCL."""
     small = [report for report in reports if _uses_shm(report) and 0 <= report.shm <= DOCKER_SHM]
     return [
-        f"{SHM} has {_mib(shm)} on {_describe_ranks(same)}, and NCCL needs more for {same[0].local_world_size} ranks "
-        "on a node: give the container more (docker --shm-size=1g; in Kubernetes a memory-backed emptyDir at /dev/shm)"
+        f"{SHM} has {size_text(shm)} on {_describe_ranks(same)}, and NCCL needs more for {same[0].local_world_size} "
+        "ranks on a node: give the container more "
+        "(docker --shm-size=1g; in Kubernetes a memory-backed emptyDir at /dev/shm)"
         for shm, same in _groups(small, lambda report: report.shm)
     ]
 
@@ -221,11 +222,3 @@ def _describe_ranks(reports: Sequence[RankReport]) -> str:
     texts = [f"{numbered('rank', (report.rank for report in same))} on node {node}" for node, same in nodes[:_SHOWN]]
     more = len(nodes) - len(texts)
     return ", ".join(texts) + (f" and {plural(more, 'more node')}" if more else "")
-
-
-def _times(count: int) -> str:
-    return "twice" if count == 2 else f"{count} times"
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):.3g} MiB"

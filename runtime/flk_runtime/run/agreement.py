@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.checkpoint.adapters.fsdp1 import has_fsdp1
 from flk_runtime.distributed import comm_device, find_difference
+from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, local, parameters_in
 from flk_runtime.parallel.bits import bit_sum, is_compared
@@ -77,7 +77,7 @@ def _text(value: Any) -> str:
 def check_replicas(models: Iterable[ParallelModel]) -> None:
     """Raise SetupError if whole parameters differ between ranks: a checkpoint has those of rank 0. Collective."""
     for model in models:
-        if has_fsdp1(model.module):  # its parameters are shards, and do not say so
+        if has_fsdp1(model.module):
             continue
         whole = {name: each for name, each in model.trained().items() if not is_sharded(each)}
         if name := _first_far(whole, dist.group.WORLD):

@@ -83,7 +83,7 @@ class Stream(Generic[M]):
         try:
             return self._registry.decode(content), data_length
         except MessageError as error:
-            raise ConnectionError(f"{self._session.other} sent what is {error}") from None
+            raise ConnectionError(f"{self._session.other} sent what is {error}") from error
 
     def receive_data(self, *buffers: memoryview) -> Iterator[memoryview]:
         """Fill ``buffers``, one after the other, with the bulk data, and yield each section when it has arrived.

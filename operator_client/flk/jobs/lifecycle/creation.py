@@ -16,6 +16,7 @@ from typing import Final
 
 from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError
+from flk.health.admission import lacks_dry_run
 from flk.jobs.lifecycle.suspension import merge, starting
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, age, owned_resource, resource_of
@@ -93,7 +94,7 @@ def check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
         except ConflictError:
             continue
         except FlkError as error:
-            if "dry run" not in str(error):  # a webhook that does not support it refuses every dry run
+            if not lacks_dry_run(str(error)):
                 raise
 
 

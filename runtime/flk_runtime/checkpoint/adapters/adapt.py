@@ -8,11 +8,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1ModuleState, FSDP1OptimizerState, has_fsdp1
+from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1ModuleState, FSDP1OptimizerState
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, count_parameters, trained_modules
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.stateful import Stateful, Values
+from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
 
 

@@ -5,11 +5,9 @@ Only FSDP1 can cut its flat parameters into the parameters of the module.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.module import ModuleState
@@ -21,12 +19,6 @@ from flk_runtime.distributed import process_group
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
-
-
-def has_fsdp1(module: nn.Module) -> bool:
-    """Whether ``module`` or a submodule is wrapped in FSDP1."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # takes long to import, and is if the module is wrapped
-    return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in module.modules())
 
 
 class FSDP1ModuleState(ModuleState):

@@ -62,7 +62,7 @@ class Manifest:
             files = {name: StoredFile(*entry) for name, entry in data.pop("files").items()}
             return cls(files=files, **data)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{MANIFEST} belongs to no checkpoint of flk: {error}") from None
+            raise ValueError(f"{MANIFEST} belongs to no checkpoint of flk: {error}") from error
 
 
 def step_name(step: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk_runtime.contract.failure import Budget, Failure, Kind, Meaning, Retry
+from flk_runtime.contract.ranges import often
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import StorageError
 from flk_runtime.launcher.settings import Limits
@@ -54,8 +55,7 @@ def decide(history: Sequence[Attempt], limits: Limits) -> Decision:
     times = _times_in_a_row(history)
     if meaning.final_after and not limits.retry_same and times >= meaning.final_after:
         where = f" at step {last.step}" if last.step is not None else ""
-        often = "twice" if times == 2 else f"{times} times"
-        return replace(used, no_retry_reason=f"not retried: failed {often}{where} with the same error")
+        return replace(used, no_retry_reason=f"not retried: failed {often(times)}{where} with the same error")
     if limits.reset and _duration(last) >= limits.reset and made_progress(history[-2] if history[1:] else None, last):
         used = Decision()
     if meaning.budget is Budget.NONE:

@@ -27,10 +27,10 @@ from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import ShardError, read_preamble, verify
-from flk_runtime.wire import Done, Failed, Stream, VersionError
+from flk_runtime.wire import Backoff, Done, Failed, Stream, VersionError
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
-_RETRY: Final = 0.2  # seconds between two times that all holders of a shard are asked
+_RETRY: Final = (0.2, 2.0)  # seconds between two times that all holders of a shard are asked: first, at most
 _SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread still uses
 
 
@@ -172,6 +172,7 @@ class Fetcher:
     def _fetch(self, shard: ShardId, holders: list[int]) -> None:
         deadline = time.monotonic() + self._settings.lease
         error: Exception = ConnectionError("no pod holds it")
+        backoff = Backoff(*_RETRY)
         while holders:
             for pod in [*holders]:
                 try:
@@ -186,7 +187,7 @@ class Fetcher:
                     holders.remove(pod)
                 except OSError as failed:
                     error = failed
-            if time.monotonic() >= deadline or self._stopped.wait(_RETRY):
+            if time.monotonic() >= deadline or self._stopped.wait(backoff.next()):
                 break
         raise error
 

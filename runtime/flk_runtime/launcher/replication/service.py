@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from flk_runtime.contract.ranges import numbered
+from flk_runtime.contract.ranges import numbered, size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
 from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId, copied_to_partner
-from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, mebibytes
+from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer
@@ -359,8 +359,8 @@ class MemoryService:
         place = room.mount_point(str(self._store.folder))
         where = f"of this pod and of pod {partner}" if (partner := attempt.plan.partner) is not None else "of this pod"
         self._log(
-            f"keeps checkpoints {self._medium} {where}: each pod uses up to {mebibytes(needed)} of {place} "
-            f"for them (limit {mebibytes(self._store.limit)})"
+            f"keeps checkpoints {self._medium} {where}: each pod uses up to {size_text(needed)} of {place} "
+            f"for them (limit {size_text(self._store.limit)})"
         )
 
     def _finish(self, attempt: _Attempt, path: Path, whole: messages.SaveKey | None) -> Answer:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.ranges import size_text
 from flk_runtime.errors import RuntimeFailure, StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.shared import shard_file
@@ -440,22 +441,17 @@ class ShardStore:
             with open(path, "r+b") as stream:
                 host.allocate(stream.fileno(), size)
         except OSError as error:
-            raise NoRoomError(f"{self.folder}: {mebibytes(size)} more: {error.strerror}") from error
+            raise NoRoomError(f"{self.folder}: {size_text(size)} more: {error.strerror}") from error
 
 
 def _too_much(need: int, limit: int) -> str:
-    return f"{mebibytes(need)} are needed and the limit is {mebibytes(limit)}"
+    return f"{size_text(need)} are needed and the limit is {size_text(limit)}"
 
 
 def check_shard(preamble: ShardPreamble, shard: ShardId) -> None:
     """Raise ShardError if ``preamble`` is not the preamble of this shard."""
     if _id_of(preamble) != shard:
         raise ShardError(f"it is the part of rank {preamble.rank} of {preamble.world_size} after step {preamble.step}")
-
-
-def mebibytes(size: int) -> str:
-    """A number of bytes for people."""
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
 def _id_of(preamble: ShardPreamble) -> ShardId:

@@ -368,7 +368,7 @@ class Member:
             except OSError as error:
                 now = time.monotonic()
                 if now - began > settings.join_timeout:
-                    raise _NoLeaderError(f"did not answer at {where} within {now - began:.0f} s: {error}") from None
+                    raise _NoLeaderError(f"did not answer at {where} within {now - began:.0f} s: {error}") from error
                 if now - logged > _PROGRESS_INTERVAL:
                     self._log(f"waiting for the launcher of pod 0 at {where} since {now - began:.0f} s: {error}")
                     logged = now

@@ -1,0 +1,13 @@
+"""Whether a script has wrapped a module in FSDP1 itself. flk's strategies use FSDP2."""
+
+from __future__ import annotations
+
+import sys
+
+from torch import nn
+
+
+def has_fsdp1(module: nn.Module) -> bool:
+    """Whether ``module`` or a submodule is wrapped in FSDP1, whose parameters are shards and do not say so."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # takes long to import, and is if the module is wrapped
+    return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in module.modules())
