@@ -47,9 +47,8 @@ def trial(job: Job, root: Path, client: JobClient, *, timeout: float | None, rep
         return Result(
             "start", Level.OK, f"{ranks} in {plural(job.replicas, 'pod')} met and did an all-reduce, after {took}"
         )
-    return Result(
-        "start", Level.FAILED, f"the ranks could not start: {state.headline}", "see docs/guides/when-a-job-fails.md"
-    )
+    remedy = state.cause.remedy if state.cause else "`flk doctor` without --start-pods shows what else is wrong"
+    return Result("start", Level.FAILED, f"the ranks could not start: {state.headline}", remedy)
 
 
 def _delete(delete: Callable[[], None], report: Callable[[str], None]) -> None:

@@ -65,7 +65,8 @@ def bytes_text(value: float | None) -> str:
         return ""
     for unit, power in (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)):
         if value >= 1 << power:
-            return f"{value / (1 << power):.3g}{unit}"
+            filled = value / (1 << power)
+            return f"{filled:.0f}{unit}" if filled >= 1000 else f"{filled:.3g}{unit}"
     return f"{value:.0f}"
 
 

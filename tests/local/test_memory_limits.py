@@ -46,6 +46,12 @@ LIMITS = (0, 0.5, 1.5, 2.5, 3.5, 4.1, 4.6, 5.0, 5.5, 6.5, 9.5)  # in shards; hea
 LIMITS_OF_TWO = (7.0, 9.0, 12.0, 18.0, 19.0, 20.0)  # with two ranks in each pod
 
 
+def size(text: str) -> float:
+    """Bytes, of a text such as ``1.5 MiB``."""
+    number, unit = text.split()
+    return float(number) * {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20}[unit]
+
+
 def check(
     forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float, processes: int = 1
 ) -> None:
@@ -68,8 +74,8 @@ def check(
     assert job.wait() == [0] * pods, job.logs_of_all()
     log = job.logs_of_all()
     begun = [int(step) for step in re.findall(r"\[rank 0\] begins at (\d+)", job.log(0))]
-    used = re.search(r"uses up to ([\d.]+) MiB of \S+ for them \(limit ([\d.]+) MiB\)", log)
-    refusals = re.findall(r"keeping no checkpoints in memory: .*: ([\d.]+) MiB are needed .* is ([\d.]+) MiB", log)
+    used = re.search(r"uses up to ([\d.]+ \w+) of \S+ for them \(limit ([\d.]+ \w+)\)", log)
+    refusals = re.findall(r"keeping no checkpoints in memory: .*: ([\d.]+ \w+) are needed .* is ([\d.]+ \w+)", log)
     if limit == 0:
         assert not used, "the user wants none"
         assert not refusals
@@ -77,13 +83,13 @@ def check(
     elif refusals:
         assert not used
         assert begun == [0, 0], "nothing pretends that it saves"
-        assert all(float(need) >= float(most) for need, most in refusals), log
+        assert all(size(need) >= size(most) for need, most in refusals), log
         assert limit < least + 1
         assert not shared
     else:
         assert used, log
         assert begun in ([0, 4], [0, 6]), log
-        assert float(used[1]) <= float(used[2])
+        assert size(used[1]) <= size(used[2])
         assert limit > least
         assert shared == [exchange] * pods * (processes > 1), "a restore needs no memory that saving has not reserved"
     assert re.search(r"final ([\d.e-]+)", job.log(0)), log

@@ -64,7 +64,7 @@ def test_a_disk_without_room_or_that_cannot_be_written_to_keeps_nothing(
     run = job(forked_pods, 1, disk, **{pod_env.DISK: str(1 << 20)})
     start(run, 3, save_every=1)
     assert run.wait() == [0], run.logs_of_all()
-    assert "no room for checkpoints on the disk of pod 0: 2.0 MiB are needed and the limit is 0.5 MiB" in run.log(0)
+    assert "no room for checkpoints on the disk of pod 0: 2 MiB are needed and the limit is 512 KiB" in run.log(0)
     file = disk / "file"
     file.touch()  # root may write into any folder
     run = job(forked_pods, 1, file)

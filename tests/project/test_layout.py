@@ -88,7 +88,7 @@ COVERED = {
     ),
     "tests/local/test_precision.py": "flk_runtime.parallel.precision",
     "tests/local/test_sharded_checkpoints.py": (
-        "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1 "
+        "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1 flk_runtime.distributed.fsdp1 "
         "flk_runtime.checkpoint.adapters.torch_state"
     ),
     "tests/local/test_strategies.py": (

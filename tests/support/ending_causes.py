@@ -90,7 +90,7 @@ ENDING = (
     ),
     Case(
         "no-trace",
-        Expected("FailedWithoutTrace", "its pods have left no trace", "no-trace", "flk wait keeps evidence"),
+        Expected("FailedWithoutTrace", "its pods have left no trace", "no-trace", "keeps evidence while a job runs"),
         job("no-trace", command=["sh", "-c", "exit 17"], run_policy={"cleanPodPolicy": "All"}),
         forgotten=True,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
 import tty
@@ -36,16 +37,38 @@ class LiveScreen:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[LiveScreen]:
-        """Take the terminal inside the block. Ctrl-C still raises KeyboardInterrupt."""
+        """Take the terminal inside the block. Ctrl-C still raises KeyboardInterrupt, and SIGTERM and SIGHUP SystemExit.
+
+        While Ctrl-Z stops the process, the terminal is as it was before.
+        """
         file = sys.stdin.fileno()
         before = termios.tcgetattr(file)
-        try:
+
+        def enter() -> None:
             tty.setcbreak(file)
             self._write(_ENTER)
-            yield self
-        finally:
+
+        def leave() -> None:
             self._write(_LEAVE)
             termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+        def stop(number: int, _: object) -> None:
+            leave()
+            signal.raise_signal(signal.SIGSTOP)
+            enter()
+
+        def end(number: int, _: object) -> None:
+            sys.exit(128 + number)
+
+        handlers = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: stop}
+        former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            enter()
+            yield self
+        finally:
+            leave()
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -64,9 +64,9 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
 
 # Commands that people work without. The chart gives these rights only where rbac.exec asks for them. The request that
 # opens a WebSocket is a "get"; newer API servers ask for "create" as well.
+_EXEC: Final[list[Right]] = [("get", "pods/exec"), ("create", "pods/exec")]
 OPTIONAL: Final[Rights] = {
-    "exec": [("get", "pods/exec"), ("create", "pods/exec")],
-    "stacks": [("get", "pods/exec"), ("create", "pods/exec")],
+    **dict.fromkeys(("cp", "exec", "profile", "stacks"), _EXEC),
     "port-forward": [("get", "pods/portforward"), ("create", "pods/portforward")],
 }
 
@@ -99,7 +99,7 @@ def before(cluster: Cluster) -> Iterator[Result]:
         found = f"you may not {verb} {_listed(resources)} in namespace {cluster.namespace}, {which}"
         yield Result("rights", Level.FAILED if "flk submit" in commands else Level.WARNING, found, remedy)
     if not denied:
-        without = f"; not for {' and '.join(optional)}" if optional else ""
+        without = f"; not for {_listed(optional)}" if optional else ""
         yield Result("rights", Level.OK, f"you have the rights for all commands of flk{without}")
 
 

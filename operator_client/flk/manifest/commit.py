@@ -22,11 +22,11 @@ def commit_of(root: Path) -> str:
 
 
 def diff_of(root: Path) -> str:
-    """Return how the tracked files of the checkout differ from the commit, as `git diff` tells it, at most DIFF_LIMIT.
+    """Return how the tracked files in ``root`` differ from the commit, as `git diff` tells it, at most DIFF_LIMIT.
 
     Empty where they do not differ, and if git does not answer.
     """
-    told = _git(root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
+    told = _git(root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", ".")
     if len(told) <= DIFF_LIMIT:
         return told
     kept = told[:DIFF_LIMIT].rpartition("\n")[0]

@@ -21,6 +21,7 @@ JOB_FILE: Final = "flk.yaml"
 IMAGE_VARIABLE: Final = "FLK_IMAGE"
 EXAMPLE: Final = Path(__file__).parents[1] / "bundled_gpt"
 EXAMPLE_SCRIPT: Final = "train.py"
+_DECIMAL: Final = re.compile(r"[0-9]*\.[0-9]+|[0-9]*\.?[0-9]+[eE][-+]?[0-9]{1,3}", re.ASCII)  # 0.5, .5, 1e-3
 
 
 @dataclass
@@ -162,7 +163,11 @@ def _number(text: str | None) -> int | str | None:
 
 def _decimal(text: str) -> float | int | str | None:
     """Convert a number. Return other text unchanged, so that the model reports what is wrong with it."""
-    return float(text) if re.fullmatch(r"[0-9]*\.[0-9]+", text, re.ASCII) else _number(text)
+    return (
+        float(text)
+        if re.fullmatch(r"[0-9]*\.[0-9]+|[0-9]*\.?[0-9]+[eE][-+]?[0-9]{1,3}", text, re.ASCII)
+        else _number(text)
+    )
 
 
 def _variables(texts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ def size_text(size: float) -> str:
     """A number of bytes in the largest unit that it fills: ``1.5 GiB``."""
     for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << power:
-            return f"{size / (1 << power):.1f} {unit}"
+            return f"{size / (1 << power):.1f}".removesuffix(".0") + f" {unit}"
     return plural(int(size), "byte")
 
 

@@ -58,3 +58,10 @@ def test_memory_is_whole_bytes(text: str) -> None:
 @given(st.integers(0, durations.LONGEST))
 def test_a_written_duration_reads_the_same(seconds: int) -> None:
     assert durations.parse_duration(units.duration_text(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(None, ""), (7, "7"), (1536, "1.5Ki"), (1023 << 20, "1023Mi"), (12.34 * 2**30, "12.3Gi")]
+)
+def test_bytes_are_in_the_largest_unit_that_they_fill(size: float | None, text: str) -> None:
+    assert units.bytes_text(size) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 from flk import labels
@@ -18,16 +19,16 @@ def delete_expired(client: JobClient) -> list[str]:
     """Delete the jobs of the namespace that ended longer ago than their TTL, and return their names.
 
     Kubernetes deletes Jobs and JobSets itself. The training operator leaves PyTorchJobs that have failed, and a
-    TrainJob has no TTL. An error ends the deletion and is not raised: the next call deletes what is left.
+    TrainJob has no TTL. Errors are not raised: the next call tries again.
     """
     deleted: list[str] = []
-    try:
+    with contextlib.suppress(FlkError):
         for job in client.list_jobs(selector=labels.TTL):
-            if _is_expired(job, client.now()):
+            if not _is_expired(job, client.now()):
+                continue
+            with contextlib.suppress(FlkError):  # the user may not delete this one, or somebody else has
                 client.delete_job(job["metadata"]["name"], job["metadata"]["uid"])
                 deleted.append(job["metadata"]["name"])
-    except FlkError:
-        pass  # the user may not delete it, or somebody else has
     return deleted
 
 

@@ -177,7 +177,7 @@ def test_code_that_is_too_large_is_told_in_a_line(run: Run, monkeypatch: pytest.
     code, stdout, stderr = run("render", "train.py")
     assert (code, stdout) == (2, "")
     assert stderr.startswith("error: the code is too large to ship: ")
-    assert stderr.splitlines()[1].startswith("hint: largest: train.py (0.0 MiB); ")
+    assert stderr.splitlines()[1].startswith("hint: largest: train.py (9 bytes); ")
 
 
 def test_unknown_commands(run: Run) -> None:

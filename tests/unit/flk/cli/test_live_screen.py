@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -45,3 +46,37 @@ def test_ctrl_c_leaves_too_and_no_colour_is_honoured(tmp_path: Path) -> None:
     text = shown({"by one": "\x03"}, tmp_path, NO_COLOR="1")
     assert "\x1b[1m" not in text
     assert text.endswith("interrupted\r\n")
+
+
+def test_a_terminated_view_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    program = f"import signal, threading\n{PROGRAM}".replace(
+        "try:\n", "threading.Timer(1, signal.raise_signal, [signal.SIGTERM]).start()\ntry:\n", 1
+    )
+    code, text = on_a_terminal(
+        [sys.executable, "-c", program], tmp_path, environment={"PATH": "/usr/bin:/bin", "TERM": "xterm"}, size=(10, 60)
+    )
+    assert code == 128 + 15
+    assert text.endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_the_terminal_is_left_while_the_view_is_stopped(tmp_path: Path) -> None:
+    program = f"import os, signal, threading\n{PROGRAM}".replace(
+        "try:\n",
+        """real = signal.raise_signal
+signal.raise_signal = lambda number: print(signal.Signals(number).name, flush=True)
+threading.Timer(1, real, [signal.SIGTSTP]).start()
+try:
+""",
+        1,
+    )
+    code, text = on_a_terminal(
+        [sys.executable, "-c", program],
+        tmp_path,
+        environment={"PATH": "/usr/bin:/bin", "TERM": "xterm"},
+        typed={re.compile("SIGSTOP(?s:.)*by one"): "q"},
+        size=(10, 60),
+    )
+    assert code == 0
+    before, _, after = text.partition("SIGSTOP")
+    assert before.endswith("\x1b[?25h\x1b[?1049l")
+    assert after.lstrip().startswith("\x1b[?1049h\x1b[?25l")

@@ -49,6 +49,8 @@ def test_the_diff_to_the_commit_is_bounded(checkout: Path) -> None:
     git(checkout, "config", "color.diff", "always")
     (checkout / "train.py").write_text("2\n")
     assert diff_of(checkout).splitlines()[-2:] == ["-1", "+2"]
+    (checkout / "other").mkdir()
+    assert diff_of(checkout / "other") == ""  # of a folder in a large repository
     (checkout / "train.py").write_text("".join(f"{number}\n" for number in range(50_000)))
     lines = diff_of(checkout).splitlines()
     assert len("\n".join(lines[:-1])) <= DIFF_LIMIT

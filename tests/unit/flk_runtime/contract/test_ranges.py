@@ -1,10 +1,30 @@
-"""Sets of numbers as text, for programs and for people."""
+"""Numbers as text, for programs and for people."""
 
 from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract.ranges import format_ranges, numbered, parse_ranges
+from flk_runtime.contract.ranges import format_ranges, numbered, often, parse_ranges, size_text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1023 bytes"),
+        (1 << 10, "1 KiB"),
+        (1023 << 20, "1023 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (5 << 50, "5 PiB"),
+    ],
+)
+def test_a_size_is_in_the_largest_unit_that_it_fills(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_times_are_counted() -> None:
+    assert [often(times) for times in (1, 2, 3)] == ["1 time", "twice", "3 times"]
 
 
 @pytest.mark.parametrize(

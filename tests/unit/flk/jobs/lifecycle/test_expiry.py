@@ -57,12 +57,17 @@ def test_jobs_whose_ttl_has_passed_are_deleted_at_the_next_submission_with_one(
     assert new["metadata"]["labels"]["flk.dev/ttl"] == str(7 * 86_400)
 
 
-def test_a_job_that_may_not_be_deleted_does_not_disturb_the_submission(fake: FakeApiServer, submit: Run) -> None:
+def test_a_job_that_may_not_be_deleted_disturbs_neither_a_submission_nor_other_deletions(
+    fake: FakeApiServer, submit: Run
+) -> None:
     ended(fake, "failed", "Failed", ttl="1")
+    ended(fake, "late", "Failed", ttl="1")
     fake.refused["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/failed"] = (403, 'User "ada" cannot delete')
     code, _, said = submit("new", "--ttl", "1d")
     assert code == 0
-    assert "deleted" not in said
+    assert "deleted job failed" not in said
+    assert "deleted job late" in said
+    assert left(fake) == {"failed", "new"}
 
 
 @pytest.mark.parametrize("ttl", ["0", "-1s", "soon"])

@@ -109,7 +109,7 @@ def test_a_holder_that_comes_back_is_asked_again(
         return connect(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exchange, "connect", counted)
-    monkeypatch.setattr(exchange, "_RETRY", 0.0)
+    monkeypatch.setattr(exchange, "_RETRY", (0.0, 0.0))
     fetcher(store, {1: port}).fetch(SHARD, [1])
     assert len(tries) == 3
     assert store.shards() == [SHARD]
