@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FlkError as error:
         print_error(error)
         code = int(error.code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if interrupt.args:  # what is left of what was being done
+            print(f"flk: interrupted: {interrupt}", file=sys.stderr)
         code = int(ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of stdout has ended, as `head` does
         code = PIPE_CLOSED

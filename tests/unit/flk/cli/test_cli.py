@@ -375,6 +375,7 @@ def failing(error: BaseException) -> Callable[..., None]:
         (FlkError("it broke\nbadly", hint="mend it"), 1, "error: it broke badly\nhint: mend it\n"),
         (JobFailedError("rank 2 raised", code=104), 104, "error: rank 2 raised\n"),  # type: ignore[arg-type]
         (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt("the job gpt exists"), 130, "flk: interrupted: the job gpt exists\n"),
     ],
 )
 def test_errors_end_with_their_code(
