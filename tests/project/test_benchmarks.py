@@ -226,6 +226,17 @@ def test_benchmarks_documentation_has_a_place_for_the_table() -> None:
     assert run_all.replaced(page.read_text(), {})
 
 
+def test_each_goal_that_the_page_misses_has_its_reason_and_a_plan() -> None:
+    (page,) = BENCHMARKS.parent.glob("docs/**/benchmarks.md")
+    results, _, rest = page.read_text().partition(run_all.END)
+    section = rest.partition("\n## Goals that are missed\n")[2].partition("\n## ")[0]
+    reasons = re.findall(r"^\| (`.*?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
+    begins = tuple(name for names, _, _ in reasons for name in re.findall("`(.+?)`", names))
+    for verdict in (Verdict.MISSED, Verdict.UNDECIDED_MISSES):
+        for what in re.findall(rf"^\| (.+?) \|.* \| {verdict} \|$", results, re.MULTILINE):
+            assert what.startswith(begins), f"{what}: {verdict}, and the page does not say why"
+
+
 def test_runner_refuses_unknown_names() -> None:
     done = subprocess.run(["python3", str(BENCHMARKS / "run_all.py"), "speed"], capture_output=True, text=True)
     assert done.returncode == 2
