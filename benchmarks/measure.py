@@ -44,16 +44,19 @@ class Verdict(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Goal:
-    """A limit for a ratio, which must be at most or at least so large."""
+    """A limit for a ratio, which must be at most or at least so large, or must not differ from 1 by a larger factor."""
 
     limit: float
-    higher_is_better: bool = False
+    better: str = "lower"  # or "higher", or "closer to 1"
 
     def is_met(self, ratio: float) -> bool:
-        return ratio >= self.limit if self.higher_is_better else ratio <= self.limit
+        if self.better == "closer to 1":
+            return 1 / self.limit <= ratio <= self.limit
+        return ratio >= self.limit if self.better == "higher" else ratio <= self.limit
 
     def __str__(self) -> str:
-        return f"{'>=' if self.higher_is_better else '<='} {self.limit:g}"
+        words = {"lower": "at most", "higher": "at least", "closer to 1": "within a factor of"}
+        return f"{words[self.better]} {self.limit:g}"
 
 
 def at_most(limit: float) -> Goal:
@@ -63,7 +66,12 @@ def at_most(limit: float) -> Goal:
 
 def at_least(limit: float) -> Goal:
     """A goal for ratios of rates, where higher is better."""
-    return Goal(limit, higher_is_better=True)
+    return Goal(limit, better="higher")
+
+
+def within_factor(limit: float) -> Goal:
+    """A goal for predictions, which may be too high or too low."""
+    return Goal(limit, better="closer to 1")
 
 
 @dataclass(frozen=True)
@@ -140,9 +148,10 @@ class Result:
         return Verdict.UNDECIDED_MEETS if self.goal.is_met(self.ratio) else Verdict.UNDECIDED_MISSES
 
     def __str__(self) -> str:
-        better = "higher" if self.goal.higher_is_better else "lower"
         span = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]" if self.interval else "(computed)"
-        return f"ratio {self.what} {self.ratio:.3f} {span} goal {self.goal} ({better} is better): {self.verdict}"
+        return (
+            f"ratio {self.what} {self.ratio:.3f} {span} goal {self.goal} ({self.goal.better} is better): {self.verdict}"
+        )
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -151,9 +151,8 @@ def compare_published(report: measure.Report, rounds: int) -> None:
             if published is None:
                 continue
             measure.progress(f"{title}, {what}: predicted {predicted:.4g}, published {published:.4g} {unit}")
-            larger, smaller = max(predicted, published), min(predicted, published)
-            name = f"deviation of {what}, {title}"
-            report.compute(name, larger, smaller, measure.at_most(limit), unit)
+            name = f"deviation of {what}, {title}, predicted / published"
+            report.compute(name, predicted, published, measure.within_factor(limit), unit)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,7 @@ def table(environment: str, results: Iterable[Result]) -> str:
         median = f"{result.ours:.4g} / {result.theirs:.4g} {result.unit}"
         span = f"{result.interval.low:.3f} to {result.interval.high:.3f}" if result.interval else "computed"
         ratio = f"{result.ratio:.3f} ({span})"
-        limit = f"at {'least' if result.goal.higher_is_better else 'most'} {result.goal.limit:g}"
-        lines.append(f"| {result.what} | {median} | {ratio} | {limit} | {result.verdict} |")
+        lines.append(f"| {result.what} | {median} | {ratio} | {result.goal} | {result.verdict} |")
     return "\n".join(lines)
 
 

@@ -89,12 +89,22 @@ def test_too_few_rounds_judge_no_goal() -> None:
     assert result(9.0, 9.9, at_most(0.5), coverage=0.9375).verdict is Verdict.NOT_JUDGED
 
 
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(0.83, Verdict.MISSED), (0.84, Verdict.MET), (1.2, Verdict.MET), (1.21, Verdict.MISSED)]
+)
+def test_a_prediction_may_be_neither_too_high_nor_too_low(ratio: float, verdict: Verdict) -> None:
+    found = Result.computed("b", "predicted / published", ratio, 1.0, measure.within_factor(1.2), "s")
+    assert found.verdict is verdict
+    assert f"| {ratio:.3f} (computed) | within a factor of 1.2 | {verdict} |" in run_all.table("here", [found])
+    assert str(found).endswith(f"goal within a factor of 1.2 (closer to 1 is better): {verdict}")
+
+
 @pytest.mark.parametrize(("ours", "verdict"), [(11.0, Verdict.MET), (12.1, Verdict.MISSED)])
 def test_what_is_computed_needs_no_rounds_and_has_no_interval(ours: float, verdict: Verdict) -> None:
     found = Result.computed("b", "prediction / publication", ours, 10.0, at_most(1.2), "s")
     assert found.verdict is verdict
     assert Result.from_json(found.to_json()) == found
-    assert str(found).startswith(f"ratio prediction / publication {ours / 10:.3f} (computed) goal <= 1.2 ")
+    assert str(found).startswith(f"ratio prediction / publication {ours / 10:.3f} (computed) goal at most 1.2 ")
     assert f"| {ours / 10:.3f} (computed) | at most 1.2 | {verdict} |" in run_all.table("here", [found])
 
 
@@ -113,10 +123,11 @@ def test_rounds_of_both_sides_must_be_as_many() -> None:
 def test_lines_of_results() -> None:
     assert (
         str(result(0.45, 0.5, at_most(0.5)))
-        == "ratio flk / peer 0.475 [0.450, 0.500] goal <= 0.5 (lower is better): met"
+        == "ratio flk / peer 0.475 [0.450, 0.500] goal at most 0.5 (lower is better): met"
     )
     assert (
-        str(result(0.9, 1, at_least(0.98))) == "ratio flk / peer 0.950 [0.900, 1.000] goal >= 0.98 (higher is better): "
+        str(result(0.9, 1, at_least(0.98)))
+        == "ratio flk / peer 0.950 [0.900, 1.000] goal at least 0.98 (higher is better): "
         "undecided, the median misses it"
     )
 
@@ -152,8 +163,8 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "commit " in output
     assert "load average " in output
     assert output.endswith(
-        "ratio flk / peer 0.500 [0.500, 0.500] goal <= 0.5 (lower is better): met\n"
-        "ratio slow / peer 1.500 [1.500, 1.500] goal <= 0.5 (lower is better): missed\n"
+        "ratio flk / peer 0.500 [0.500, 0.500] goal at most 0.5 (lower is better): met\n"
+        "ratio slow / peer 1.500 [1.500, 1.500] goal at most 0.5 (lower is better): missed\n"
     )
     written = [Result.from_json(line) for line in options.json.read_text().splitlines()]
     assert written == report.results
