@@ -125,6 +125,20 @@ def test_the_api_pages_describe_every_public_name() -> None:
         assert named - {"errors"} == public - errors
 
 
+def test_nobody_is_told_to_install_from_an_index_what_is_not_published() -> None:
+    # Anybody could publish another package under that name. README says when this has changed.
+    assert "Neither package nor images are published" in (ROOT / "README.md").read_text()
+    texts = [
+        *PAGES,
+        *ROOT.glob("examples/**/*.md"),
+        *ROOT.glob("operator_client/flk/**/*.py"),
+        *ROOT.glob("runtime/**/*.py"),
+    ]
+    for path in texts:
+        found = re.search(r"pip install( -\S+)* ['\"]?flk(?![\w./-])", path.read_text())
+        assert found is None or path.name == "CHANGELOG.md", f"{name_of(path)}: {found and found[0]}"
+
+
 def test_every_command_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert set(re.findall(r"`flk ([\w-]+)`", text)) >= set(cli.COMMANDS)

@@ -8,7 +8,7 @@ from typing import Final
 
 from flk.user_files import cache_folder, write_whole
 
-MISSING: Final = "the charts are left out, their numbers are in tables: pip install 'flk[report]' brings the charts"
+MISSING: Final = "the charts are left out, their numbers are in tables: pip install vl-convert-python brings the charts"
 
 
 def drawing_script() -> str | None:
