@@ -45,7 +45,10 @@ KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all proces
 STATE_FOLDER = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>
 _SHM = Path("/dev/shm")  # noqa: S108 - memory, not a temporary file
 _MEMORY_PREFIX = "flk-run-"
-_INSTALL = "activate the environment that has torch, or install it beside flk: pipx inject flk torch"
+_INSTALL = (
+    "activate the environment that has torch, or install torch beside flk: "
+    f"{sys.executable} -m pip install torch, or pipx inject flk torch"
+)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -40,3 +40,5 @@ def init(
         except OSError as error:
             raise UsageError(f"cannot write {name}: {(error.strerror or str(error)).lower()}") from None
         note(f"wrote {name}")
+    if not Path(script).exists():
+        note(f"there is no {script} here yet, which flk.yaml names")

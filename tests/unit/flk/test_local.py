@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,4 +58,4 @@ def test_the_python_on_the_path_is_used_if_it_has_torch(
     with pytest.raises(UsageError) as caught:
         interpreter()
     assert str(caught.value) == f"no Python with torch: neither flk's own nor {python} has it"
-    assert "pipx inject flk torch" in caught.value.hint
+    assert f"{sys.executable} -m pip install torch, or pipx inject flk torch" in caught.value.hint
