@@ -120,6 +120,11 @@ def warnings(reports: Sequence[RankReport]) -> list[str]:
             f"{SHM} has {size_text(min(report.shm for report in tight))} on {_describe_ranks(tight)}: NCCL may need "
             "up to 1 GiB for the ranks of a node"
         )
+    for library, same in _groups((one for one in reports if one.missing_library), lambda one: one.missing_library):
+        lines.append(
+            f"NCCL finds no {library} on {_describe_ranks(same)}, and would use TCP without an error: use an image "
+            "that has it, or mount its folder and add that to LD_LIBRARY_PATH"
+        )
     return lines
 
 

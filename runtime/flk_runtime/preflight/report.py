@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from flk_runtime.system import host
 
 SHM = "/dev/shm"  # noqa: S108 - nothing is created there; its size is reported
 _IFF_LOOPBACK = 0x8
+# What NCCL opens for a fabric: without it, it takes TCP and says nothing.
+_PLUGIN = "libnccl-net.so"
+_VERBS = "libibverbs.so.1"
+_LIBRARIES = {"efa": _PLUGIN, "gib": _PLUGIN, "tcpx": _PLUGIN, "tcpxo": _PLUGIN, "infiniband": _VERBS, "roce": _VERBS}
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class RankReport:
     loopback: str = ""  # why collectives would use the loopback interface
     missing_interface: str = ""  # the variable, with its value, that names an interface which does not exist
     interface: str = ""  # the interface that leads to the master
+    missing_library: str = ""  # the library, with the fabric, that NCCL opens between nodes and that is not there
     problem: str = ""  # why this rank cannot start
 
     def dump(self) -> str:
@@ -73,7 +79,25 @@ def node_fields(
         found |= _interface_faults(backend, environ, resolve=info.nodes > 1)
     if info.master:
         found["interface"] = interface_to(info.master[0])
+    if info.nodes > 1 and "nccl" in backend:
+        found["missing_library"] = missing_library(environ)
     return found
+
+
+def missing_library(environ: Mapping[str, str], load: Callable[[str], object] = ctypes.CDLL) -> str:
+    """The library that NCCL opens for the job's fabric, with the fabric, if it cannot be loaded; else an empty string.
+
+    A plugin that NCCL_NET_PLUGIN names has another file, which is not looked for.
+    """
+    fabric = user_env.FABRIC.read(environ)
+    library = _LIBRARIES.get(fabric)
+    if library is None or (library == _PLUGIN and environ.get("NCCL_NET_PLUGIN")):
+        return ""
+    try:
+        load(library)
+    except OSError:
+        return f"{library} (fabric {fabric})"
+    return ""
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import flk.spec
 from flk_runtime import preflight
 from flk_runtime.check import must_launch_ranks, summary
 from flk_runtime.preflight import RankReport, report
@@ -159,6 +161,29 @@ def test_warnings() -> None:
     assert line.startswith("/dev/shm has only 1 MiB on rank 1 on node n0: DataLoader workers will fail")
     (line,) = preflight.warnings(world(backend=NCCL, shm=256 << 20))
     assert line.startswith("/dev/shm has 256 MiB on ranks 0-1 on node n0, ranks 2-3 on node n1: NCCL may need")
+    (line,) = preflight.warnings(changed(world(backend=NCCL), 1, missing_library="libibverbs.so.1 (fabric roce)"))
+    assert line.startswith("NCCL finds no libibverbs.so.1 (fabric roce) on rank 1 on node n0, and would use TCP")
+
+
+FABRICS = json.loads((Path(flk.spec.__file__).parent / "fabrics.json").read_text())
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_library_that_nccl_opens_for_the_fabric_is_looked_for(fabric: str) -> None:
+    opened: list[str] = []
+
+    def load(name: str) -> None:
+        opened.append(name)
+        raise OSError(f"{name}: cannot open shared object file")
+
+    found = report.missing_library({"FLK_FABRIC": fabric}, load)
+    verbs, plugin = "libibverbs.so.1", "libnccl-net.so"
+    wanted = {"auto": None, "socket": None, "infiniband": verbs, "roce": verbs}.get(fabric, plugin)
+    assert opened == [wanted] * bool(wanted)
+    assert found == (f"{wanted} (fabric {fabric})" if wanted else "")
+    assert report.missing_library({"FLK_FABRIC": fabric}, opened.append) == ""
+    named = {"FLK_FABRIC": fabric, "NCCL_NET_PLUGIN": "ofi"}
+    assert report.missing_library(named, load) == ("" if wanted == plugin else found)
 
 
 def test_a_report_is_one_line() -> None:
