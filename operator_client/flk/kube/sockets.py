@@ -129,7 +129,7 @@ class RemoteCommand:
 
     def close(self) -> None:
         """Close the connection."""
-        self._socket.close()
+        _close(self._socket)
 
 
 class PodConnection:
@@ -161,7 +161,14 @@ class PodConnection:
 
     def close(self) -> None:
         """Close the connection."""
-        self._socket.close()
+        _close(self._socket)
+
+
+def _close(connection: Any) -> None:
+    transport = connection.sock
+    connection.close()
+    if transport is not None:
+        transport.close()  # the library leaves it open where it is TLS within TLS, whose class is urllib3's
 
 
 def _receive(connection: Any) -> bytes | None:

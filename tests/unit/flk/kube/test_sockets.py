@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from urllib3.util.ssltransport import SSLTransport
 
 from flk.errors import ApiError, ForbiddenError, UnreachableError
 from flk.kube import sockets
@@ -222,10 +223,14 @@ def test_an_https_proxy_is_spoken_to_in_tls(
     for each in (server, behind):
         each.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         each.tls.load_cert_chain(made.path, made.key)
+    opened: list[SSLTransport] = []
+    transport = sockets._transport
+    monkeypatch.setattr(sockets, "_transport", lambda access: opened.append(found := transport(access)) or found)
     client = connect("https://api.example.com")
     assert client.execute(POD, ["true"], 60).code == 0
     behind.messages = OF_A_PORT
     assert received(client) == b"hello"
+    assert [each.fileno() for each in opened] == [-1, -1]  # closed
     behind.close()
     for head in server.heads:
         assert "CONNECT api.example.com:443" in head
