@@ -94,6 +94,13 @@ def _logs(view: JobView, failure: Failure) -> str:
     return f"{view.flk('logs')}{rank} shows what was printed before"
 
 
+def _image_or_logs(view: JobView, failure: Failure) -> str:
+    missing = re.fullmatch(r"the image has no (\S+)", failure.message)  # as flk.manifest.pod has the pod say
+    if missing is None:
+        return _logs(view, failure)
+    return f"choose an image that has Python 3.10 or newer and torch; {view.image} has no {missing[1]}: --image"
+
+
 def _raised(failure: Failure, *types: str) -> bool:
     return failure.kind is Kind.EXCEPTION and failure.type.rpartition(".")[2] in types
 
@@ -353,7 +360,7 @@ CAUSES: Final = (
         "The ranks could not start with this command or environment",
         f"The launcher found the command line or the environment wrong. {_RECORD} Another attempt would not help.",
         "Correct what the message names and submit again.",
-        _ended(lambda failure: failure.kind in (Kind.USAGE, Kind.MISMATCH), _logs),
+        _ended(lambda failure: failure.kind in (Kind.USAGE, Kind.MISMATCH), _image_or_logs),
         ExitCode.USAGE,
     ),
     Cause(

@@ -223,6 +223,13 @@ def test_the_text_of_a_recorded_failure_names_the_cause_and_its_kind_gives_the_e
     assert (found.code, found.exit_code) == (code, ExitCode.TRAINING)
 
 
+def test_an_image_without_python_is_to_be_replaced() -> None:
+    found = find(failed("usage", message="the image has no python3").view())[0]
+    assert found.code == "InvalidStart"
+    assert found.remedy.startswith("choose an image that has Python 3.10 or newer and torch; ")
+    assert found.remedy.endswith(" has no python3: --image")
+
+
 def test_without_a_record_the_cause_gives_the_exit_code() -> None:
     job = JobBuilder().all("ended", 1).condition("Failed")
     lines = [
