@@ -21,6 +21,7 @@ help: ## This list
 $(DEMO): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not installed; set PYTHON=" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments: install Debian's package python3-venv, or set PYTHON= to another Python" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: $(PYTHON) is older than Python 3.10: set PYTHON= to another Python" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 ifeq ($(TORCH_INDEX),)
 	@echo "make: installs $(TORCH), which may take a download of gigabytes with CUDA's libraries; TORCH_INDEX= names an index with torch's builds for CPUs" >&2

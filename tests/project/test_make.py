@@ -27,6 +27,16 @@ def test_a_python_without_virtual_environments_is_named_with_the_package_that_de
     assert done.stdout == ""
 
 
+def test_an_old_python_is_named_before_anything_is_installed(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\ncase $2 in *ensurepip*) exit 0 ;; esac\nexit 1\n")
+    python.chmod(0o755)
+    done = make("venv", f"PYTHON={python}")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == f"make: {python} is older than Python 3.10: set PYTHON= to another Python"
+    assert done.stdout == ""
+
+
 def test_torch_index_names_where_torch_comes_from() -> None:
     large = "CUDA's libraries"
     from_pypi, from_index = (make("--dry-run", "venv", f"TORCH_INDEX={each}") for each in ("", "https://index.example"))
