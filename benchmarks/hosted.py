@@ -252,6 +252,8 @@ def main() -> int:
     if launch.RESULT in os.environ:
         measure_rank(arguments)
         return 0
+    if arguments.steps <= WARM_UP:
+        parser.error(f"--steps {arguments.steps}: the first {WARM_UP} steps are not measured, so expected more")
     hosts = [host for host in HOSTS if arguments.host in (None, host) and importlib.util.find_spec(host)]
     if not hosts:
         measure.skip("none of these packages is installed")

@@ -56,7 +56,7 @@ def uids(kubectl: Any, name: str) -> tuple[str, str]:
 
 
 def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
-    """Each run counts itself in the checkpoint's folder."""
+    """Each run counts itself in the checkpoint's folder. All but the first have the arguments of --on-restart."""
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -71,16 +71,18 @@ def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: 
         "runs = folder / 'runs'\n"
         "count = len(runs.read_text()) if runs.exists() else 0\n"
         "runs.write_text('x' * (count + 1))\n"
-        "print(f'run {count}', flush=True)\n"
+        "print(f'run {count}', *sys.argv[1:], flush=True)\n"
         "time.sleep(1000 if count < 2 else 0)\n"
         "sys.exit(1 if count == 2 else 0)\n"
     )
     args = ["submit", "train.py", "--name", "kept", "--image", image, "--checkpoint", "kept:/kept", *SMALL]
+    args += ["--on-restart=--again"]
     submitted = flk(*args, cwd=folder)
     assert submitted.code == 0, submitted.stderr
 
     def runs(number: int) -> Any:
-        return lambda: f"[rank 0] run {number}" in flk("logs", "kept", "--no-follow").stdout.splitlines()
+        line = f"[rank 0] run {number}{' --again' if number else ''}"
+        return lambda: line in flk("logs", "kept", "--no-follow").stdout.splitlines()
 
     eventually("the first run", runs(0))
     job, pod = uids(kubectl, "kept")

@@ -13,7 +13,7 @@ from tests.support.small_model import told
 
 # A transformer whose heads have a norm of their own, and whose sequences may be split over a group (all-to-all).
 MODEL = """
-    import json, os, torch, torch.distributed as dist
+    import json, os, warnings, torch, torch.distributed as dist
     import torch.nn.functional as F
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -142,18 +142,20 @@ MODEL = """
             return losses, norms, random
 """
 
-# Two steps, and a third one that resumes with another mesh.
+# Two steps, and a third one that resumes with another mesh, and with blocks that are compiled.
 TRAINS = (
     MODEL
     + """
     from safetensors.torch import load_file
 
+    warnings.filterwarnings("ignore", "The .grad attribute")  # of the compiler's own looking
     TP, CP, BOTH = ({"mesh": mesh, "parallelize": split} for mesh in ({"tp": 2}, {"cp": 2}, {"tp": 2, "cp": 2}))
+    HYBRID = TP | {"shard_size": 1, "compile": "eager"}
     found = {"expected": one_process(3)[:2]}
     exported = {steps: one_process(steps)[2] for steps in (2, 3)}
     for name, *parts in (
-        ("tp", ("full_shard", TP | {"meta": True, "recompute": True}), ("hybrid_shard", TP | {"shard_size": 1})),
-        ("cp", ("full_shard", CP), ("full_shard", {"tp": 4, "tp_plan": PLAN})),
+        ("tp", ("full_shard", TP | {"meta": True, "recompute": True}), ("hybrid_shard", HYBRID)),
+        ("cp", ("full_shard", CP), ("full_shard", {"tp": 4, "tp_plan": PLAN, "compile": "aot_eager"})),
         ("both", ("shard_grad_op", BOTH), ("full_shard", {})),
     ):
         (losses, norms, random), ended = (
@@ -300,6 +302,91 @@ def test_stages_of_a_pipeline_train_as_one_process_also_after_another_mesh(
     assert own_norms == pytest.approx(norms, rel=2e-5)
     for expected, found in [seen["adopted"]] if not sizes else []:
         assert found == pytest.approx(expected, abs=1e-6)
+
+
+# Experts that the ranks of a group share out. Each rank has the same tokens, and adds what its experts make of them.
+EXPERTS = (
+    MODEL
+    + """
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = (nn.Parameter(torch.randn(4, *size) * 0.2) for size in ((16, 8), (8, 16)))
+            self.mesh, self.sums = None, True
+        def forward(self, x, gates):
+            up, down = self.up, self.down
+            if self.mesh:
+                placements = [Partial() if self.sums else Replicate()]  # of gradients
+                x, gates = (DTensor.from_local(each, self.mesh, [Replicate()]).to_local(grad_placements=placements)
+                            for each in (x, gates))
+                up, down = up.to_local(), down.to_local()
+                gates = gates.chunk(self.mesh.size(), -1)[self.mesh.get_local_rank()]
+            y = torch.einsum("bseh,ehw,bse->bsw", F.gelu(torch.einsum("bsw,ewh->bseh", x, up)), down, gates)
+            return DTensor.from_local(y, self.mesh, [Partial()]).full_tensor() if self.mesh else y
+
+    class Routed(Block):
+        def __init__(self):
+            super().__init__()
+            self.router, self.experts = nn.Linear(16, 4, bias=False), Experts()
+        def forward(self, x):
+            x = super().forward(x)
+            gates = self.router(x).softmax(-1)
+            return x + self.experts(x, gates * (gates >= gates.topk(2).values[..., -1:]))
+
+    def build():
+        torch.manual_seed(3)
+        model = Model()
+        model.layers = nn.ModuleList(Routed() for _ in range(2))
+        return model
+
+    def share_out(model, mesh, sums=True):
+        for layer in model.layers:
+            experts, experts_mesh = layer.experts, mesh["ep"]
+            experts.mesh, experts.sums = experts_mesh, sums
+            for name, each in list(experts.named_parameters()):
+                shard = distribute_tensor(each.data, experts_mesh, [Shard(0)])
+                setattr(experts, name, nn.Parameter(shard))
+"""
+)
+TRAINS_EXPERTS = (
+    EXPERTS
+    + """
+    found = {"expected": one_process(4)[:2], "losses": [], "norms": []}
+    warnings.filterwarnings("ignore", "The .grad attribute")  # of the compiler's own looking
+    parts = (2, {}), (4, {"recompute": True}), (2, {"compile": "aot_eager"}), (0, {})
+    for until, (size, more) in enumerate(parts, 1):
+        options = {"mesh": {"ep": size}, "parallelize": share_out} if size else {}
+        losses, norms, _ = train("ep", "full_shard", until, {**options, **more})
+        found["losses"] += losses
+        found["norms"] += norms
+    print("=", json.dumps(["found", found]))
+    with flk.init(strategy="full_shard", log_every=0) as run:
+        model = build()
+        options = {"mesh": {"ep": 2}, "parallelize": lambda model, mesh: share_out(model, mesh, sums=False)}
+        model, optimizer = run.parallelize(model, sgd(model), **options)
+        model(data[0][0][None]).square().mean().backward()
+        try:
+            optimizer.step()
+        except flk.SetupError as error:
+            print("=", json.dumps(["refused", str(error)]))
+    dist.barrier()
+"""
+)
+
+
+def test_experts_on_different_ranks_train_as_in_one_process_also_after_another_mesh(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    seen = told(ranks(TRAINS_EXPERTS, 4, {"FOLDER": f"{tmp_path}/"})[0])
+    losses, norms = seen["found"]["expected"]
+    assert len(set(losses)) == 4
+    assert seen["found"]["losses"] == pytest.approx(losses, abs=1e-6)
+    assert seen["found"]["norms"] == pytest.approx(norms, rel=2e-5)
+    assert re.match(
+        r"the gradient of '(embed|layers\.0)\..*' differs between ranks that hold the same", seen["refused"]
+    )
 
 
 HUGGING_FACE = """

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -252,3 +253,11 @@ def test_runner_refuses_unknown_names() -> None:
     done = subprocess.run(["python3", str(BENCHMARKS / "run_all.py"), "speed"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "there is no benchmark speed (there are cli, " in done.stderr
+
+
+def test_hosted_refuses_a_run_that_ends_in_its_warm_up() -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "hosted.py"), "--steps", "20"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--steps 20: the first 20 steps are not measured, so expected more" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import re
 import warnings
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -21,16 +22,11 @@ from flk_runtime.checkpoint import reshard, roots_of, user_name
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.full_parameters import watch_passes
-from flk_runtime.parallel.gradients import (
-    SameUse,
-    UnreducedGradients,
-    extend_zero_grad,
-    groups_of,
-    sharded_parameters,
-)
+from flk_runtime.parallel.gradients import SameUse, UnreducedGradients, extend_zero_grad
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
+from flk_runtime.parallel.records import groups_of, sharded_parameters
 from flk_runtime.parallel.silent_errors import LOST, refuse_silent_errors
 from flk_runtime.parallel.skipped import SkippedUnits
 from flk_runtime.parallel.step_errors import explain_errors
@@ -233,11 +229,11 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             reshard(model)
         return result
     except RuntimeError as error:
-        if "DTensor" not in str(error):
+        if not (found := re.search(r"\S* got mixed torch\.Tensor and DTensor", str(error))):
             raise
         raise SetupError(
             f"{type(model).__name__.removeprefix('FSDP')} uses a parameter of a block without calling the block: "
-            f"{str(error).splitlines()[0]}; leave it out of the blocks, as in parallelize(…, blocks='layers.*')"
+            f"{found[0]}; leave it out of the blocks, as in parallelize(…, blocks='layers.*')"
         ) from error
 
 

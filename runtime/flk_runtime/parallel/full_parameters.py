@@ -17,10 +17,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.weak import WeakIdKeyDictionary
 
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.between_passes import BETWEEN_PASSES
 from flk_runtime.parallel.bits import bit_sum, is_compared
-from flk_runtime.parallel.gradients import groups_of, is_unreduced
 from flk_runtime.parallel.model import local
 from flk_runtime.parallel.reachable import hidden_tensors
+from flk_runtime.parallel.records import groups_of, is_unreduced
 from flk_runtime.system import pytree
 
 _OF_MODULES: Final = frozenset(vars(nn.Module()))  # attributes that every module has
@@ -30,6 +31,7 @@ _roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def watch_passes(model: nn.Module, units: Iterable[nn.Module]) -> None:
     """Have passes of ``model`` and its sharded ``units`` train all that they reach, or be refused by name."""
     _roots.add(model)
+    BETWEEN_PASSES.watch(model)
     for unit in units:
         FullParameters(unit)
 
@@ -43,8 +45,11 @@ def complete_passes() -> None:
     for model in _roots:
         root: Any = model._get_fsdp_state()  # type: ignore[operator]
         groups = (group for state in root._state_ctx.all_states for group in groups_of(state))
-        if any(is_unreduced(each) for group in groups if group.reduce_grads for each in group.fsdp_params):
+        left = [group.reduce_grads for group in groups if any(map(is_unreduced, group.fsdp_params))]
+        if any(left):
             root._root_post_backward_final_callback()
+        if not all(left):
+            BETWEEN_PASSES.begin()
 
 
 def explain_freed(error: RuntimeError) -> SetupError | None:
@@ -80,12 +85,14 @@ class FullParameters:
         self._hides = False  # tensors, from FSDP2
         self._hooked = WeakIdKeyDictionary()  # tensors in attributes
         state = unit._get_fsdp_state()
+        self._state = state
         self._gather = state._pre_backward = _first_order(state._pre_backward)
         unit.register_forward_pre_hook(self._before)
         unit.register_forward_hook(self._after, prepend=True)  # before fully_shard's frees them
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self, *_: Any) -> None:
+        BETWEEN_PASSES.end()
         self._passes[torch.is_grad_enabled()] += 1
         self._full = self._registered()
         self._versions = [each._version for each in self._full]
@@ -96,6 +103,8 @@ class FullParameters:
         self._refuse_changes(unit)
         if torch.is_grad_enabled() and (self._hides or self._is_compared()):
             self._watch_hidden(output)
+        if self._state._state_ctx.iter_forward_root is self._state:  # no other unit around it has been called
+            BETWEEN_PASSES.begin()
 
     def _refuse_changes(self, unit: nn.Module) -> None:
         now = self._registered()

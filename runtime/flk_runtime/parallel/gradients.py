@@ -8,43 +8,23 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import user_name
 from flk_runtime.contract.ranges import numbered
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.between_passes import BETWEEN_PASSES
 from flk_runtime.parallel.bits import is_compared
+from flk_runtime.parallel.records import drop_unreduced, is_unreduced, sharded_parameters
 
 _MARK = "_flk_drops"  # attribute of a zero_grad of this module
-
-
-def sharded_parameters(model: nn.Module) -> Iterator[Any]:
-    """FSDP2's records of the parameters of ``model``, each with the shard and, once it was gathered, the full one."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in groups_of(module._get_fsdp_state()):
-                yield from group.fsdp_params
-
-
-def groups_of(state: Any) -> list[Any]:
-    """FSDP2's groups of the parameters of a unit with ``state``. Older releases of torch have at most one."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group else []
-
-
-def is_unreduced(record: Any) -> bool:
-    """Whether a parameter has a gradient that is not reduced yet."""
-    full = getattr(record, "_unsharded_param", None)
-    return record.unsharded_accumulated_grad is not None or (full is not None and full.grad is not None)
 
 
 def extend_zero_grad(kind: type[nn.Module]) -> None:
@@ -58,13 +38,14 @@ def extend_zero_grad(kind: type[nn.Module]) -> None:
 
     @functools.wraps(plain)
     def zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
-        plain(module, set_to_none)
-        for each in sharded_parameters(module):
-            _drop_unreduced(each)
-            if set_to_none:
-                each.sharded_param.grad = None
-            elif each.sharded_param.grad is not None:
-                each.sharded_param.grad.detach().zero_()
+        with BETWEEN_PASSES.paused():
+            plain(module, set_to_none)
+            for each in sharded_parameters(module):
+                drop_unreduced(each)
+                if set_to_none:
+                    each.sharded_param.grad = None
+                elif each.sharded_param.grad is not None:
+                    each.sharded_param.grad.detach().zero_()
 
     setattr(zero_grad, _MARK, True)
     kind.zero_grad = zero_grad  # type: ignore[method-assign, assignment]
@@ -87,9 +68,10 @@ class UnreducedGradients:
 
         @functools.wraps(plain)
         def zero_grad(*args: Any, **kwargs: Any) -> None:
-            plain(*args, **kwargs)
+            with BETWEEN_PASSES.paused():
+                plain(*args, **kwargs)
             for each in self._of(optimizer):
-                _drop_unreduced(each)
+                drop_unreduced(each)
 
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
         optimizer.register_step_pre_hook(self._check)
@@ -141,7 +123,7 @@ class SameUse:
                 names: list[Any] = [None] * len(found)
                 dist.all_gather_object(names, self._names(used))
                 for each in sharded_parameters(self._model):
-                    _drop_unreduced(each)  # which no rank could reduce
+                    drop_unreduced(each)  # which no rank could reduce
                 raise SetupError(f"{_difference(names)}: {_ADVICE}")
             self._agreed.add(used)
         elif used not in self._agreed and not self._are_all(used):
@@ -175,9 +157,3 @@ def _difference(used: list[list[str]]) -> str:
     having = [rank for rank, each in enumerate(used) if name in each]
     others = [rank for rank, each in enumerate(used) if name not in each]
     return f"{name!r} has a gradient on {numbered('rank', having)} and none on {numbered('rank', others)}"
-
-
-def _drop_unreduced(record: Any) -> None:
-    record.unsharded_accumulated_grad = None
-    if hasattr(record, "_unsharded_param"):
-        record._unsharded_param.grad = None

@@ -10,6 +10,8 @@ import sys
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.bits import bit_sum
@@ -17,6 +19,7 @@ from flk_runtime.parallel.model import local
 
 _LIMIT: Final = 1 << 26  # bytes of copies that are kept
 _LIBRARIES: Final = ("torch.", "flk_runtime.")
+_TRACED: Final = (FakeTensor, FunctionalTensor)  # with which a compiler traces a call
 
 
 class LostChanges:
@@ -31,6 +34,8 @@ class LostChanges:
 
         Of many, until further ones come. Those that share the memory of the argument are no copies.
         """
+        if isinstance(local(argument), _TRACED):  # without memory
+            return
         memory = _memory(argument)
         for each in results if isinstance(results, (list, tuple)) else [results]:
             if isinstance(each, torch.Tensor) and _memory(each) != memory:

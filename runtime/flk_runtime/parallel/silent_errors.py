@@ -11,6 +11,7 @@ from torch.distributed.tensor._ops import _math_ops
 
 from flk_runtime.distributed import is_settled
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.between_passes import BETWEEN_PASSES
 from flk_runtime.parallel.full_parameters import complete_passes, explain_freed
 from flk_runtime.parallel.lost_changes import LostChanges
 
@@ -57,6 +58,7 @@ def refuse_silent_errors() -> None:
         shards = [place for place, each in enumerate(inputs) if isinstance(each, DTensor) and is_settled(each)]
         if shards and kwargs.get("accumulate_grad"):
             raise SetupError(f"backward(inputs=) with {_OF_SHARDS}")
+        BETWEEN_PASSES.end()
         try:
             found = engine(*args, **kwargs)
         except RuntimeError as error:

@@ -1,0 +1,118 @@
+"""BetweenPasses: what a script reads and sets of sharded parameters between two passes is that of one process.
+
+After a forward pass full parameters are in the place of shards, which have the gradients. After a backward pass in
+no_sync full parameters have them. So ``parameter.grad = None`` would drop nothing, and what is read would be wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel.records import GRAD, drop_unreduced, is_unreduced, sharded_parameters
+
+_KINDS: Final[tuple[Any, ...]] = (nn.Parameter, DTensor)  # the classes of sharded and of full parameters
+_REQUIRES_GRAD: Final[Any] = torch.Tensor.requires_grad
+
+
+class BetweenPasses:
+    """Gives the classes of parameters attributes that know of shards, as long as a script may use them."""
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._is_active = False
+        self._records: dict[int, Any] = {}  # FSDP2's, by the ids of the shard and of the full parameter
+
+        def requires_grad_(parameter: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+            self._train(parameter, requires_grad)
+            return parameter
+
+        self._attributes: dict[str, Any] = {
+            "grad": property(self._read, self._set, lambda parameter: self._set(parameter, None)),
+            "requires_grad": property(_REQUIRES_GRAD.__get__, self._train),
+            "requires_grad_": requires_grad_,
+        }
+
+    def watch(self, model: nn.Module) -> None:
+        """Know the parameters of ``model``, which is sharded."""
+        self._models.add(model)
+
+    def begin(self) -> None:
+        """From now on the script may use parameters."""
+        if not self._is_active:
+            self._is_active = True
+            for kind in _KINDS:
+                for name, value in self._attributes.items():
+                    setattr(kind, name, value)
+
+    def end(self) -> None:
+        """A pass begins, in which FSDP2 uses parameters."""
+        if self._is_active:
+            self._is_active, self._records = False, {}
+            for kind in _KINDS:
+                for name in self._attributes:
+                    delattr(kind, name)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, the attributes are torch's own, which are faster."""
+        was_active = self._is_active
+        self.end()
+        try:
+            yield
+        finally:
+            if was_active:
+                self.begin()
+
+    def _record_of(self, parameter: torch.Tensor) -> Any:
+        """FSDP2's record of a parameter; None for another one."""
+        if not self._records:
+            for model in self._models:
+                for record in sharded_parameters(model):
+                    for each in (record.sharded_param, getattr(record, "_unsharded_param", record.sharded_param)):
+                        self._records[id(each)] = record
+        return self._records.get(id(parameter))
+
+    def _read(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        own: torch.Tensor | None = GRAD.__get__(parameter)
+        record = self._record_of(parameter)
+        if record is None:
+            return own
+        reduced: torch.Tensor | None = GRAD.__get__(record.sharded_param)
+        if not is_unreduced(record):
+            return reduced
+        if own is None or own is reduced or reduced is not None:
+            raise SetupError(
+                "the gradient of a sharded parameter is used after a backward pass in no_sync, and the ranks have not "
+                "averaged it: use it after the last backward pass of a step, which is outside of no_sync"
+            )
+        return own  # of a full parameter
+
+    def _set(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+        record = self._record_of(parameter)
+        if record is None:
+            GRAD.__set__(parameter, value)
+        elif value is None:
+            drop_unreduced(record)
+            GRAD.__set__(record.sharded_param, None)
+        else:
+            self._read(parameter)
+            GRAD.__set__(parameter if is_unreduced(record) else record.sharded_param, value)
+
+    def _train(self, parameter: torch.Tensor, requires_grad: bool) -> None:
+        record = self._record_of(parameter)
+        both = (record.sharded_param, getattr(record, "_unsharded_param", None)) if record else (parameter,)
+        for each in both:
+            if each is not None:
+                _REQUIRES_GRAD.__set__(each, requires_grad)
+
+
+BETWEEN_PASSES: Final = BetweenPasses()
+"""Of the sharded models of this process."""

@@ -1,0 +1,108 @@
+"""What scripts do by hand with gradients of sharded parameters between two passes: as in one process, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import SMALL_MODEL, told
+
+SCRIPT = (
+    SMALL_MODEL
+    + """
+def steps(run, between, in_no_sync=False, tied=False):
+    # Each step drops or changes by hand what an earlier pass has left, and then makes the pass that counts.
+    model = build(tied)[0]
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    seen = []
+    for parts in data(4, 2):
+        with run.no_sync() if in_no_sync else contextlib.nullcontext():
+            loss_of(model, share(run, parts[0])).backward()
+        if in_no_sync:
+            between(model)
+            found = loss_of(model, share(run, parts[1]))
+        else:
+            found = loss_of(model, share(run, parts[1]))  # full parameters are now in the place of shards
+            between(model)
+        found.backward()
+        optimizer.step()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+def drop(model):
+    for each in model.parameters():
+        each.grad = None
+
+def drop_of_head(model):
+    for each in model.head.parameters():
+        del each.grad
+
+def set_to_zero(model):
+    for each in model.parameters():
+        each.grad.detach_()
+        each.grad.zero_()
+
+def drop_by_parts(model):
+    for each in model.children():
+        each.zero_grad()
+
+def halve(model):
+    for each in model.parameters():
+        each.grad.mul_(0.5)
+
+def assign(model):
+    for each in model.parameters():
+        each.grad = each.grad * 0.5
+
+def clip(model):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+def read(model):
+    norms = torch.stack([each.grad.norm().full_tensor() if hasattr(each.grad, "full_tensor") else each.grad.norm()
+                         for each in model.parameters()])
+    assert norms.min() > 1e-4
+    halve(model)
+
+def thaw_after(run):
+    model, _ = build()
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), find_unused_parameters=True)
+    seen = []
+    for number, (parts,) in enumerate(data(6, 1)):
+        found = loss_of(model, share(run, parts))
+        for each in (model.head, model.blocks[0]):
+            each.requires_grad_(number % 3 != 1)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+SYNCED = (drop, drop_of_head, set_to_zero, drop_by_parts, halve, assign, clip, read)
+with group():
+    for strategy in ("full_shard", "shard_grad_op") if "RANK" in os.environ else ("none",):
+        for each in SYNCED:
+            with init(strategy) as run:
+                tell(f"{each.__name__} {strategy}", steps(run, each))
+        with init(strategy) as run:
+            tell(f"tied {strategy}", steps(run, drop, tied=True))
+        for each in (drop, drop_of_head):
+            with init(strategy) as run:
+                tell(f"{each.__name__}_in_no_sync {strategy}", steps(run, each, in_no_sync=True))
+        with init(strategy) as run:
+            tell(f"thaw_after {strategy}", thaw_after(run))
+        for each in (halve, assign, clip) if strategy == "full_shard" else ():
+            with init(strategy) as run:
+                refused("used after a backward pass in no_sync", lambda: steps(run, each, in_no_sync=True))
+"""
+)
+
+
+def test_gradients_that_a_script_drops_or_changes_by_hand_are_those_of_one_process(ranks: Ranks) -> None:
+    expected = told(ranks(SCRIPT, 1)[0])
+    found = told(ranks(SCRIPT, 2)[0])
+    assert len(found) == 24
+    for key, losses in found.items():
+        name = key.partition(" ")[0]
+        assert losses == pytest.approx(expected[f"{name} none"], abs=1e-5), key
