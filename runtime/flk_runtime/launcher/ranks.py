@@ -146,7 +146,7 @@ class Ranks:
         if rank == 0:
             environment |= self._status_variables(prefix)
         page = ProgressPage.create(Path(environment[pod_env.PROGRESS]))
-        command = settings.command + (settings.on_restart if attempt.number else ())
+        command = settings.command + (settings.on_restart if attempt.again else ())
         pid = self._server.launch(command, environment, settings.work, *pipes.write_ends)
         pipes.close_write_ends()
         self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)

@@ -75,15 +75,21 @@ class RecordWriter:
             self._renew_at = total + min(_RENEWED_MOST, max(_RENEWED_LEAST, _RENEWED * total))
         return record
 
-    def former(self) -> list[Attempt]:
-        """Read from the cluster the attempts of this job that no launcher knows any more, since all were killed."""
+    def former(self) -> tuple[list[Attempt], bool]:
+        """Read from the cluster the attempts of this job that no launcher knows any more, since all were killed.
+
+        Returns also whether the job has had attempts: those before it was suspended are not among the former ones.
+        """
         entry = self._kept.read() if self._kept else None
         if entry and entry.record.goodput and self.ledger:
             self.ledger.resume(entry.record.goodput)
         former = telemetry_archive.unpack(entry.telemetry) if entry and self.telemetry else None
         if former and self.telemetry:
             self.telemetry.resume(former)
-        return former_attempts(entry, self._settings.pod_name, self._settings.started) if entry else []
+        if not entry:
+            return [], False
+        found = former_attempts(entry, self._settings.pod_name, self._settings.started)
+        return found, bool(entry.record.attempts)
 
     def keep_progress(self, pages: Mapping[int, ProgressPage], usage: PodUsage | None = None) -> None:
         """Show the progress of ranks, by their numbers, in the metrics, and keep the first one's in the cluster.

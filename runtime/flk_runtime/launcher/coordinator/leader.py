@@ -458,13 +458,14 @@ class Leader:
         plans, readers = self._memory_plans.make(pods, self._joined)
         for pod, plan in plans:
             self._send([pod], plan)
+        again = number > 0 or any(join.again for join in self._joined.values())
         for pod in pods:
             del self._joined[pod]
         self._checkpoints.clear()
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()
-        self._send(pods, AttemptStarted(number, address, port, self._history, order, readers, measures_links=links))
+        self._send(pods, AttemptStarted(number, address, port, self._history, order, readers, None, links, again))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:

@@ -99,14 +99,14 @@ class Member:
         post: Callable[[Event], None],
         log: Callable[[str], None],
         inventory: Callable[[], Inventory | None],
-        former: Callable[[], list[Attempt]],
+        former: Callable[[], tuple[list[Attempt], bool]],
         check: Callable[[], list[Failure]] = list,
     ) -> None:
         """``port`` is the leader's port. ``post`` receives the events; ``log`` writes a line to the pod's log.
 
         ``inventory`` says which checkpoints in memory this pod holds. ``former`` reads attempts that no launcher may
-        know any more, and ``check`` finds faults of this pod. The thread calls them before it connects, since they may
-        take seconds.
+        know any more, and whether there have been any, and ``check`` finds faults of this pod. The thread calls them
+        before it connects, since they may take seconds.
         """
         self._settings = settings
         self._port = port
@@ -118,6 +118,7 @@ class Member:
         self._history: list[Attempt] = []
         self._inventory = inventory
         self._former, self._check = former, check
+        self._again = False  # the job has had attempts before this launcher began
         self._failures: list[Failure] = []  # in the last attempt
         self._step: int | None = None  # that its ranks had done
         self._ready = True  # for the next attempt: no rank runs
@@ -221,7 +222,7 @@ class Member:
     # The thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._history, self._failures = self._former(), self._check()
+        (self._history, self._again), self._failures = self._former(), self._check()
         while not self._over:
             connection = None
             try:
@@ -298,7 +299,7 @@ class Member:
         settings = self._settings
         memory, place = self._inventory(), settings.topology
         own = settings.pod_name, settings.node
-        connection.send(Join(*own, history, failures, memory, self._step, place, self._ahead))
+        connection.send(Join(*own, history, failures, memory, self._step, place, self._ahead, self._again))
 
     def _handle(self, message: Message | Unreadable, connection: Connection[Message]) -> None:
         match message:

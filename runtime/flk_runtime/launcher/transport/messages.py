@@ -43,6 +43,7 @@ class Join:
     step: int | None = None  # optimizer steps that the ranks of this pod had done at its end; None: they do not tell
     topology: str = ""  # place of the node in the network, the widest level first, as in zone/rack
     ahead: float = 0.0  # seconds by which the clock of this node is ahead of the leader's, if they differ much
+    again: bool = False  # the job has had attempts, which may no longer count: it was suspended
 
     @property
     def fault(self) -> Failure | None:
@@ -56,7 +57,8 @@ class Join:
         """
         names = sys.intern(self.pod_name), sys.intern(self.node)  # as in the attempt before
         memory = self.memory and self.memory.compact(known)
-        return Join(*names, _NONE, self.failures or _NONE, memory, self.step, sys.intern(self.topology), self.ahead)
+        place, rest = sys.intern(self.topology), (self.ahead, self.again)
+        return Join(*names, _NONE, self.failures or _NONE, memory, self.step, place, *rest)
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,7 @@ class AttemptStarted:
     memory: MemoryPlan | None = None
     """None: no checkpoints are kept in memory. It travels before this message, which is the same for all pods."""
     measures_links: bool = True  # the network between nodes: not where the attempt before has shown that it is in order
+    again: bool = False  # it is not the first one of the job
 
     @property
     def pods(self) -> list[int]:

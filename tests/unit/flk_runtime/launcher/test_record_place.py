@@ -33,16 +33,17 @@ def test_new_launchers_go_on_with_the_attempts_of_those_that_were_killed_at_once
     folder = tmp_path / "gpt"
     records, _ = writer(settings_of(str(folder)))
     assert records.kept
-    assert records.former() == []
+    assert records.former() == ([], False)
     records.write_running(RUNNING)
     assert records._kept
     records._kept.flush(60.0)
-    (attempt,) = writer(settings_of(str(folder)))[0].former()
+    (attempt,), again = writer(settings_of(str(folder)))[0].former()
+    assert again
     assert attempt.failure
     assert (attempt.number, attempt.restarts, attempt.disruptions) == (4, 2, 6)
     assert attempt.failure.kind is Kind.CONTAINER_KILLED
     later, _ = writer(settings_of(str(folder), **{pod_env.JOB_UID: "uid-2"}))
-    assert later.former() == []
+    assert later.former() == ([], False)
     later.write_running(RUNNING)
     assert later._kept
     later._kept.flush(60.0)

@@ -134,7 +134,7 @@ def test_the_next_launcher_adds_the_time_until_it_began(archive: Archive, tmp_pa
     record = JobRecord("preempted", 143, attempts=RUNNING, goodput=former)
     archive.entry = ArchivedRecord("gpt", "uid-1", 1, 1, 1e9, 1e9 + 100, record)
     records = writer([], tmp_path)
-    assert records.former() == []
+    assert records.former() == ([], True)
     records.write_running(RUNNING)
     assert archive.kept == Goodput(1000, {"computing": 80, "starting": 20, "down": 50}, 1, 41)
 

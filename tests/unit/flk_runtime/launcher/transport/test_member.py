@@ -44,9 +44,9 @@ def test_former_attempts_are_read_and_the_node_is_checked_beside_the_launchers_l
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     readers: list[threading.Thread] = []
 
-    def read() -> list[Attempt]:
+    def read() -> tuple[list[Attempt], bool]:
         readers.append(threading.current_thread())
-        return HISTORY
+        return HISTORY, True
 
     def check() -> list[Failure]:
         readers.append(threading.current_thread())
@@ -59,7 +59,7 @@ def test_former_attempts_are_read_and_the_node_is_checked_beside_the_launchers_l
     monkeypatch.setattr(member_module, "_CLOCK_SKEW", -1.0)
     member.start()
     join = leader.joined.get(timeout=60)
-    assert (join.history, join.failures) == (HISTORY, [FAULT])
+    assert (join.history, join.failures, join.again) == (HISTORY, [FAULT], True)
     assert log == ["the clock of this node is 0 s ahead of the clock of pod 0's node"]
     assert 0 < join.ahead < 60
     assert len(readers) == 2
