@@ -20,14 +20,16 @@ from pathlib import Path
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _OWN = "flk_runtime"
 _HARMLESS = tuple(f"/dev/{each}" for each in ("null", "zero", "full", "random", "urandom", "tty", "pts/", "shm/"))
+_IS_MAIN = "__name__ == '__main__'"
 _SETTING = ("os.environ[", "os.environ.setdefault(")  # begins a statement that sets a variable
 
 
 def leading(command: Sequence[str], folder: Path) -> list[str]:
     """The statements with which a script or module (``-m``, name) begins, up to the first that is more than an import.
 
-    A variable that is set to a constant, as in ``os.environ["A"] = "b"``, counts as an import. Empty if this process
-    has imported all of it already, but for modules of Python itself.
+    A definition is passed over. The statements of the function that the script calls first, such as main(), belong to
+    them, also behind a test of ``__name__``. A variable that is set to a constant, as in ``os.environ["A"] = "b"``,
+    counts as an import. Empty if this process has imported all of it already, but for modules of Python itself.
     """
     found = _main(command, folder)
     if found is None:
@@ -38,7 +40,7 @@ def leading(command: Sequence[str], folder: Path) -> list[str]:
     except (OSError, SyntaxError, ValueError):
         return []
     statements, heavy = ([f"import {package}"], True) if package else ([], False)
-    for node in body:
+    for node in _in_order(body, {}):
         names = _names(node, package)
         if names is None or not all(_is_installed(name, own) for name in names):
             break
@@ -119,6 +121,38 @@ def _main(command: Sequence[str], folder: Path) -> tuple[Path, Path, str] | None
     if not (spec and spec.origin and spec.origin.endswith(".py")):
         return None
     return Path(spec.origin), folder, ".".join(packages)
+
+
+def _in_order(body: Sequence[ast.stmt], functions: Mapping[str, ast.FunctionDef]) -> Iterator[ast.stmt]:
+    """The statements of ``body`` as they are executed, but no definitions. ``functions`` were defined before.
+
+    The statements of a function that is called stand in the place of the call.
+    """
+    known = dict(functions)
+    for node in body:
+        match node:
+            case ast.FunctionDef(name=name):
+                known[name] = node
+            case ast.AsyncFunctionDef() | ast.ClassDef():
+                pass
+            case ast.If(test=test, body=inner) if ast.unparse(test) == _IS_MAIN:
+                yield from _in_order(inner, known)
+            case ast.Expr(value=ast.Call() as call) if function := _called(call, known):
+                yield from _in_order(function.body, {name: each for name, each in known.items() if each != function})
+            case _:
+                yield node
+
+
+def _called(call: ast.Call, functions: Mapping[str, ast.FunctionDef]) -> ast.FunctionDef | None:
+    """The function that ``call`` executes first, as in ``main()`` and ``sys.exit(main())``; None if it is not known."""
+    match call:
+        case ast.Call(func=ast.Name(id=name)) if name in functions and not functions[name].decorator_list:
+            values = [*call.args, *(each.value for each in call.keywords)]
+            has_calls = any(isinstance(each, ast.Call) for value in values for each in ast.walk(value))
+            return None if has_calls else functions[name]
+        case ast.Call(func=ast.Attribute(attr="exit"), args=[ast.Call() as inner]):
+            return _called(inner, functions)
+    return None
 
 
 def _names(node: ast.stmt, package: str) -> list[str] | None:

@@ -12,6 +12,10 @@ import pytest
 
 from flk_runtime.launcher import imports
 
+HEAVY = "from heavy import a"
+IS_MAIN = "if __name__ == '__main__':"
+MAIN = f'def main():\n    """The training."""\n    {HEAVY}\n    run()\n    import deep\n'
+
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -43,6 +47,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("import missing\nimport heavy", []),
         ("import os, json\nimport flk_runtime as flk", []),  # imported already, or Python's own
         ("import heavy(", []),
+        (
+            f"{MAIN}import os\nif __name__ == '__main__':\n    import deep\n    main(1, os.sep)",
+            ["import os", "import deep", HEAVY],
+        ),
+        (f"class A: pass\n{MAIN}import sys\nsys.exit(main())", ["import sys", HEAVY]),
+        (f"{MAIN}main()\nimport deep", [HEAVY]),  # what follows in the function is unknown
+        (f"{MAIN}main(parse())", []),
+        (f"@record\n{MAIN}main()", []),
+        (f"{MAIN}if True:\n    main()", []),
+        ("def main():\n    main()\nmain()\nimport heavy", []),
     ],
 )
 def test_the_first_statements_that_only_import_installed_packages(
