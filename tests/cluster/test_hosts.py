@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import torchtitan_cpu
 from tests.support import hosted
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500, func_only=True)]
@@ -53,3 +55,56 @@ def test_after_a_killed_rank_and_a_lost_pod_it_trains_as_without_them(
     log = flk("logs", "hosted", "--no-follow").stdout
     assert f"[rank 0] equal {compared}" in log
     assert f"resumed at step {saved} from pod memory" in log
+
+
+# One rank in each pod, whose losses are printed. With "disturbed", rank 1 waits in step 3 of the first attempt.
+TORCHTITAN = """
+    import os, pathlib, runpy, sys, time
+
+    import torchtitan_cpu
+
+    torchtitan_cpu.replace_gpu()
+    from torchtitan import trainer
+    from torchtitan.components.metrics import MetricsProcessor
+
+    if not pathlib.Path("assets").exists():
+        torchtitan_cpu.assets(pathlib.Path("assets"))
+    disturbed, step, log = sys.argv.pop(1) == "disturbed", trainer.Trainer.train_step, MetricsProcessor.log
+    def train_step(self, *arguments):
+        step(self, *arguments)
+        if disturbed and (self.step, os.environ["FLK_ATTEMPT"], os.environ["RANK"]) == (3, "0", "1"):
+            print("waits for its end", flush=True)
+            time.sleep(600)
+    trainer.Trainer.train_step = train_step
+    def logged(self, step, loss, *more, **named):
+        print(f"step {step} has loss {loss!r}", flush=True)
+        log(self, step, loss, *more, **named)
+    MetricsProcessor.log = logged
+    runpy.run_module("flk_runtime.hosts.torchtitan", run_name="__main__")
+"""
+
+
+def test_torchtitan_trains_after_a_lost_pod_as_without_it(
+    flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("torchtitan")
+    (tmp_path / "train.py").write_text(textwrap.dedent(TORCHTITAN))
+    (tmp_path / "torchtitan_cpu.py").write_text(Path(torchtitan_cpu.__file__).read_text())
+    options = ["--replicas", "2", "--image", image, "--cpu", "100m", "--restarts", "1", "--env", "FLK_SAVE_EVERY=1"]
+    options += ["--pip", f"torchtitan=={metadata.version('torchtitan')}"]
+    options += [word for pair in torchtitan_cpu.VARIABLES.items() for word in ("--env", "=".join(pair))]
+    losses = []
+    for name in ("plain", "disturbed"):
+        arguments = (name, *torchtitan_cpu.arguments(Path("assets"), 5))
+        submitted = flk("submit", "train.py", "--name", name, *options, "--", *arguments, cwd=tmp_path)
+        assert submitted.code == 0, submitted.stderr
+        if name == "disturbed":
+            eventually("rank 1 waits", lambda: "waits for its end" in flk("logs", "disturbed", "--no-follow").stdout)
+            kubectl("delete", "pod", "disturbed-worker-1", "--force", "--grace-period=0")
+        ended = flk("wait", name, timeout=600)
+        assert ended.code == 0, ended.stderr
+        log = flk("logs", name, "--no-follow").stdout
+        losses.append(dict(re.findall(r"\[rank 0\] step (\d+) has loss (\S+)", log)))
+    assert "resumed at step 2 from pod memory" in log
+    assert set(losses[0]) == {"1", "2", "3", "4", "5"}
+    assert losses[0] == losses[1]
