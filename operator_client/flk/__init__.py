@@ -5,12 +5,13 @@ The Python API does what the command line does::
     job = flk.Job(command=["train.py"], replicas=4)
     flk.submit(job).wait()
 
-`submit`, `get` and `list_jobs` talk to a cluster; `render` and `Job` do not. Each name is imported when it is first
+`submit`, `get` and `list` talk to a cluster; `render` and `Job` do not. Each name is imported when it is first
 used, so ``import flk`` alone imports no library. Everybody may import this package; it never imports torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         WaitTimeoutError,
     )
     from flk.jobs.handle import JobHandle, get, list_jobs
+    from flk.jobs.handle import list as list
     from flk.jobs.state import State
     from flk.jobs.submission import render, submit
     from flk.spec.job import Job
@@ -70,6 +72,7 @@ _MODULES: Final = {
     "JobHandle": "flk.jobs.handle",
     "State": "flk.jobs.state",
     "get": "flk.jobs.handle",
+    "list": "flk.jobs.handle",
     "list_jobs": "flk.jobs.handle",
     "render": "flk.jobs.submission",
     "submit": "flk.jobs.submission",
@@ -77,10 +80,15 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name in _names():
         return getattr(import_module(_MODULES.get(name, "flk.errors")), name)
     raise AttributeError(f"module 'flk' has no attribute {name!r}")
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+def __dir__() -> Iterable[str]:
+    return sorted(_names())
+
+
+def _names() -> set[str]:
+    """Return the public names. ``from flk import *`` brings no ``list``, since it would hide Python's own."""
+    return {*__all__, "list"}

@@ -21,6 +21,8 @@ Any other exception is a bug of flk: it ends in a traceback, with code 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flk_runtime.contract.exit_codes import ExitCode
 
 
@@ -67,7 +69,11 @@ class ForbiddenError(ApiError):
 
 
 class MissingApiError(ApiError):
-    """The cluster does not serve this kind of objects."""
+    """The cluster does not serve this kind of objects, or only in versions (``served``) that flk does not know."""
+
+    def __init__(self, message: str, *, hint: str = "", status: int = 0, served: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint, status=status)
+        self.served = served
 
 
 class ConflictError(ApiError):

@@ -15,16 +15,22 @@ _FILES: Final = (
     *("*[-_]key.json", "service[-_]account*.json", "admin.conf", "rclone.conf", "*.jks", "*.ppk"),
     *("*.tfvars", "*.tfvars.json", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".dockercfg", ".dockerconfigjson"),
 )
+# By the end of their paths: their names alone say nothing.
+_PLACES: Final = (
+    *(".kube/config", ".docker/config.json", ".aws/config", ".config/containers/auth.json", ".config/gh/hosts.yml"),
+    *(".ssh/*", ".gnupg/*", ".azure/*", ".config/gcloud/*", ".config/rclone/*"),
+)
 _SERVICE_ACCOUNT: Final = re.compile(rb'"type"\s*:\s*"service_account"')
 KEY_SIZE: Final = 1 << 14  # bytes; a key of a service account has about 2,400
 _DATA: Final = ("", ".cfg", ".conf", ".csv", ".ini", ".json", ".toml", ".txt", ".yaml", ".yml")  # not code: secrets.py
 
 
 def file_names_secret(name: str) -> bool:
-    """Return whether a file with this name, without its folders, is taken for a key or a password."""
+    """Return whether the file at a path, by its name and its last folders, is taken for a key or a password."""
     path = PurePosixPath(name)
     in_data = path.suffix.lower() in _DATA and names_secret(path.stem)
-    return in_data or any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in _FILES)
+    named = any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in _FILES)
+    return in_data or named or any(path.match(place) for place in _PLACES)
 
 
 def content_is_secret(content: bytes) -> bool:

@@ -12,6 +12,9 @@ from flk_runtime.contract.durations import UNITS
 QUANTITY: Final = re.compile(
     r"\+?(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>[eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE]?)", re.ASCII
 )
+_SPELT_OTHERWISE: Final = re.compile(
+    r"(?P<number>[0-9]{1,30}(?:\.[0-9]{1,9})?) ?(?P<letter>[kmgtpe])(?P<i>i?)(?:b|bytes?)?", re.ASCII | re.IGNORECASE
+)
 _SCALES: Final = {
     "": Decimal(1),
     **{
@@ -23,11 +26,14 @@ _SCALES: Final = {
 _LARGEST: Final = Decimal(2**63 - 1)
 
 
-def parse_quantity(text: str) -> Decimal:
-    """Return the value of a quantity: ``500m`` is 0.5, ``2Gi`` is 2147483648. Raises ValueError for anything else."""
+def parse_quantity(text: str, form: str = "a quantity like 500m, 2 or 4Gi") -> Decimal:
+    """Return the value of a quantity: ``500m`` is 0.5, ``2Gi`` is 2147483648.
+
+    Raises ValueError for anything else, which says that it must be ``form``.
+    """
     match = QUANTITY.fullmatch(text)
     if not match or len(text) > 40:
-        raise ValueError(f"must be a quantity like 500m, 2 or 4Gi (is {text!r})")
+        raise ValueError(f"must be {form} (is {text!r})")
     suffix = match["suffix"]
     # "E" alone is exa; followed by digits it is an exponent.
     scale = Decimal(10) ** int(suffix[1:]) if suffix[-1:].isdigit() else _SCALES[suffix]
@@ -39,7 +45,7 @@ def parse_quantity(text: str) -> Decimal:
 
 def cpu(text: str) -> str:
     """Return an amount of CPU unchanged. Raises ValueError unless it is a positive multiple of 0.001 cores."""
-    value = parse_quantity(text)
+    value = parse_quantity(text, "a number of cores like 4, 0.5 or 500m")
     if value <= 0:
         raise ValueError(f"must be more than 0 (is {text!r})")
     if value * 1000 % 1:
@@ -49,7 +55,7 @@ def cpu(text: str) -> str:
 
 def memory(text: str) -> str:
     """Return an amount of memory unchanged. Raises ValueError unless it is a positive whole number of bytes."""
-    value = parse_quantity(text)
+    value = parse_quantity(text, f"a number of bytes like 512Mi or 16Gi{_meant(text)}")
     if value <= 0:
         raise ValueError(f"must be more than 0 (is {text!r})")
     if value % 1:
@@ -57,6 +63,15 @@ def memory(text: str) -> str:
             f"must be a whole number of bytes; 'm' means a thousandth, 'M' or 'Mi' a million (is {text!r})"
         )
     return text
+
+
+def _meant(text: str) -> str:
+    """Return what a number of bytes in another spelling should be, as ``16G`` for ``16 GB``; empty if it is none."""
+    match = _SPELT_OTHERWISE.fullmatch(text)
+    if not match:
+        return ""
+    letter, binary = match["letter"].upper(), "i" if match["i"] else ""
+    return f", here {match['number']}{'k' if letter == 'K' and not binary else letter}{binary}"
 
 
 def bytes_text(value: float | None) -> str:

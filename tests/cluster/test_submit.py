@@ -206,5 +206,5 @@ def test_python_api(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, image: st
     assert "[rank 0] hello" in list(handle.logs())
     assert handle.wait().code == 0
     assert str(flk.get("api").status().phase) == "Succeeded"
-    assert [(state.name, state.code) for state in flk.list_jobs()] == [("api", 0)]
+    assert [(state.name, state.code) for state in flk.list()] == [("api", 0)]
     handle.delete()

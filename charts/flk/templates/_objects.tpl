@@ -273,7 +273,7 @@ Service and PodGroup. */}}
 {{- with $parts.PodGroup }}
 {{- $known := $.Files.Get "files/options.json" | fromJson }}
 {{- $_ := set . "apiVersion" (include "flk.podGroupVersion" (list $ (get $known.gangs $spec.gang)) | default .apiVersion) }}
-{{- if and (eq $spec.gang "volcano") $pods.priority_class }}{{ $_ := set .spec "priorityClassName" $pods.priority_class }}{{ end }}
+{{- if and (ne $spec.gang "coscheduling") $pods.priority_class }}{{ $_ := set .spec "priorityClassName" $pods.priority_class }}{{ end }}
 {{- $topology := splitList ":" ($spec.topology | default "") }}
 {{- if and (eq $spec.gang "native") (first $topology) (ne (last $topology) "preferred") }}
 {{- $_ := set .spec "schedulingConstraints" (dict "topology" (list (dict "key" (first $topology)))) }}

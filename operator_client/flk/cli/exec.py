@@ -51,7 +51,7 @@ def exec_(
     name = pod_of(client, job, rank, pod).name
     tty = sys.stdin.isatty() and sys.stdout.isatty()
     chosen = container_in(client, job, name, container)
-    words = with_packages(client.find_pod(name) or {}, chosen, command or ["sh"])
+    words = with_packages(client.get_pod(name, job), chosen, command or ["sh"])
     remote = RemoteCommand(client.api.access, client.target(EXEC, name), words, container=chosen, tty=tty)
 
     def write(channel: int, data: bytes) -> None:

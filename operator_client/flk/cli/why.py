@@ -62,7 +62,9 @@ def text(answer: Report, now: float) -> str:
         seen = f", seen{ago(answer.seen)} and kept {answer.place}" if answer.seen else ""
         lines += ["", f"evidence{seen}:"]
         for item in cause.evidence:
-            lines += [f"  {item.where}{ago(item.time)}", f"    {' '.join(item.text.split())}"]
+            lines.append(f"  {item.where}{ago(item.time)}")
+            said = " ".join(item.text.split())
+            lines += [f"    {said}"] if said not in lines[0] else []
         lines += ["", "remedy:", f"  {cause.remedy}"]
         if answer.stuck:
             lines.append("  It does not resolve by itself.")

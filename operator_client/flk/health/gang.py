@@ -32,7 +32,8 @@ def before(cluster: Cluster) -> Iterator[Result]:
 
 def _unscheduled(group: Object) -> Object:
     """Return the condition of a PodGroup that says that its pods do not fit; empty if there is none."""
-    known = {"Unschedulable": "True", "PodGroupScheduled": "False"}  # Volcano's, and Kubernetes' own
+    # Volcano's, and Kubernetes' own of 1.37 and of 1.36.
+    known = {"Unschedulable": "True", "PodGroupInitiallyScheduled": "False", "PodGroupScheduled": "False"}
     found = (conditions(group).get(kind) or {} for kind in known)
     return next((each for each in found if each.get("status") == known.get(str(each.get("type")))), {})
 

@@ -33,12 +33,21 @@ def _target(client: JobClient) -> str:
 
 
 def _gang(client: JobClient, job: Job) -> str:
-    """Return the first gang scheduler that the cluster has. A TrainJob gets none: it cannot name a scheduler."""
+    """Return the first gang scheduler that the cluster has. A TrainJob gets none: it cannot name a scheduler.
+
+    Raises MissingApiError if the cluster has one, in a version that flk does not know: without it, jobs may deadlock.
+    """
     if job.target == "trainjob":
         return NONE
+    unknown = None
     for name, gang in GANGS.items():
-        if _serves(client, POD_GROUPS[gang.group]):
+        try:
+            client.api.served(POD_GROUPS[gang.group])
             return name
+        except MissingApiError as error:
+            unknown = error if error.served else unknown
+    if unknown:
+        raise unknown
     return NONE
 
 

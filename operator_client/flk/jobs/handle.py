@@ -117,7 +117,7 @@ class JobHandle:
         command has not ended after ``timeout`` seconds.
         """
         own = self._own
-        pod = own.find_pod(pod_of(own, self.name, rank).name) or {}
+        pod = own.get_pod(pod_of(own, self.name, rank).name, self.name)
         return own.execute(pod, with_packages(pod, training_container(pod), command), timeout)
 
     def cp(self, source: str, target: str, *, rank: int = 0) -> None:
@@ -234,6 +234,9 @@ def get(name: str, *, namespace: str | None = None, context: str | None = None) 
     return JobHandle(client, ref.name, client.of(ref).get_job(ref.name)["metadata"]["uid"])
 
 
-def list_jobs(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> JobList:
+def list(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> JobList:
     """Return the states of all jobs of a namespace, or of all namespaces, the newest last. A notebook shows a table."""
     return list_states(JobClient.connect(context, namespace), all_namespaces=all_namespaces)
+
+
+list_jobs = list  # its former name, which hides nothing of Python's after `from flk import *`

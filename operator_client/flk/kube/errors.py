@@ -98,7 +98,8 @@ def missing_api(resource: Resource, context: Context, served: Sequence[str] = ()
     if served:
         known = ", ".join((resource.version, *resource.others))
         found = f"{cluster} serves {resource} in version {', '.join(served)} only, and flk knows {known}"
-        return MissingApiError(found, hint="use a version of flk that is as new as the cluster's", status=404)
+        hint = "use a version of flk that is as new as the cluster's"
+        return MissingApiError(found, hint=hint, status=404, served=served)
     kind = f"{resource.jobs} (API {resource.api_version})" if resource.jobs else str(resource)
     return MissingApiError(f"{cluster} does not serve {kind}", hint=resource.install, status=404)
 

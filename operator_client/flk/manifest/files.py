@@ -328,10 +328,10 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
 
 
 def _looks_secret(root: Path, path: str) -> bool:
-    """Whether the name of a file, or the name of the file that it links to, looks like a secret."""
+    """Whether the path of a file, or of the file that it links to, looks like that of a secret."""
     file = root / path
-    names = {file.name, file.resolve().name} if os.path.islink(file) else {file.name}
-    return any(file_names_secret(name) for name in names) or (file.suffix == ".json" and _is_key(file))
+    paths = [file, file.resolve()] if os.path.islink(file) else [file]
+    return any(file_names_secret(each.as_posix()) for each in paths) or (file.suffix == ".json" and _is_key(file))
 
 
 def _is_key(file: Path) -> bool:

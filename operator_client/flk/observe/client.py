@@ -234,6 +234,13 @@ class JobClient:
         """Return the pod of that name, None if there is none."""
         return self.find(PODS, name)
 
+    def get_pod(self, name: str, job: str) -> Object:
+        """Return the pod of that name. Raises ApiError if there is none: it may have gone since its job was read."""
+        pod = self.find_pod(name)
+        if pod is None:
+            raise ApiError(f"pod {name} does not exist", hint=f"{self.commands.flk('why', job)} says why", status=404)
+        return pod
+
     def list_events(self, kind: str, name: str) -> list[Object]:
         """Return the events about one object, oldest first; none where the user may not read them."""
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"

@@ -124,10 +124,7 @@ def container_in(client: JobClient, job: str, pod: str, chosen: str) -> str:
     """
     if not chosen:
         return client.target_of(job).container
-    found = client.find_pod(pod)
-    if found is None:
-        raise ApiError(f"pod {pod} does not exist", hint=f"{client.commands.flk('why', job)} says why")
-    return container_of(found, chosen)
+    return container_of(client.get_pod(pod, job), chosen)
 
 
 def _existing(client: JobClient, name: str, pod: PodState) -> PodState:

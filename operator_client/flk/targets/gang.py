@@ -42,16 +42,13 @@ GANGS: Final[dict[str, Gang]] = {
     "native": Gang(
         "scheduling.k8s.io",
         ("v1beta1", "v1alpha3", "v1alpha2"),  # from 1.37 on, of 1.37, of 1.36
-        lambda job: {"schedulingPolicy": {"gang": {"minCount": job.least_pods}}, **_constraints(job)},
+        lambda job: {"schedulingPolicy": {"gang": {"minCount": job.least_pods}}, **_constraints(job), **_priority(job)},
         lambda group: {"schedulingGroup": {"podGroupName": group}},
     ),
     "volcano": Gang(
         "scheduling.volcano.sh",
         ("v1beta1",),
-        lambda job: {
-            "minMember": job.least_pods,
-            **({"priorityClassName": job.pods.priority_class} if job.pods and job.pods.priority_class else {}),
-        },
+        lambda job: {"minMember": job.least_pods, **_priority(job)},
         lambda group: {"schedulerName": "volcano"},
         annotations=lambda group: {"scheduling.k8s.io/group-name": group},
     ),
@@ -93,6 +90,11 @@ def add_gang(template: Object, job: Job) -> None:
         template["metadata"]["labels"] |= gang.labels(group)
         template["metadata"]["annotations"] |= gang.annotations(group)
         template["spec"] |= gang.pod_spec(group)
+
+
+def _priority(job: Job) -> Object:
+    """Return the priority class of the pods for their group: where a group has none, these schedulers take it as zero."""
+    return {"priorityClassName": job.pods.priority_class} if job.pods and job.pods.priority_class else {}
 
 
 def _constraints(job: Job) -> Object:

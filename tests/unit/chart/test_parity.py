@@ -387,7 +387,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "gang of one pod": {"gang": "native"},
     "native gang in one rack": {"gang": "native", "replicas": 2, "topology": "topology.kubernetes.io/rack"},
     "native gang near": {"gang": "native", "replicas": 2, "topology": "topology.kubernetes.io/rack:preferred"},
-    "gang with a priority": {"gang": "volcano", "replicas": 2, "pods": {"priority_class": "high"}},
+    "gang of Volcano with a priority": {"gang": "volcano", "replicas": 2, "pods": {"priority_class": "high"}},
+    "native gang with a priority": {"gang": "native", "replicas": 2, "pods": {"priority_class": "high"}},
+    "gang without a priority": {"gang": "coscheduling", "replicas": 2, "pods": {"priority_class": "high"}},
     "patch of a TrainJob": {
         "target": "trainjob",
         "patch": {"spec": {"affinity": {"nodeAffinity": {}}, "containers": [{"name": "node", "env": [{"name": "X"}]}]}},

@@ -21,7 +21,7 @@ from tests.support.jobs import NOW, record
 
 def test_every_public_name_can_be_imported() -> None:
     assert all(getattr(flk, name) is not None for name in flk.__all__)
-    assert dir(flk) == sorted(flk.__all__)
+    assert dir(flk) == sorted([*flk.__all__, "list"])  # which `from flk import *` leaves to Python
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         flk.nothing  # noqa: B018
 
@@ -55,7 +55,7 @@ def test_submit_get_list_and_delete(fake: Any, kubeconfig: Path, tmp_path: Path)
     handle = flk.submit(flk.Job(command=["train.py"], name="gpt", replicas=2), tmp_path)
     assert (handle.name, handle.namespace) == ("gpt", "team")
     assert flk.get("gpt").uid == handle.uid
-    (state,) = flk.list_jobs()
+    (state,) = flk.list()
     assert (state.name, state.replicas, state.uid) == ("gpt", 2, handle.uid)
     handle.delete()
     with pytest.raises(flk.JobNotFoundError):
@@ -140,7 +140,7 @@ def test_a_handle_is_about_its_own_job_and_no_other_of_the_name(fake: Any, kubec
 IN_PYTHON = {
     "submit": flk.submit,
     "render": flk.render,
-    "list": flk.list_jobs,
+    "list": flk.list,
     "status": flk.JobHandle.status,
     "why": flk.JobHandle.why,
     "logs": flk.JobHandle.logs,
@@ -166,15 +166,16 @@ ON_A_TERMINAL_ONLY = {
     "profile": "it writes files for a browser",
     "port-forward": "it holds ports of this machine until Ctrl-C",
 }
-OTHER_NAMES = {"list_jobs", "get"}  # `list` is Python's own, and a command takes the name that `get` does
+OTHER_NAMES = {"get"}  # a command takes the name that it does
 
 
 def test_python_has_the_names_of_the_commands() -> None:
     assert sorted([*IN_PYTHON, *ON_A_TERMINAL_ONLY]) == sorted(COMMANDS)
     methods = {name for name in vars(flk.JobHandle) if callable(getattr(flk.JobHandle, name)) and name[0] != "_"}
-    functions = {name for name in flk.__all__ if inspect.isfunction(getattr(flk, name))}
+    functions = {getattr(flk, name).__name__ for name in dir(flk) if inspect.isfunction(getattr(flk, name))}
+    assert flk.list_jobs is flk.list
     assert (methods | functions) - OTHER_NAMES <= set(IN_PYTHON)
     for command, function in IN_PYTHON.items():
-        assert function.__name__ in {command, f"{command}_jobs"}
+        assert function.__name__ == command
         assert inspect.signature(function).return_annotation is not inspect.Signature.empty
         assert (inspect.getdoc(function) or "").endswith(".")

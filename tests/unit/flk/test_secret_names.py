@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from flk.errors import UsageError
 from flk.manifest.environment import warnings
 from flk.manifest.files import select_files
 from flk.observe.archive.redaction import kept_job
@@ -47,6 +49,10 @@ SECRET_FILES = [
     ),
     *("credentials.csv", "aws_credentials.csv", "admin.conf", "rclone.conf", "store.jks", "login.ppk", "prod.tfvars"),
     *(".pgpass", ".my.cnf", ".s3cfg", ".boto", ".dockercfg", ".dockerconfigjson", ".vault-token", ".git-credentials"),
+]
+SECRET_PLACES = [
+    *(".kube/config", "home/.kube/config", ".docker/config.json", ".aws/config", ".ssh/known_hosts"),
+    *(".config/gcloud/configurations/config_default", ".azure/msal_token_cache.bin"),
 ]
 PLAIN_FILES = [
     *("secrets.py", "token.py", "tokenizer.json", "special_tokens_map.json", "tokens.txt", "auth.py", "authors.txt"),
@@ -106,3 +112,21 @@ def test_files_with_names_of_secrets_are_not_shipped(tmp_path: Path) -> None:
     selection = select_files(validated({"command": "train.py"}), tmp_path)
     assert set(selection.files) == {"train.py", *PLAIN_FILES}
     assert {name for name in SECRET_FILES if not file_names_secret(name)} == set()
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_files_in_the_places_of_credentials_travel_only_when_listed_by_name(tmp_path: Path, tracked: bool) -> None:
+    for name in ["train.py", "kube/config", "config/docker/config.json", *SECRET_PLACES]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    if tracked:
+        for words in (["init", "-q"], ["add", "."]):
+            subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    selection = select_files(validated({"command": "train.py"}), tmp_path)
+    assert set(selection.files) == {"train.py", "kube/config", "config/docker/config.json"}
+    assert not tracked or any("files that look like secrets: .aws/config" in each for each in selection.left_out)
+    named = validated({"command": "train.py", "ship": [".kube/config"]})
+    assert ".kube/config" in select_files(named, tmp_path).files
+    for pattern in (".kube", ".kube/*"):
+        with pytest.raises(UsageError, match=r"nothing in .* matches"):
+            select_files(validated({"command": "train.py", "ship": [pattern]}), tmp_path)

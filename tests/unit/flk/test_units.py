@@ -55,6 +55,27 @@ def test_memory_is_whole_bytes(text: str) -> None:
         units.memory(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        *[("16GB", "16G"), ("16 GB", "16G"), ("16gb", "16G"), ("1.5GiB", "1.5Gi"), ("2gi", "2Gi"), ("10 bytes", None)],
+        *[("64KB", "64k"), ("64KiB", "64Ki"), ("64K", "64k"), ("1 TB", "1T"), ("big", None)],
+    ],
+)
+def test_memory_in_another_spelling_is_refused_with_the_right_one(text: str, meant: str | None) -> None:
+    with pytest.raises(ValueError, match="^must be a number of bytes like 512Mi or 16Gi") as refused:
+        units.memory(text)
+    assert str(refused.value).endswith(f"{f', here {meant}' if meant else ''} (is {text!r})")
+    if meant:
+        assert units.memory(meant) == meant
+
+
+@pytest.mark.parametrize("text", ["lots", "4 cores", "4c"])
+def test_cpu_is_refused_as_a_number_of_cores(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a number of cores like 4, 0.5 or 500m"):
+        units.cpu(text)
+
+
 @given(st.integers(0, durations.LONGEST))
 def test_a_written_duration_reads_the_same(seconds: int) -> None:
     assert durations.parse_duration(units.duration_text(seconds)) == seconds

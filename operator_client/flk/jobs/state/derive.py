@@ -47,6 +47,7 @@ def derive(view: JobView) -> State:
         owner=annotations.get(labels.OWNER, ""),
         image=seen.image,
         slow=seen.slow,
+        clocks=seen.clocks,
         goodput=seen.goodput,
         saved_step=seen.record.saved if seen.record else None,
         stored_step=seen.record.stored if seen.record else None,

@@ -66,7 +66,7 @@ def kept_diff(text: str, secrets: Sequence[str]) -> str:
     secret = False
     for line in text.splitlines():
         if file := _FILE_OF_DIFF.fullmatch(line):
-            secret = file_names_secret(file[1].rpartition("/")[2])
+            secret = file_names_secret(file[1])
             kept += [line, "(not shown, since its name says that it is secret)"] if secret else [line]
         elif not secret:
             name = next((each for each in _NAME_IN_CODE.finditer(line) if names_secret(each[1])), None)

@@ -102,7 +102,10 @@ MISTAKES = {
         ["--toleration", "a:Never"],
         "error: --toleration: must be one of NoSchedule, PreferNoSchedule, NoExecute (is 'Never')\n",
     ),
-    "memory": (["--memory", "4GB"], "error: --memory: must be a quantity like 500m, 2 or 4Gi (is '4GB')\n"),
+    "memory": (
+        ["--memory", "4GB"],
+        "error: --memory: must be a number of bytes like 512Mi or 16Gi, here 4G (is '4GB')\n",
+    ),
     "deadline": (["--deadline", "1x"], "error: --deadline: must be a duration like 75s, 30m or 1h30m (is '1x')\n"),
     "hang_timeout": (
         ["--hang-timeout", "x"],

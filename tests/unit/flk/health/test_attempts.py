@@ -102,6 +102,7 @@ def test_clocks_that_differ_in_the_latest_attempt_are_told() -> None:
         builder.record = replace(builder.record, attempts=attempts)
         told = [other.text for other in diagnose(builder.view()).others]
         assert told.count(f"clocks differ from that of pod 0: {text}") == count
+        assert builder.state().clocks == text * count
 
 
 def test_of_a_job_without_launchers_that_tell_it_flk_does_not_say_that_nothing_is_wrong() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flk.__main__ import main
+from flk.cli.why import text
 from flk.commands import Commands, Connection
 from flk.health import CAUSES, cause_of, diagnose, find, page
 from flk.jobs.state import Phase, derive
@@ -22,6 +25,7 @@ from tests.support.api_server import FakeApiServer
 from tests.support.cause_cases import Case, Object
 from tests.support.causes import CASES
 from tests.support.jobs import NOW, JobBuilder
+from tests.unit.flk.health.test_built_causes import BUILT
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -43,6 +47,23 @@ def test_recorded(case: Case) -> None:
     )
     if expected.stuck:
         assert state.code == expected.exit_code
+
+
+EVERY: dict[str, Callable[[], JobView]] = {
+    **{case.name: partial(recorded.load, recorded.FOLDER / f"{case.name}.json") for case in CASES},
+    **{code: view for code, (view, _, _) in BUILT.items()},
+}
+
+
+@pytest.mark.parametrize("which", EVERY)
+def test_flk_why_prints_nothing_twice(which: str) -> None:
+    """The evidence says where the headline is read from, and no words of it again."""
+    view = EVERY[which]()
+    answer = diagnose(view)
+    headline, *lines = [line.strip() for line in text(answer, view.now).splitlines() if line]
+    told = [line for line in lines if len(line) >= 20]
+    assert not [line for line in told if line in headline]
+    assert len({*told}) == len(told)
 
 
 def test_every_recorded_job_has_a_case() -> None:

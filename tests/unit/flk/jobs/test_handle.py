@@ -85,6 +85,11 @@ def test_a_handle_has_the_commands_of_a_job(
     handle.exec(["nproc"])
     beside_packages = 'PATH="$FLK_WORK/.flk/packages/bin:$PATH"; exec "$@"'
     assert commands == [["nproc"], ["/bin/sh", "-c", beside_packages, "sh", "nproc"]]
+    with monkeypatch.context() as patch:
+        patch.setattr(JobClient, "find_pod", lambda self, name: None)  # it has gone since the job was read
+        with pytest.raises(flk.ApiError, match="pod gpt-worker-0 does not exist") as gone:
+            handle.exec(["nproc"])
+        assert "flk why gpt" in gone.value.hint
     stacks = {"cause": "", "groups": [{"ranks": [0], "lines": ["a"]}, {"ranks": [1, 2], "lines": ["b"]}]}
     done = Executed(0, json.dumps(stacks).encode(), b"")
     with pytest.raises(flk.ApiError, match="no stack of rank 3"):
@@ -162,7 +167,7 @@ def test_tables(fake: FakeApiServer) -> None:
     assert shown.startswith('<table><tr><th>job</th><td style="text-align: left">gpt in namespace team</td></tr>')
     assert "<th>phase</th>" in shown
     assert "<script" not in shown
-    listed = flk.list_jobs()._repr_html_()
+    listed = flk.list()._repr_html_()
     assert listed.count("<tr>") == 3
     assert "&lt;b&gt;@x" in listed
     gone = flk.JobHandle(flk.get("bert").client, "nowhere")

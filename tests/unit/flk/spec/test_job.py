@@ -37,7 +37,7 @@ def error_of(**fields: Any) -> UsageError:
         ({"memory": "4Gi"}, "flk.yaml: memory: unknown key"),
         ({"resources": {"mem": "4Gi"}}, "flk.yaml: resources.mem: unknown key"),
         ({"resources": [1]}, "flk.yaml: resources: must be a mapping of keys to values (is [1])"),
-        ({"resources": {"memory": "4GB"}}, "flk.yaml: resources.memory: must be a quantity like 500m, 2 or 4Gi (is '4GB')"),  # noqa: E501
+        ({"resources": {"memory": "4GB"}}, "flk.yaml: resources.memory: must be a number of bytes like 512Mi or 16Gi, here 4G (is '4GB')"),  # noqa: E501
         ({"command": []}, "flk.yaml: command: names no script"),
         ({"command": ""}, "flk.yaml: command: names no script"),
         ({"command": ["-m"]}, "flk.yaml: command: -m needs a module"),

@@ -1,0 +1,119 @@
+"""The PodGroups of gangs, against the types of Kubernetes' own gang scheduling in each version that flk knows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from flk.errors import MissingApiError
+from flk.health import find
+from flk.jobs.choice import chosen
+from flk.kube import ApiClient
+from flk.kube.credentials import connect
+from flk.manifest import make_bundle, render
+from flk.observe.client import JobClient
+from flk.spec.job import Job, validated
+from flk.targets import TARGETS
+from flk.targets.gang import GANGS
+from tests.support.api_server import FakeApiServer
+from tests.support.jobs import JobBuilder
+
+RECORDED = json.loads((Path(__file__).parents[3] / "support" / "pod_groups.json").read_text())["versions"]
+
+
+def job(**fields: Any) -> Job:
+    return validated({"command": "train.py", "name": "gpt", "replicas": 3, "ship": False, "target": "job", **fields})
+
+
+def rendered(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The object of a job, and its PodGroups."""
+    found = render(job, make_bundle(job, Path()), namespace="team")
+    return found[0], [item for item in found if item["kind"] == "PodGroup"]
+
+
+def test_every_version_that_flk_knows_is_recorded() -> None:
+    assert set(RECORDED) == set(GANGS["native"].versions)
+
+
+@pytest.mark.parametrize("version", RECORDED)
+def test_native_groups_have_the_form_that_kubernetes_publishes(version: str) -> None:
+    cases = itertools.product(
+        ({"target": "pytorchjob", "elastic": "2:4"}, {"target": "job", "spares": 1}, {"target": "jobset"}),
+        (None, "topology.kubernetes.io/rack", "topology.kubernetes.io/rack:preferred"),
+        ({}, {"pods": {"priority_class": "high"}}),
+    )
+    for shape, topology, priority in cases:
+        manifest, (group,) = rendered(job(gang="native", topology=topology, **shape, **priority))
+        served = {**group, "apiVersion": f"scheduling.k8s.io/{version}"}
+        jsonschema.validate(served, RECORDED[version]["PodGroup"])
+        for role in TARGETS[shape["target"]].replicas(manifest).values():
+            named = role.template["spec"]["schedulingGroup"]
+            jsonschema.validate(named, RECORDED[version]["schedulingGroup"])
+            assert named["podGroupName"] == group["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"minMember": 3},
+        {"schedulingPolicy": {"gang": {"minCount": 0}}},
+        {"schedulingPolicy": {"gang": {"minCount": 2}, "basic": {}}},
+        {"schedulingConstraints": {"topology": [{"topologyKey": "rack"}]}},
+        {"schedulingConstraints": {"topology": [{"key": "rack"}, {"key": "zone"}]}},
+    ],
+)
+@pytest.mark.parametrize("version", RECORDED)
+def test_what_kubernetes_does_not_publish_is_seen(version: str, wrong: dict[str, Any]) -> None:
+    _, (group,) = rendered(job(gang="native"))
+    group = {**group, "apiVersion": f"scheduling.k8s.io/{version}", "spec": {**group["spec"], **wrong}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(group, RECORDED[version]["PodGroup"])
+
+
+@pytest.mark.parametrize(("gang", "has"), [("native", True), ("volcano", True), ("coscheduling", False)])
+def test_the_group_has_the_priority_of_its_pods_where_it_has_one(gang: str, has: bool) -> None:
+    """A group of Kubernetes 1.37 and of Volcano without a class has priority 0, whatever that of its pods is."""
+    _, (group,) = rendered(job(gang=gang, pods={"priority_class": "high"}))
+    assert group["spec"].get("priorityClassName") == ("high" if has else None)
+    _, (without,) = rendered(job(gang=gang))
+    assert "priorityClassName" not in without["spec"]
+
+
+@pytest.mark.parametrize("version", RECORDED)
+def test_a_native_group_that_waits_is_known_in_each_version(version: str) -> None:
+    _, (group,) = rendered(job(gang="native"))
+    said = {"type": RECORDED[version]["waiting"], "status": "False", "reason": "Unschedulable", "message": "1 pod fits"}
+    group["status"] = {"conditions": [said]}
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no room"}
+    waiting = JobBuilder().all("pod", "Pending", {}, node="", conditions=[no_room])
+    (found, *_) = find(waiting.view(pod_groups=[group]))
+    assert (found.cause, found.evidence[0].text) == ("WaitingForGang", "1 pod fits")
+
+
+@pytest.fixture
+def client(fake: FakeApiServer, kubeconfig: Any) -> JobClient:
+    return JobClient(ApiClient(connect()), "team")
+
+
+def served(fake: FakeApiServer, *versions: str) -> None:
+    for version in versions:
+        fake.objects[f"/apis/{version}/namespaces/team/podgroups"] = {}
+
+
+def test_a_gang_in_versions_that_flk_does_not_know_is_refused_and_not_left_out(
+    fake: FakeApiServer, client: JobClient
+) -> None:
+    served(fake, "scheduling.k8s.io/v2")
+    with pytest.raises(MissingApiError, match=r"serves podgroups.scheduling.k8s.io in version v2 only, .* v1beta1"):
+        chosen(client, job(gang="auto"))
+    served(fake, "scheduling.volcano.sh/v1beta1")
+    assert chosen(client, job(gang="auto")).gang == "volcano"
+
+
+def test_without_a_gang_scheduler_auto_is_none(fake: FakeApiServer, client: JobClient) -> None:
+    assert chosen(client, job(gang="auto")).gang == "none"
