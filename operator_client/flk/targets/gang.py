@@ -93,7 +93,7 @@ def add_gang(template: Object, job: Job) -> None:
 
 
 def _priority(job: Job) -> Object:
-    """Return the priority class of the pods for their group: where a group has none, these schedulers take it as zero."""
+    """Return the priority class of the pods for their group, whose priority is zero without one, whatever theirs is."""
     return {"priorityClassName": job.pods.priority_class} if job.pods and job.pods.priority_class else {}
 
 

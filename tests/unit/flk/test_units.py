@@ -63,7 +63,7 @@ def test_memory_is_whole_bytes(text: str) -> None:
     ],
 )
 def test_memory_in_another_spelling_is_refused_with_the_right_one(text: str, meant: str | None) -> None:
-    with pytest.raises(ValueError, match="^must be a number of bytes like 512Mi or 16Gi") as refused:
+    with pytest.raises(ValueError, match=r"^must be a number of bytes like 512Mi or 16Gi") as refused:
         units.memory(text)
     assert str(refused.value).endswith(f"{f', here {meant}' if meant else ''} (is {text!r})")
     if meant:
@@ -72,7 +72,7 @@ def test_memory_in_another_spelling_is_refused_with_the_right_one(text: str, mea
 
 @pytest.mark.parametrize("text", ["lots", "4 cores", "4c"])
 def test_cpu_is_refused_as_a_number_of_cores(text: str) -> None:
-    with pytest.raises(ValueError, match="must be a number of cores like 4, 0.5 or 500m"):
+    with pytest.raises(ValueError, match=r"must be a number of cores like 4, 0.5 or 500m"):
         units.cpu(text)
 
 
