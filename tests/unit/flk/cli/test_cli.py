@@ -215,6 +215,27 @@ def test_help_of_a_command_is_its_docstring(run: Run, flag: str) -> None:
     assert "Print the manifests that `flk submit` would create, as YAML on stdout." in stdout
 
 
+# The commands that create or change something in a cluster, and why one has no --dry-run.
+CHANGES = {
+    "submit": "",
+    "delete": "",
+    "restart": "`flk list -l` shows the jobs, and the API server checks the new job before the old one is deleted",
+    "suspend": "`flk list -l` shows the jobs, and resume undoes it",
+    "resume": "`flk list -l` shows the jobs, and suspend undoes it",
+    "scale": "it is about one job, and a second scale undoes it",
+    "cp": "it writes only the path that it is given",
+    "exec": "what happens is up to the command",
+    "bench": "its jobs are its own, and it deletes them",
+    "doctor": "it creates pods only with --start-pods, and deletes them",
+    "profile": "it leaves nothing in the pod",
+}
+
+
+@pytest.mark.parametrize("command", CHANGES)
+def test_commands_that_change_something_have_a_dry_run_or_a_reason_for_none(run: Run, command: str) -> None:
+    assert ("--dry-run" in run(command, "--help")[1]) is (not CHANGES[command])
+
+
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["nope"], *([name, "--help"] for name in cli.COMMANDS)])
 def test_help_and_mistakes_import_neither_kubernetes_nor_torch_nor_yaml(words: list[str]) -> None:
     code = (
