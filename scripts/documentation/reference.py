@@ -91,8 +91,8 @@ def job_file() -> str:
             "tree, untracked Python files that git does not ignore, and the script. Elsewhere: all files below the "
             "working folder except hidden files, byte code, virtual environments and `node_modules`. Files that look "
             "like secrets (`.env`, `*.pem`, `*-key.json`, `credentials.json`, `.kube/config`) are left out unless "
-            "`ship` has their whole names. flk prints what it leaves out. The compressed archive may take 8 MiB; where it is "
-            "larger, flk names the largest files.\n",
+            "`ship` has their whole names. flk prints what it leaves out. The compressed archive may take 8 MiB; where "
+            "it is larger, flk names the largest files.\n",
         ]
     )
 

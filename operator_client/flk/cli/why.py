@@ -64,7 +64,8 @@ def text(answer: Report, now: float) -> str:
         for item in cause.evidence:
             lines.append(f"  {item.where}{ago(item.time)}")
             said = " ".join(item.text.split())
-            lines += [f"    {said}"] if said not in lines[0] else []
+            if " " not in said or said not in lines[0]:  # a sentence is not told again, the value of a field is
+                lines.append(f"    {said}")
         lines += ["", "remedy:", f"  {cause.remedy}"]
         if answer.stuck:
             lines.append("  It does not resolve by itself.")
