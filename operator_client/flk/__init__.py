@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeoutError,
     )
-    from flk.jobs.handle import JobHandle, get, list_jobs
+    from flk.jobs.handle import JobHandle, get
     from flk.jobs.handle import list as list
+    from flk.jobs.handle import list_jobs as list_jobs
     from flk.jobs.state import State
     from flk.jobs.submission import render, submit
     from flk.spec.job import Job
@@ -62,7 +63,6 @@ __all__ = [
     "WaitTimeoutError",
     "__version__",
     "get",
-    "list_jobs",
     "render",
     "submit",
 ]
@@ -73,22 +73,17 @@ _MODULES: Final = {
     "State": "flk.jobs.state",
     "get": "flk.jobs.handle",
     "list": "flk.jobs.handle",
-    "list_jobs": "flk.jobs.handle",
+    "list_jobs": "flk.jobs.handle",  # the former name of list
     "render": "flk.jobs.submission",
     "submit": "flk.jobs.submission",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _names():
+    if name in _MODULES or name in __all__:
         return getattr(import_module(_MODULES.get(name, "flk.errors")), name)
     raise AttributeError(f"module 'flk' has no attribute {name!r}")
 
 
 def __dir__() -> Iterable[str]:
-    return sorted(_names())
-
-
-def _names() -> set[str]:
-    """Return the public names. ``from flk import *`` brings no ``list``, since it would hide Python's own."""
-    return {*__all__, "list"}
+    return sorted([*__all__, "list"])  # `from flk import *` brings no list, which would hide Python's own

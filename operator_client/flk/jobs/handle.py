@@ -239,4 +239,4 @@ def list(*, namespace: str | None = None, all_namespaces: bool = False, context:
     return list_states(JobClient.connect(context, namespace), all_namespaces=all_namespaces)
 
 
-list_jobs = list  # its former name, which hides nothing of Python's after `from flk import *`
+list_jobs = list  # its former name
