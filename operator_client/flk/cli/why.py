@@ -63,8 +63,7 @@ def text(answer: Report, now: float) -> str:
         lines += ["", f"evidence{seen}:"]
         for item in cause.evidence:
             lines.append(f"  {item.where}{ago(item.time)}")
-            said = " ".join(item.text.split())
-            if " " not in said or said not in lines[0]:  # a sentence is not told again, the value of a field is
+            if said := _beyond(" ".join(item.text.split()), answer.summary):
                 lines.append(f"    {said}")
         lines += ["", "remedy:", f"  {cause.remedy}"]
         if answer.stuck:
@@ -81,3 +80,14 @@ def text(answer: Report, now: float) -> str:
     if not answer.known:
         lines += ["", "examined:", *(f"  {item}" for item in answer.examined)]
     return "".join(printable(line) + "\n" for line in lines)
+
+
+def _beyond(said: str, headline: str) -> str:
+    """Return what a piece of evidence says beyond the headline: its reason, if that has the message; empty: nothing.
+
+    The value of a field, one word, is told in full.
+    """
+    reason, _, message = said.partition(": ")
+    if " " in message and message in headline and " " not in reason and said not in headline:
+        return reason
+    return "" if " " in said and said in headline else said

@@ -92,7 +92,7 @@ def test_a_native_group_that_waits_is_known_in_each_version(version: str) -> Non
     no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no room"}
     waiting = JobBuilder().all("pod", "Pending", {}, node="", conditions=[no_room])
     (found, *_) = find(waiting.view(pod_groups=[group]))
-    assert (found.cause, found.evidence[0].text) == ("WaitingForGang", "1 pod fits")
+    assert (found.code, found.evidence[0].text) == ("WaitingForGang", "1 pod fits")
 
 
 @pytest.fixture
