@@ -15,11 +15,8 @@ _FILES: Final = (
     *("*[-_]key.json", "service[-_]account*.json", "admin.conf", "rclone.conf", "*.jks", "*.ppk"),
     *("*.tfvars", "*.tfvars.json", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".dockercfg", ".dockerconfigjson"),
 )
-# By the end of their paths: their names alone say nothing.
-_PLACES: Final = (
-    *(".kube/config", ".docker/config.json", ".aws/config", ".config/containers/auth.json", ".config/gh/hosts.yml"),
-    *(".ssh/*", ".gnupg/*", ".azure/*", ".config/gcloud/*", ".config/rclone/*"),
-)
+_PLACES: Final = (".kube/config", ".docker/config.json", ".aws/config", ".config/gh/hosts.yml")  # ends of paths
+_FOLDERS: Final = (".ssh", ".gnupg", ".azure", ".config/gcloud")  # all files below them
 _SERVICE_ACCOUNT: Final = re.compile(rb'"type"\s*:\s*"service_account"')
 KEY_SIZE: Final = 1 << 14  # bytes; a key of a service account has about 2,400
 _DATA: Final = ("", ".cfg", ".conf", ".csv", ".ini", ".json", ".toml", ".txt", ".yaml", ".yml")  # not code: secrets.py
@@ -30,7 +27,8 @@ def file_names_secret(name: str) -> bool:
     path = PurePosixPath(name)
     in_data = path.suffix.lower() in _DATA and names_secret(path.stem)
     named = any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in _FILES)
-    return in_data or named or any(path.match(place) for place in _PLACES)
+    placed = any(path.match(place) for place in _PLACES) or any(f"/{folder}/" in f"/{path}" for folder in _FOLDERS)
+    return in_data or named or placed
 
 
 def content_is_secret(content: bytes) -> bool:

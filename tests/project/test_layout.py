@@ -179,7 +179,7 @@ COVERED = {
     "tests/unit/flk/manifest/test_volumes.py": "flk.spec.gpus flk.spec.mounts",
     "tests/unit/flk/spec/test_schema.py": "flk.spec.options",
     "tests/unit/flk/targets/test_targets.py": (
-        "flk.targets flk.targets.gang flk.targets.indexed flk.targets.job flk.targets.jobset "
+        "flk.targets flk.targets.indexed flk.targets.job flk.targets.jobset "
         "flk.targets.model flk.targets.pytorchjob flk.targets.trainjob"
     ),
     "tests/unit/flk/report/test_build.py": "flk.report.model",

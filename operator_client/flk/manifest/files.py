@@ -330,8 +330,8 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
 def _looks_secret(root: Path, path: str) -> bool:
     """Whether the path of a file, or of the file that it links to, looks like that of a secret."""
     file = root / path
-    paths = [file, file.resolve()] if os.path.islink(file) else [file]
-    return any(file_names_secret(each.as_posix()) for each in paths) or (file.suffix == ".json" and _is_key(file))
+    paths = [path, file.resolve().as_posix()] if os.path.islink(file) else [path]
+    return any(map(file_names_secret, paths)) or (file.suffix == ".json" and _is_key(file))
 
 
 def _is_key(file: Path) -> bool:
