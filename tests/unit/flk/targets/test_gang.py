@@ -89,7 +89,8 @@ def test_a_native_group_that_waits_is_known_in_each_version(version: str) -> Non
     _, (group,) = rendered(job(gang="native"))
     said = {"type": RECORDED[version]["waiting"], "status": "False", "reason": "Unschedulable", "message": "1 pod fits"}
     group["status"] = {"conditions": [said]}
-    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no room"}
+    message = "0/3 nodes are available: 3 Insufficient cpu."
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     waiting = JobBuilder().all("pod", "Pending", {}, node="", conditions=[no_room])
     (found, *_) = find(waiting.view(pod_groups=[group]))
     assert (found.code, found.evidence[0].text) == ("WaitingForGang", "1 pod fits")
