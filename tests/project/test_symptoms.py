@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.xdist_group("messages of flk")  # which are found once
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("operator_client/flk", "runtime/flk_runtime")
@@ -27,27 +30,20 @@ def literals(path: Path) -> Iterator[str]:
             yield node.value
 
 
-@pytest.fixture(scope="module")
-def messages() -> str:
-    """All texts of flk and of its tests, in lower case."""
-    own = [text for folder in SOURCES for path in (ROOT / folder).rglob("*.py") for text in literals(path)]
+@functools.cache
+def own_messages() -> list[str]:
+    """All texts of flk."""
+    return [text for folder in SOURCES for path in (ROOT / folder).rglob("*.py") for text in literals(path)]
+
+
+def test_what_the_page_quotes_is_a_message_that_somebody_prints() -> None:
     recorded = [path.read_text() for pattern in RECORDED for path in ROOT.glob(pattern)]
-    return "\n".join(own + recorded).lower()
-
-
-@pytest.mark.parametrize("quote", QUOTES)
-def test_what_the_page_quotes_is_a_message_that_somebody_prints(quote: str, messages: str) -> None:
-    assert quote.lower() in messages
+    messages = "\n".join(own_messages() + recorded).lower()
+    assert QUOTES
+    assert [quote for quote in QUOTES if quote.lower() not in messages] == []
 
 
 def test_a_page_that_a_message_names_exists() -> None:
-    named = {
-        page
-        for folder in SOURCES
-        for path in (ROOT / folder).rglob("*.py")
-        for text in literals(path)
-        for page in re.findall(r"docs/[\w/-]+\.md", text)
-    }
+    named = {page for text in own_messages() for page in re.findall(r"docs/[\w/-]+\.md", text)}
     assert named
-    for page in named:
-        assert (ROOT / page).is_file(), page
+    assert [page for page in named if not (ROOT / page).is_file()] == []
