@@ -1,7 +1,8 @@
 """`flk why` and `flk wait` for jobs that do not run, in a real cluster: code, sentence, evidence, remedy and exit code.
 
 The jobs of all selected cases are created at once, because most causes take some seconds to appear. FLK_RECORD=yes
-writes the objects of each job into tests/unit/flk/health/causes, where unit tests read them.
+writes the objects of each job into tests/unit/flk/health/causes, where unit tests read those of all cases. Each run of
+the tests creates a third of the jobs, some of each subject, and `make soak` the others.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ from tests.support.ending_causes import NVML
 from tests.support.processes import until
 
 pytestmark = pytest.mark.xdist_group("causes")  # the jobs of all cases are created once
+OFTEN = {
+    *("image-missing", "registry-busy", "no-python", "secret-missing", "crash-loop"),
+    *("cpu", "port", "device-class-missing", "provisioned", "taint", "quota", "pod-security", "webhook-down"),
+    *("invalid", "queued", "claim-unbound", "claim-elsewhere", "evicted"),
+    *("foreign-exception", "restart-loop", "deadline", "memory-limit"),
+    *("rank-exception", "never-joins", "join-timeout", "code-missing", "setup-fails", "gpu-lost", "unkillable"),
+    *("pod-lost", "standstill"),
+}
 NAMESPACES = ("plain", "restricted", "quota", "demanding", "limits", "refusing", "webhook")
 APPEAR = 200  # seconds in which a cause must be found, on a machine that does much else
 REGISTRY = """
@@ -140,7 +149,14 @@ def causes(
         cluster.kubectl("delete", "namespace", *names.values(), "--ignore-not-found", "--wait=false")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(case for case in CASES if case.name in OFTEN),
+        *(pytest.param(case, marks=pytest.mark.soak) for case in CASES if case.name not in OFTEN),
+    ],
+    ids=lambda case: case.name,
+)
 def test_cause(causes: Causes, case: Case) -> None:
     expected, client = case.expected, causes.client(case)
     if case.lost:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from flk_runtime.contract import user_env
 from tests.support.commands import Flk
+from tests.support.pods import Pods
 
 SCRIPT = """
 import os, sys, torch, flk_runtime as flk
@@ -48,17 +50,17 @@ def test_ranks_choose_a_strategy_and_keep_it_over_attempts(flk: Flk) -> None:
     assert done.stdout.count(f"trains with {strategy}") == 4
 
 
-def test_a_script_that_cannot_be_planned_trains_with_full_shard(flk: Flk) -> None:
-    done = flk("run", "train.py", "--processes", "2", "--strategy", "auto", "--", "no-plan")
-    assert done.code == 0, done.stderr
-    assert (
-        "flk: strategy full_shard, chosen by auto: it needs least memory, and there is no plan, because" in done.stderr
-    )
-    assert "ValueError: the data is not here; set another with --strategy" in done.stderr
-    assert done.stdout.count("trains with full_shard") == 2
+def test_a_script_that_cannot_be_planned_trains_with_full_shard(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(1, 2, SCRIPT, **{user_env.STRATEGY: "auto"})
+    job.start("train.py", "no-plan")
+    assert job.wait() == [0], job.log()
+    assert "flk: strategy full_shard, chosen by auto: it needs least memory, and there is no plan, because" in job.log()
+    assert "ValueError: the data is not here; set another with --strategy" in job.log()
+    assert job.log().count("trains with full_shard") == 2
 
 
-def test_one_rank_needs_no_plan(flk: Flk) -> None:
-    done = flk("run", "train.py", "--strategy", "auto")
-    assert done.code == 0, done.stderr
-    assert "flk: strategy ddp, chosen by auto: there is one rank" in done.stderr
+def test_one_rank_needs_no_plan(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(script=SCRIPT, **{user_env.STRATEGY: "auto"})
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "flk: strategy ddp, chosen by auto: there is one rank" in job.log()

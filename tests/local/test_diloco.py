@@ -336,7 +336,7 @@ def test_a_contribution_that_comes_before_all_workers_counts_once() -> None:
         hub.close()
 
 
-def test_a_killed_hub_loses_nothing(flk: Flk, workers: Workers) -> None:
+def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: Workers) -> None:
     """It is killed when two workers have sent the open round. The third one is away when they meet the new hub."""
     kill = """
         if run.worker == 1 and run.steps == 15:
@@ -352,13 +352,24 @@ def test_a_killed_hub_loses_nothing(flk: Flk, workers: Workers) -> None:
         optimizer.zero_grad()
 """
     script = "import contextlib, pathlib, subprocess, time\n" + TRAIN.replace("        optimizer.zero_grad()\n", kill)
-    (flk.folder / "train.py").write_text(script)
     options = "every=10,lr=1,momentum=0,dtype=fp32"
-    job = ["--replicas", "3", "--strategy", "diloco"]
-    job += ["--env", f"SETTINGS={json.dumps({'optimizer': 'AdamW', 'ranks': 3, 'steps': 30})}"]
-    done = flk("run", "train.py", *job, *(part for text in options.split(",") for part in ("--diloco", text)))
-    output = done.stdout + done.stderr
-    assert done.code == 0, output
+    with held_ports() as free_port:
+        hub = str(free_port())
+        variables = {
+            user_env.STRATEGY: "diloco",
+            user_env.WORKERS: "3",
+            pod_env.DILOCO_OPTIONS: options,
+            pod_env.MEET: f"127.0.0.1:{hub}",
+            pod_env.HUB_PORT: hub,
+            "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": 3, "steps": 30}),
+        }
+        job = forked_pods(3, script=script, **variables)
+        for pod in range(3):  # each is a worker, with a rendezvous of its own
+            job.variables_of[pod] = {pod_env.RDZV_ENDPOINT: f"127.0.0.1:{free_port()}"}
+        job.start("train.py")
+        codes = job.wait()
+    output = job.logs_of_all()
+    assert codes == [0, 0, 0], output
     assert "the hub of the workers has ended; starting it again" in output
     expected = {each["digest"] for each in workers(3, 1, options, steps=30)}
     assert {json.loads(text)["digest"] for text in re.findall(r"RESULT (\{.*\})", output)} == expected

@@ -449,15 +449,16 @@ def _count_threads(process: Path) -> int:
     return number
 
 
-def preload(script: Path | None, strategy: str = "") -> None:
+def preload(script: Path | None, strategy: str = "", *, makes_steps: bool = True) -> None:
     """Import the modules that the ranks will need. Modules that are not installed are skipped, except torch itself.
 
     The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script.
     The modules for sharding are imported if the script contains ``shard`` or the job's ``strategy`` shards or may do
-    so. The modules of flk's library are imported if the script contains ``flk_runtime``.
+    so. The modules of flk's library are imported if the script contains ``flk_runtime``. Ranks that make no steps of
+    training need torch alone.
     """
-    text = script.read_bytes() if script else b"optim"
-    may_shard = strategy == AUTO or ("shard" in strategy and strategy != "no_shard")
+    text = script.read_bytes() if script else b"optim" * makes_steps
+    may_shard = makes_steps and (strategy == AUTO or ("shard" in strategy and strategy != "no_shard"))
     shards = b"shard" in text or may_shard
     names = PRELOAD + PRELOAD_FOR_OPTIMIZERS * (b"optim" in text) + PRELOAD_FOR_SHARDING * shards
     names += PRELOAD_FOR_LIBRARY * (b"flk_runtime" in text)

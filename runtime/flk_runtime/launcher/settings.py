@@ -18,6 +18,7 @@ from flk_runtime.system import host
 from flk_runtime.wire import Session
 
 _PROGRAMS = ("flk_runtime.bench", "flk_runtime.plan", "flk_runtime.diloco")
+_CHECK = "flk_runtime.check"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
@@ -103,6 +104,11 @@ class Settings:
     def trains(self) -> bool:
         """Whether the job trains: it is no other program of flk, which has not all modules of the runtime."""
         return not (self.command[0] == "-m" and self.command[1].startswith(_PROGRAMS))
+
+    @property
+    def makes_steps(self) -> bool:
+        """Whether the ranks make steps of training: those of a check only open the process group of the job."""
+        return self.trains and self.command[:2] != ("-m", _CHECK)
 
     @property
     def telemetry(self) -> bool:

@@ -104,7 +104,7 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     try:
         if settings.fork:
             strategies = os.environ.get(user_env.STRATEGY, "") + os.environ.get(pod_env.DILOCO_OPTIONS, "")
-            forkserver.preload(script, strategies)
+            forkserver.preload(script, strategies, makes_steps=settings.makes_steps)
         elif (settings.gpus and settings.pod == 0) or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - its build is checked, or the exception says that it is not there
     except ImportError as error:

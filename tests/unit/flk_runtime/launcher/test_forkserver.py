@@ -131,6 +131,13 @@ def test_preload_imports_what_the_script_and_the_strategy_need(
     assert (set(forkserver.PRELOAD_FOR_LIBRARY) <= set(asked)) == ("flk_runtime" in script)
 
 
+def test_preload_imports_torch_alone_for_ranks_that_make_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(forkserver.importlib, "import_module", asked.append)
+    forkserver.preload(None, "full_shard", makes_steps=False)
+    assert tuple(asked) == forkserver.PRELOAD
+
+
 def test_a_rank_leads_a_process_group_when_its_start_is_known(tmp_path: Path) -> None:
     """A signal to the group that follows at once reaches the rank."""
     server = forkserver.ForkServer.start(fork=False)

@@ -34,6 +34,21 @@ def test_the_place_of_a_pod_is_its_zone_unless_the_user_says_more() -> None:
     assert place(FLK_ZONE="a", FLK_TOPOLOGY="a/rack-1") == "a/rack-1"
 
 
+@pytest.mark.parametrize(
+    ("command", "trains", "makes_steps"),
+    [
+        (["train.py"], True, True),
+        (["-m", "package.train"], True, True),
+        (["-m", "flk_runtime.check"], True, False),
+        (["-m", "flk_runtime.bench", "{}", "train.py"], False, False),
+        (["-m", "flk_runtime.diloco"], False, False),
+    ],
+)
+def test_programs_of_flk_make_no_steps_of_training(command: list[str], trains: bool, makes_steps: bool) -> None:
+    settings = Settings.from_environment(command, {})
+    assert (settings.trains, settings.makes_steps) == (trains, makes_steps)
+
+
 def test_without_variables_there_is_one_pod_with_one_rank() -> None:
     settings = Settings.from_environment(["train.py"], {})
     assert (settings.pods, settings.world_size, settings.rendezvous_host, settings.rendezvous_port) == (
