@@ -176,7 +176,8 @@ COVERED = {
     ),
     "tests/unit/flk/observe/test_old_archives.py": "flk.observe.archive.records",
     "tests/unit/flk/spec/test_job.py": (
-        "flk.spec.parts flk.manifest.environment flk.spec.fields flk.spec.validation flk_runtime.contract.strategies"
+        "flk.spec.parts flk.manifest.environment flk.spec.fields flk.spec.table flk.spec.validation "
+        "flk_runtime.contract.strategies"
     ),
     "tests/unit/flk/manifest/test_volumes.py": "flk.spec.gpus flk.spec.mounts",
     "tests/unit/flk/spec/test_schema.py": "flk.spec.options",
