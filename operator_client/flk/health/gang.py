@@ -34,8 +34,8 @@ def _unscheduled(group: Object) -> Object:
     """Return the condition of a PodGroup that says that its pods do not fit; empty if there is none."""
     # Volcano's, and Kubernetes' own of 1.37 and of 1.36.
     known = {"Unschedulable": "True", "PodGroupInitiallyScheduled": "False", "PodGroupScheduled": "False"}
-    found = (conditions(group).get(kind) or {} for kind in known)
-    return next((each for each in found if each.get("status") == known.get(str(each.get("type")))), {})
+    said = conditions(group)
+    return next((said[kind] for kind, status in known.items() if (said.get(kind) or {}).get("status") == status), {})
 
 
 def _waiting_for_gang(view: JobView) -> Found | None:
