@@ -29,7 +29,7 @@ def submit(
         str | None,
         typer.Option(
             "--dry-run",
-            metavar="WHERE",
+            metavar="client|server",
             help="Create nothing. client: print the manifests; server: the API server checks them too.",
         ),
     ] = None,

@@ -11,7 +11,7 @@ from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
 from flk.observe.pods import conditions
 from flk.observe.view import JobView
-from flk.targets.gang import GANGS, NONE
+from flk.targets.gang import GANGS
 
 
 def before(cluster: Cluster) -> Iterator[Result]:
@@ -23,9 +23,7 @@ def before(cluster: Cluster) -> Iterator[Result]:
         yield Result("gang", Level.OK, f"the cluster serves PodGroups ({api.api_version})")
     elif api.missing:
         name = next(name for name, each in GANGS.items() if each is gang)
-        others = ", ".join(f"--gang {other}" for other in (*GANGS, NONE) if other != name)
-        remedy = api.remedy or "install this gang scheduler"
-        yield Result("gang", Level.FAILED, f"gang {name}: {api.reason}", f"{remedy}, or choose another: {others}")
+        yield Result("gang", Level.FAILED, f"gang {name}: {api.reason}", api.remedy)
     else:
         yield Result("gang", Level.UNKNOWN, f"the API {gang.api_version} cannot be read: {api.reason}")
 

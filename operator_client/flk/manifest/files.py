@@ -322,7 +322,9 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
             elif literal or not (_looks_secret(root, path) or _leaves(root, path)):
                 files.add(path)
         if not files:
-            raise UsageError(f"ship: nothing in {root} matches {pattern!r}")
+            others = " but files that look like secrets, or links to files elsewhere" if matches else ""
+            hint = "--ship with the whole name of such a file adds it" if matches else ""
+            raise UsageError(f"ship: nothing in {root} matches {pattern!r}{others}", hint=hint)
         chosen |= files
     return chosen
 

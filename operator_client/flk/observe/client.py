@@ -46,7 +46,14 @@ _NAMESPACES: Final = Resource("", "v1", "namespaces")
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
 # By the groups of the gang schedulers.
 POD_GROUPS: Final = {
-    gang.group: Resource(gang.group, gang.versions[0], "podgroups", others=gang.versions[1:]) for gang in GANGS.values()
+    gang.group: Resource(
+        gang.group,
+        gang.versions[0],
+        "podgroups",
+        others=gang.versions[1:],
+        install=f"{gang.install}, or choose another --gang",
+    )
+    for gang in GANGS.values()
 }
 _OWNED: Final = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "Service": SERVICES}
 

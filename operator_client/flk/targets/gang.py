@@ -26,6 +26,7 @@ class Gang:
 
     group: str
     versions: tuple[str, ...]
+    install: str  # how a cluster gets it
     spec: Callable[[Job], Object]
     pod_spec: Callable[[str], Object]  # of the group's name
     labels: Callable[[str], Object] = field(default=lambda group: {})
@@ -42,12 +43,14 @@ GANGS: Final[dict[str, Gang]] = {
     "native": Gang(
         "scheduling.k8s.io",
         ("v1beta1", "v1alpha3", "v1alpha2"),  # from 1.37 on, of 1.37, of 1.36
+        "use Kubernetes 1.36 or newer with the feature gate GenericWorkload",
         lambda job: {"schedulingPolicy": {"gang": {"minCount": job.least_pods}}, **_constraints(job), **_priority(job)},
         lambda group: {"schedulingGroup": {"podGroupName": group}},
     ),
     "volcano": Gang(
         "scheduling.volcano.sh",
         ("v1beta1",),
+        "install Volcano",
         lambda job: {"minMember": job.least_pods, **_priority(job)},
         lambda group: {"schedulerName": "volcano"},
         annotations=lambda group: {"scheduling.k8s.io/group-name": group},
@@ -56,6 +59,7 @@ GANGS: Final[dict[str, Gang]] = {
     "coscheduling": Gang(
         "scheduling.x-k8s.io",
         ("v1alpha1",),
+        "install the scheduler plugins of Kubernetes",
         lambda job: {"minMember": job.least_pods},
         lambda group: {"schedulerName": "scheduler-plugins-scheduler"},
         labels=lambda group: {"scheduling.x-k8s.io/pod-group": group},

@@ -128,5 +128,5 @@ def test_files_in_the_places_of_credentials_travel_only_when_listed_by_name(tmp_
     named = validated({"command": "train.py", "ship": [".kube/config"]})
     assert ".kube/config" in select_files(named, tmp_path).files
     for pattern in (".kube", ".kube/*"):
-        with pytest.raises(UsageError, match=r"nothing in .* matches"):
+        with pytest.raises(UsageError, match=r"nothing in .* matches .* but files that look like secrets"):
             select_files(validated({"command": "train.py", "ship": [pattern]}), tmp_path)

@@ -16,7 +16,7 @@ from flk.jobs.choice import chosen
 from flk.kube import ApiClient
 from flk.kube.credentials import connect
 from flk.manifest import make_bundle, render
-from flk.observe.client import JobClient
+from flk.observe.client import POD_GROUPS, JobClient
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS
 from flk.targets.gang import GANGS
@@ -114,6 +114,13 @@ def test_a_gang_in_versions_that_flk_does_not_know_is_refused_and_not_left_out(
         chosen(client, job(gang="auto"))
     served(fake, "scheduling.volcano.sh/v1beta1")
     assert chosen(client, job(gang="auto")).gang == "volcano"
+
+
+@pytest.mark.parametrize("gang", GANGS)
+def test_a_gang_scheduler_that_is_missing_says_how_to_get_it(fake: FakeApiServer, client: JobClient, gang: str) -> None:
+    with pytest.raises(MissingApiError) as missing:
+        client.api.served(POD_GROUPS[GANGS[gang].group])
+    assert missing.value.hint == f"{GANGS[gang].install}, or choose another --gang"
 
 
 def test_without_a_gang_scheduler_auto_is_none(fake: FakeApiServer, client: JobClient) -> None:
