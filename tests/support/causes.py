@@ -348,7 +348,7 @@ QUEUEING = (
     ),
     Case(
         "queued",
-        Expected("WaitingInQueue", "it waits in queue gold", "gold", "install Kueue", ExitCode.RUNNING, stuck=False),
+        Expected("WaitingInQueue", "it waits in queue gold", "gold", "install Kueue"),
         job("queued", run_policy={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "gold"}),
     ),
     Case(

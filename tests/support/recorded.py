@@ -32,6 +32,7 @@ _NOISE = (
 )
 AROUND = (
     "not_served",
+    "other_versions",
     "nodes",
     "claims",
     "volumes",

@@ -135,6 +135,8 @@ def _queued(view: JobView) -> Found | None:
             resolves_itself=False,
         )
     unknown = "" if view.around.workloads else "; Kueue has no Workload for it yet"
+    if other := view.around.other_versions.get("workloads"):
+        unknown = f", and flk cannot read why: {other}"
     return Found(
         f"it waits in queue {view.queue}{place}{unknown}",
         f"{view.flk('wait')} waits; {view.kubectl(f'get localqueue {view.queue}')} shows whether the queue exists",

@@ -48,6 +48,7 @@ class Answer:
     missing: frozenset[str] = frozenset()  # as in Observation
     unreadable: frozenset[str] = frozenset()
     not_served: Mapping[str, str] = field(default_factory=dict)
+    other_versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def needs(view: JobView) -> list[Need]:
@@ -77,6 +78,7 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
         missing=seen.missing | answer.missing,
         unreadable=seen.unreadable | answer.unreadable,
         not_served={**seen.not_served, **answer.not_served},
+        other_versions={**seen.other_versions, **answer.other_versions},
     )
     by_name = {item["metadata"]["name"]: item for item in answer.items}
     match need.what:

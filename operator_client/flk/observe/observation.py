@@ -80,6 +80,7 @@ class Observation:
     missing: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()  # kinds that the user may not read: "nodes"
     not_served: Mapping[str, str] = field(default_factory=dict)  # by kind: that the cluster does not serve it
+    other_versions: Mapping[str, str] = field(default_factory=dict)  # by kind: that it serves it in others than flk's
     answered: frozenset[Need] = frozenset()  # the requests that were made for this observation
     # From an archive:
     place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist

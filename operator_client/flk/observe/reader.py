@@ -263,7 +263,9 @@ class Reader:
 
 
 def _not_served(target: RequestTarget, error: MissingApiError) -> Answer:
-    return Answer(not_served={target.resource.plural: str(error)})
+    """Return the answer where there are no such objects, and where they have versions that flk does not know."""
+    said = {target.resource.plural: str(error)}
+    return Answer(other_versions=said) if error.served else Answer(not_served=said)
 
 
 class _Backoff:

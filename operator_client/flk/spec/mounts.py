@@ -100,11 +100,11 @@ class Mount:
         kind = next((kind for kind, s in SOURCES.items() if s.prefix and body.startswith(s.prefix)), CLAIM)
         source = SOURCES[kind]
         name, colon, path = body[len(source.prefix) :].partition(":")
-        of_node = kind == CLAIM and name.startswith("/")
-        if not colon or ":" in path or of_node:
+        if not colon or ":" in path:
             wanted = source.form if source.prefix else f"one of {FORMS}"
-            meant = f", here {SOURCES[HOST_PATH].prefix}{text} for a folder of the node" if of_node else ""
-            raise ValueError(f"must be {wanted}{meant} (is {text!r})")
+            raise ValueError(f"must be {wanted} (is {text!r})")
+        if kind == CLAIM and name.startswith("/"):
+            raise ValueError(f"for a folder of the node must be {SOURCES[HOST_PATH].prefix}{text} (is {text!r})")
         what = "the PersistentVolumeClaim" if kind == CLAIM else f"what follows {source.prefix}"
         return cls(
             kind,

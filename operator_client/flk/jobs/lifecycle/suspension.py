@@ -196,7 +196,7 @@ def _has_no_pods(client: JobClient, name: str, seen: Observation) -> bool:
 def stopping_hint(client: JobClient) -> str:
     """Return a hint that says how to stop a job that Kueue manages."""
     shown = client.commands.kubectl("get workloads.kueue.x-k8s.io")
-    return f"{shown} shows its Workload, whose spec.active: false stops it"
+    return f"{shown} shows its Workload, whose spec.active: false stops it, and true has the queue start it again"
 
 
 def refuse_queued(client: JobClient, job: Object) -> None:

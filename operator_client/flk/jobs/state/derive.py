@@ -127,12 +127,13 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
         return replace(base, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted", cause=None)
     if cause is not None:
         base = replace(base, reason=cause.code, message=cause.sentence)
-    if seen.suspended:
+    stuck = cause is not None and cause.is_stuck(seen.now)
+    if seen.suspended and not (seen.queue and stuck):  # that nothing will start: Kueue is not there
         preempted = cause is not None and cause.code == "PreemptedByQueue"
         return replace(base, phase=Phase.PREEMPTED if preempted else Phase.QUEUED if seen.queue else Phase.SUSPENDED)
     if _trains_with_some_pods(seen):
         return replace(base, phase=Phase.RUNNING)
-    if cause is not None and cause.is_stuck(seen.now):
+    if cause is not None and stuck:
         return replace(base, phase=Phase.STUCK, code=cause.exit_code)
     if cause is not None and cause.code == "Preempted":
         return replace(base, phase=Phase.PREEMPTED)

@@ -10,7 +10,7 @@ import pytest
 from flk.__main__ import main
 from flk.cli import status_text
 from flk.health import find
-from flk.jobs.state import derive
+from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation
@@ -177,6 +177,14 @@ def test_a_job_in_a_queue_waits_for_ever_where_there_is_no_kueue(fake: Any) -> N
     assert (cause.code, cause.resolves_itself) == ("WaitingInQueue", False)
     said = "it waits in queue gold, and nobody starts it: the cluster of context fake does not serve "
     assert cause.sentence == f"{said}workloads.kueue.x-k8s.io"
+    assert derive(view_job(JobClient.connect(namespace="team"), "gpt")).phase == Phase.STUCK
+    fake.objects["/apis/kueue.x-k8s.io/v9/namespaces/team/workloads"] = {}
+    view = view_job(JobClient.connect(namespace="team"), "gpt")
+    said = (
+        "it waits in queue gold, and flk cannot read why: the cluster of context fake serves workloads.kueue.x-k8s.io"
+    )
+    assert find(view)[0].sentence.startswith(f"{said} in version v9 only")
+    assert derive(view).phase == Phase.QUEUED
 
 
 @pytest.mark.usefixtures("kubeconfig")
