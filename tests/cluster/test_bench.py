@@ -11,7 +11,7 @@ from tests.support.benchmark import SCRIPT
 def test_strategies_are_measured_in_the_pods_of_one_job(flk: Any, kubectl: Any, image: str) -> None:
     (flk.folder / "train.py").write_text(SCRIPT)
     done = flk(
-        *("bench", "train.py", "--replicas", "2", "--cpu", "100m", "--steps", "3", "--strategies", "full_shard"),
+        *("bench", "train.py", "--replicas", "2", "--cpu", "100m", "--steps", "3", "--strategies", "ddp"),
         *("--timeout", "200s", "-o", "json"),
         timeout=550,
     )

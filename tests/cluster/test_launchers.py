@@ -6,19 +6,23 @@ Nothing of flk's client takes part. The script and the runtime travel in a Confi
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 import zipfile
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flk_runtime
+from flk.kube.client import ApiClient
+from flk.kube.resources import RequestTarget
+from flk.observe.client import PODS
+from tests.support.ranks import Ranks
 
 SCRIPT = Path(__file__).parents[1] / "launchers" / "train.py"
 RESTRICTED = {
@@ -31,21 +35,15 @@ RESTRICTED = {
 WAYS: dict[str, tuple[list[str], int, str]] = {
     "torchrun": (["torchrun", "/code/train.py"], 2, "torchrun"),
     "flk_runtime": (["python3", "-m", "flk_runtime", "/code/train.py"], 2, "flk"),
-    "python": (["python3", "/code/train.py", "parallelize"], 1, ""),
-}
-# The same with fewer ranks and without torch's wrapper, which take seconds of processor time each.
-OF_TRAINJOB = WAYS | {
-    "torchrun": (WAYS["torchrun"][0], 1, "torchrun"),
     "python": (["python3", "/code/train.py"], 1, ""),
 }
 
 
 @pytest.fixture(scope="session")
-def loss() -> float:
+def loss(fork_server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> float:
     """The final loss of the script on this machine, alone."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=300)
-    return float(result(done.stdout + done.stderr)["loss"])
+    (alone,) = Ranks(fork_server, tmp_path_factory.mktemp("alone"))(SCRIPT.read_text(), 1)
+    return float(result(alone.output)["loss"])
 
 
 def result(log: str) -> dict[str, Any]:
@@ -76,6 +74,7 @@ def template(image: str, command: list[str], container: str) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def library() -> bytes:
     """flk's library as a zip that Python can import from."""
     folder = Path(flk_runtime.__path__[0])
@@ -145,41 +144,57 @@ def is_created(kubectl: Any, job: dict[str, Any]) -> bool:
     return True
 
 
-def check(kubectl: Any, eventually: Any, processes: int, launcher: str, loss: float) -> None:
+@pytest.fixture
+def check(api: ApiClient, namespace: str, kubectl: Any, eventually: Any, loss: float) -> Callable[[int, str], None]:
+    """Wait for the pods, and look at what their ranks have found: ``check(processes, launcher)``."""
+
     def ended() -> list[str]:
-        pods = kubectl.json("get", "pods", "-l", "test=launchers")["items"]
+        pods, _ = api.list_all(RequestTarget(PODS, namespace), {"labelSelector": "test=launchers"})
         phases = [pod["status"].get("phase") for pod in pods]
         return phases if len(phases) == 2 and set(phases) <= {"Succeeded", "Failed"} else []
 
-    phases = eventually("both pods end", ended)
-    log = kubectl("logs", "-l", "test=launchers", "--tail=-1", "--prefix")
-    assert phases == ["Succeeded"] * 2, log
-    found = result(log)
-    assert found["launcher"] == launcher
-    assert found["world_size"] == 2 * processes
-    assert found["ranks"] == [
-        [node * processes + local, local, node, processes] for node in range(2) for local in range(processes)
-    ]
-    assert found["loss"] == pytest.approx(loss, abs=1e-6)
+    def check(processes: int, launcher: str) -> None:
+        phases = eventually("both pods end", ended)
+        log = kubectl("logs", "-l", "test=launchers", "--tail=-1", "--prefix")
+        assert phases == ["Succeeded"] * 2, log
+        found = result(log)
+        assert found["launcher"] == launcher
+        assert found["world_size"] == 2 * processes
+        assert found["ranks"] == [
+            [node * processes + local, local, node, processes] for node in range(2) for local in range(processes)
+        ]
+        assert found["loss"] == pytest.approx(loss, abs=1e-6)
+
+    return check
 
 
-@pytest.mark.parametrize("way", WAYS)
+def ways(*often: str) -> list[Any]:
+    """The ways as parameters, those that each run of the tests tries, and those of `make soak`.
+
+    Each way is tried under one operator at least: pods that find their ranks themselves, under both.
+    """
+    return [pytest.param(way, marks=() if way in often else pytest.mark.soak) for way in WAYS]
+
+
+@pytest.mark.parametrize("way", ways("torchrun", "python"))
 def test_pytorchjob_with_master_and_worker(
-    way: str, kubectl: Any, namespace: str, torch_image: str, eventually: Any, loss: float
+    way: str, kubectl: Any, namespace: str, torch_image: str, check: Callable[[int, str], None]
 ) -> None:
     # The operator's own init container, which waits for the master's name, does not comply with `restricted`.
     kubectl("label", "namespace", namespace, "--overwrite", "pod-security.kubernetes.io/enforce=baseline")
     command, processes, launcher = WAYS[way]
     kubectl("create", "-f", "-", stdin=code())
     kubectl("create", "-f", "-", stdin=pytorchjob(torch_image, command, processes))
-    check(kubectl, eventually, processes, launcher or "pytorchjob", loss)
+    check(processes, launcher or "pytorchjob")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_trainjob(way: str, trainer: None, kubectl: Any, torch_image: str, eventually: Any, loss: float) -> None:
-    command, processes, launcher = OF_TRAINJOB[way]
+@pytest.mark.parametrize("way", ways("flk_runtime", "python"))
+def test_trainjob(
+    way: str, trainer: None, kubectl: Any, torch_image: str, eventually: Any, check: Callable[[int, str], None]
+) -> None:
+    command, processes, launcher = WAYS[way]
     runtime, job = trainjob(torch_image, command, processes)
     for manifest in (code(), runtime):
         kubectl("create", "-f", "-", stdin=manifest)
     eventually("the webhook finds the runtime", lambda: is_created(kubectl, job))
-    check(kubectl, eventually, processes, launcher or "trainer", loss)
+    check(processes, launcher or "trainer")

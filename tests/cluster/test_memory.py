@@ -15,15 +15,19 @@ import pytest
 from flk_runtime.contract import user_env
 from tests.support.memory import SAVES_TWICE, TRAIN, own_loop
 
+KILLS = 8
 SIZE = 64 << 20  # bytes of a part: most of the time, one is being copied
 VARIABLES = {user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1"}
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(
-    flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path, kills: int
+    flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
 ) -> None:
-    """The ranks save in every step. The launchers stay, and the script asserts that no state is mixed."""
+    """The ranks save in every step. The launchers stay, and the script asserts that no state is mixed.
+
+    Each run of the tests kills ranks so on one machine, in tests/local, and a rank with small parts in test_faults.py.
+    """
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
     options = ["--replicas", "2", "--cpu", "100m", "--image", image, "--restarts", "10"]
     options += [word for name, value in VARIABLES.items() for word in ("--env", f"{name}={value}")]
@@ -48,12 +52,12 @@ def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(
         found = attempts()
         return len(found) > attempt and found[attempt]["restored"] is not None
 
-    for number in range(kills + 1):
+    for number in range(KILLS + 1):
         eventually(f"the ranks train in attempt {number}", partial(restored, number))
-        if number < kills:
+        if number < KILLS:
             eventually(f"rank {number % 2} has saved in attempt {number}", partial(kill, number, number % 2))
     ended = attempts()
-    assert [each["restored_from"] for each in ended] == ["start"] + ["memory"] * kills
+    assert [each["restored_from"] for each in ended] == ["start"] + ["memory"] * KILLS
     assert all(before["restored"] <= after["restored"] for before, after in itertools.pairwise(ended)), ended
     assert ended[-1]["restored"] > 0
     pods = kubectl.json("get", "pods", "-l", "flk.dev/job=large")["items"]

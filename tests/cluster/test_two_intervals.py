@@ -1,4 +1,7 @@
-"""Two intervals of checkpoints in the cluster: what a killed rank and a job without pods go back to."""
+"""Two intervals of checkpoints in the cluster: what a killed rank and a job without pods go back to.
+
+Each run of the tests shows it on one machine, in tests/local/test_two_intervals.py.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.preemption import TRAIN
 
 
+@pytest.mark.soak
 def test_a_killed_rank_resumes_from_memory_and_a_lost_job_from_storage(
     flk: Any, kubectl: Any, image: str, shared_class: str, eventually: Any, tmp_path: Path
 ) -> None:
