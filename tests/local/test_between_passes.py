@@ -61,7 +61,7 @@ def clip(model):
 def read(model):
     norms = torch.stack([each.grad.norm().full_tensor() if hasattr(each.grad, "full_tensor") else each.grad.norm()
                          for each in model.parameters()])
-    assert norms.min() > 1e-4
+    assert norms.min() > 0
     halve(model)
 
 def thaw_after(run):

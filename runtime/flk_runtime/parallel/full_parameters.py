@@ -32,8 +32,14 @@ def watch_passes(model: nn.Module, units: Iterable[nn.Module]) -> None:
     """Have passes of ``model`` and its sharded ``units`` train all that they reach, or be refused by name."""
     _roots.add(model)
     BETWEEN_PASSES.watch(model)
+    model.register_forward_pre_hook(_begin, prepend=True)
     for unit in units:
         FullParameters(unit)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _begin(*_: Any) -> None:
+    BETWEEN_PASSES.end()
 
 
 def complete_passes() -> None:
