@@ -14,12 +14,12 @@ from tests.support.reports import largest, report
 
 DRAWN = "[...document.querySelectorAll('.plot')].every(each => each.querySelector('svg path'))"
 OPEN = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
-
 REGIONS = "[...document.querySelectorAll('.scroll')].map(each => each.getAttribute('tabindex'))"
 
 
+@pytest.mark.parametrize(("names", "plots"), [(["gpt"], 8), (["gpt", "other"], 5)], ids=["one", "two"])
 def test_the_page_is_small_and_its_charts_fit_a_desktop_and_a_phone_light_and_dark(
-    monkeypatch: pytest.MonkeyPatch, cache_home: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, cache_home: Path, tmp_path: Path, names: list[str], plots: int
 ) -> None:
     chromium = browser.program()
     if chromium is None:
@@ -27,22 +27,20 @@ def test_the_page_is_small_and_its_charts_fit_a_desktop_and_a_phone_light_and_da
     pytest.importorskip("vl_convert")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
     script = drawing_script()
-    assert len(page_of([largest()], script).encode()) <= 2_000_000
-    file = tmp_path / "gpt.report.html"
-    file.write_text(page_of([report()], script))
+    assert len(page_of([largest()] * len(names), script).encode()) <= 2_000_000
+    file = tmp_path / "report.html"
+    file.write_text(page_of([report(name=name) for name in names], script))
     backgrounds = []
     with browser.Browser(chromium) as window:
         for size, dark in itertools.product((browser.DESKTOP, browser.PHONE), (False, True)):
             window.open(file.as_uri(), size, dark=dark)
             window.wait_for(DRAWN)
-            assert window.value("document.querySelectorAll('.plot').length") == 8
+            assert window.value("document.querySelectorAll('.plot').length") == plots
             window.value(OPEN)
             # Not innerWidth: on a phone it grows with a page that is too wide.
             assert window.value("document.documentElement.scrollWidth") <= size[0], (size, dark)
-            regions = window.value(
-                "[...document.querySelectorAll('.scroll')].map(each => each.getAttribute('tabindex'))"
-            )
-            assert len(regions) >= 6
+            regions = window.value(REGIONS)
+            assert len(regions) >= 6 * len(names)
             assert set(regions) == {"0"}
             backgrounds.append(window.value("getComputedStyle(document.body).backgroundColor"))
     assert backgrounds == ["rgb(255, 255, 255)", "rgb(20, 23, 26)"] * 2

@@ -75,7 +75,7 @@ def telemetry(pods: int = 4, processes: int = 8, samples: int = 199) -> Telemetr
         )  # fmt: skip
     ranks = [
         RankMeasurements(rank, rank // processes, 1990, "step", 3.1, 0.82 if rank != 9 else 0.99,
-                         1.31 if rank == 9 else None, 9 * GIB)
+                         1.31 if rank == 9 else None, 9 * GIB, 0.02 if rank != 3 else 0.137)
         for rank in range(pods * processes)
     ]  # fmt: skip
     usages = [

@@ -103,6 +103,14 @@ def test_every_section_of_a_full_report_has_data() -> None:
         assert text in html
 
 
+def test_the_table_of_ranks_says_how_long_each_rank_waits_for_data() -> None:
+    table = page_of([report()], SCRIPT).partition('aria-label="Ranks"')[2].partition("</table>")[0]
+    titles = re.findall(r"<th scope=\"col\">([^<]*)</th>", table)
+    cells = {row[0]: row for row in (re.findall(r"<td>([^<]*)</td>", line) for line in table.split("<tr>")) if row}
+    place = titles.index("Waits for data")
+    assert (cells["3"][place], cells["4"][place]) == ("14%", "2%")
+
+
 def test_a_section_without_data_says_why() -> None:
     untold = "its launchers keep no measurements"
     html = page_of([report(telemetry=None, missing={"ranks": untold, "saves": untold})], SCRIPT)
