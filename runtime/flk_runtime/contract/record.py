@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flk_runtime.contract import typed
 from flk_runtime.contract.failure import Failure
@@ -168,6 +168,16 @@ class JobRecord:
         return typed.read_fields(cls, {**data, "no_retry_reason": reason, "quarantine": nodes})
 
 
+class Silences(NamedTuple):
+    """For how long a job was silent in a phase before it went on."""
+
+    longest: float  # seconds
+    times: int  # how often it went on
+
+
+NO_SILENCES: Final = Silences(0.0, 0)
+
+
 def entry_key(job: str, uid: str) -> str:
     """The key of a job's entry of RECORDS."""
     return f"{job}.{uid}" if uid else job
@@ -188,6 +198,7 @@ class ArchivedRecord:
     step_seconds: float | None = None  # mean duration of its steps
     lines: list[str] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
     telemetry: str = ""  # as flk_runtime.contract.telemetry_archive packs it; empty: none is known
+    silences: dict[str, Silences] = field(default_factory=dict)  # by phase: the limits of hangs are learned from them
     start: float = 0.0  # when the job was started or resumed, as its pods were told (FLK_STARTED); 0: they were not
 
     @property

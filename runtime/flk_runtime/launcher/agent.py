@@ -130,7 +130,7 @@ class Agent:
         self.final_record: JobRecord | None = None  # of a job that has ended
         self.rendezvous = None
         if settings.pod == 0:
-            self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log, telemetry)
+            self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log, telemetry, self.records.limits)
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.memory = self._open_memory(wakeup) if settings.trains else None
         inventory = self.memory.inventory if self.memory else lambda: None

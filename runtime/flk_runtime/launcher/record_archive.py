@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from flk_runtime.contract import log_format
-from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
+from flk_runtime.contract.record import ArchivedRecord, JobRecord, Silences, entry_key
 from flk_runtime.launcher.record_place import ERRORS, Place, describe
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
@@ -37,16 +37,18 @@ class RecordArchive:
         log: Callable[[str], None],
         *,
         telemetry: Callable[[], str] = str,
+        silences: Mapping[str, Silences],
     ) -> None:
         """A line about the first failure is given to ``log``.
 
-        ``telemetry`` returns the packed telemetry of the job; it is called in the thread.
+        ``telemetry`` returns the packed telemetry of the job; it is called in the thread. ``silences`` are kept as they
+        are then.
         """
         self._settings = settings
         self._place = place
         self._last_lines = last_lines
         self._log = log
-        self._telemetry = telemetry
+        self._telemetry, self._silences = telemetry, silences
         self.created = time.time()
         """When the job's first launcher of pod 0 started, in seconds since the epoch, as far as was read."""
         self._entry: ArchivedRecord | None = None
@@ -110,7 +112,12 @@ class RecordArchive:
             if entry is None:
                 continue
             lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not log_format.is_record(line)]
-            entry = replace(entry, updated=time.time(), lines=lines[-_LINES:], telemetry=self._telemetry())
+            silences = {
+                phase: each._replace(longest=round(each.longest, 2)) for phase, each in [*self._silences.items()]
+            }
+            entry = replace(
+                entry, updated=time.time(), lines=lines[-_LINES:], telemetry=self._telemetry(), silences=silences
+            )
             failure = self._write(entry)
             with self._condition:
                 self._written = time.monotonic()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from flk_runtime.launcher.coordinator.leader import Leader
+from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Event, Server
 from flk_runtime.launcher.transport.messages import Message
@@ -27,11 +28,15 @@ __all__ = ["Leader", "serve"]
 
 
 def serve(
-    settings: Settings, post: Callable[[Event], None], log: Callable[[str], None], telemetry: Keeper | None = None
+    settings: Settings,
+    post: Callable[[Event], None],
+    log: Callable[[str], None],
+    telemetry: Keeper | None = None,
+    limits: PhaseLimits | None = None,
 ) -> Server:
     """A server of the rendezvous whose members a new `Leader` leads. Arguments as for `Server` and `Leader`."""
 
     def lead(send: Callable[[Collection[int], Message], None], serve_attempt_store: Callable[[], int]) -> Leader:
-        return Leader(settings, send, serve_attempt_store, log, time.monotonic(), telemetry)
+        return Leader(settings, send, serve_attempt_store, log, time.monotonic(), telemetry, limits)
 
     return Server(settings, lead, post, log)

@@ -23,6 +23,7 @@ from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
 from flk_runtime.launcher.hangs.detector import HangDetector
+from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.preemption import Preemption
@@ -90,11 +91,12 @@ class Leader:
         log: Callable[[str], None],
         now: float,
         telemetry: Keeper | None = None,
+        limits: PhaseLimits | None = None,
     ) -> None:
         """``send`` sends a message to pods, if they are connected.
 
         ``serve_attempt_store`` replaces the ranks' store and returns the port of the new store. ``telemetry`` keeps the
-        measurements of the job; None: nobody asks.
+        measurements of the job; None: nobody asks. ``limits`` may have learned of former launchers.
         """
         self._settings = settings
         self._send = send
@@ -124,7 +126,7 @@ class Leader:
         self._call_until: float | None = None  # when the next attempt starts with the members that have joined by then
         self._start_at: float | None = None  # when the next attempt starts, after a delay; its members are known
         self._hang_detector = HangDetector(
-            settings.hang_timeouts,
+            limits or PhaseLimits(settings.hang_timeouts),
             Stragglers(settings.slow_factor, settings.slow_window),
             request=lambda pod, number: send([pod], StacksRequested(number)),
             answer=lambda asker, report: send([asker[0]], StacksGathered(asker[1], report)),

@@ -55,7 +55,7 @@ class HangDetector:
 
     def __init__(
         self,
-        timeouts: Mapping[str, float],
+        limits: PhaseLimits,
         stragglers: Stragglers,
         request: Callable[[int, int], None],
         answer: Callable[[Asker, dict[str, Any]], None],
@@ -63,15 +63,15 @@ class HangDetector:
         log: Callable[[str], None],
         compare: Callable[[Mapping[int, float], Sequence[SlowRank]], None] | None = None,
     ) -> None:
-        """``timeouts`` are the times without progress after which the job hangs, in seconds, as in `PhaseLimits`.
+        """``limits`` are the times without progress after which the job hangs, which learn from it.
 
         ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
         report to one who asked for it. ``show`` is called when other ranks are slow than before, and when a standstill
         begins or ends. ``compare`` gets the share of the time in which each rank works, and the slow ranks; None:
         nobody asks.
         """
-        self._limits = PhaseLimits(timeouts)
-        self._interval = watchdog.interval(timeouts)  # seconds between two looks at all ranks
+        self._limits = limits
+        self._interval = watchdog.interval(limits.timeouts)  # seconds between two looks at all ranks
         self._stragglers = stragglers
         self._request = request
         self._answer = answer

@@ -2,7 +2,7 @@
 
 `PHASES` is the one table of phases. Without a hang timeout of the user, a phase has a limit of its own. When the job
 has shown how long it is silent in a phase before it goes on, the limit is a multiple of the longest such silence, and
-never less than the table says. The leader keeps what it has learned for all attempts.
+never less than the table says. The leader keeps what it has learned for all attempts, also in the record of the job.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from flk_runtime.contract.hang_timeout import ALL
+from flk_runtime.contract.record import NO_SILENCES, Silences
 from flk_runtime.launcher.hangs.status import RankStatus
 from flk_runtime.shared.progress import Phase, ProgressPage
 
@@ -64,15 +65,19 @@ class PhaseLimits:
 
         The limits of phases that are not in it are learned.
         """
-        self._timeouts = timeouts
-        self._longest: dict[str, float] = {}  # silence in a phase after which the job went on
-        self._times: dict[str, int] = {}  # how often it went on
+        self.timeouts = timeouts
+        self.silences: dict[str, Silences] = {}
+        """What was learned, by phase. Another thread may read it."""
         self._silence: tuple[str, float] | None = None  # phase, and seconds at the last look
 
     @property
     def off(self) -> bool:
         """Whether nothing is a hang."""
         return all(self.limit(phase) == math.inf for phase in PHASES)
+
+    def resume(self, former: Mapping[str, Silences]) -> None:
+        """Go on with what a former leader has learned. Call it before an attempt starts."""
+        self.silences |= former
 
     def start(self) -> None:
         """Note that an attempt starts."""
@@ -85,8 +90,8 @@ class PhaseLimits:
             return
         if self._silence and latest.idle < self._silence[1]:
             phase, seconds = self._silence
-            self._longest[phase] = max(self._longest.get(phase, 0.0), seconds)
-            self._times[phase] = self._times.get(phase, 0) + 1
+            longest, times = self.silences.get(phase, NO_SILENCES)
+            self.silences[phase] = Silences(max(longest, seconds), times + 1)
         self._silence = (latest.phase, latest.idle)
 
     def limit(self, phase: str) -> float:
@@ -100,12 +105,12 @@ class PhaseLimits:
 
     def _find(self, phase: str) -> tuple[float, str]:
         row = PHASES.get(phase, PHASES["start"])  # another version of flk may have others
-        if phase in self._timeouts:
-            return self._timeouts[phase] or math.inf, "from the hang timeout of the phase"
-        if ALL in self._timeouts:
-            return self._timeouts[ALL] * row.patience or math.inf, "from the hang timeout"
-        longest = self._longest.get(phase, 0.0)
+        if phase in self.timeouts:
+            return self.timeouts[phase] or math.inf, "from the hang timeout of the phase"
+        if ALL in self.timeouts:
+            return self.timeouts[ALL] * row.patience or math.inf, "from the hang timeout"
+        longest, times = self.silences.get(phase, NO_SILENCES)
         learned = max(row.least, row.factor * longest)
-        if learned > row.default or self._times.get(phase, 0) >= _ENOUGH:
+        if learned > row.default or times >= _ENOUGH:
             return learned, f"learned from {longest:.0f} s"
         return row.default, "the default"

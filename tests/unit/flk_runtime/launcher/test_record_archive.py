@@ -19,7 +19,7 @@ from flk.observe.client import JobClient
 from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
+from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord, Silences
 from flk_runtime.launcher import record_place
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.history import former_attempts
@@ -90,7 +90,12 @@ def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, li
         settings = Settings(("train.py",), job="gpt", job_uid="uid-1", pods=2, processes=4, records="records")
         place = ConfigMap("records", str(tmp_path))
         made = RecordArchive(
-            settings, place, lambda number: list(lines[-number:]), log.append, telemetry=lambda: "packed"
+            settings,
+            place,
+            lambda number: list(lines[-number:]),
+            log.append,
+            telemetry=lambda: "packed",
+            silences={"save": Silences(600.123, 4)},
         )
         return made, log
 
@@ -110,6 +115,7 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
     assert entry.record == FAILED
     assert (entry.step, entry.step_seconds, entry.pods, entry.processes) == (120, 0.25, 2, 4)
     assert entry.telemetry == "packed"
+    assert entry.silences == {"save": Silences(600.12, 4)}
     assert entry.lines == [f"[rank 0] step {number}" for number in range(70, 100)]
     assert log == []
     assert {(path.partition("?")[0], token) for _, path, token in server.seen} == {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.log_format import parse_record
-from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord
+from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Silences
 from flk_runtime.launcher import record_archive, record_writer
 from flk_runtime.launcher.record_writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
     made = Archive()
 
-    def make(*_: Any, telemetry: Callable[[], str] = str) -> Archive:
+    def make(*_: Any, telemetry: Callable[[], str] = str, **__: Any) -> Archive:
         made.telemetry = telemetry
         return made
 
@@ -152,6 +152,15 @@ def test_the_measurements_go_to_the_cluster_and_the_next_launcher_goes_on_with_t
     second.former()
     assert second.telemetry
     assert [(each.step, each.loss) for each in second.telemetry.read().history] == [(5, 2.5)]
+
+
+def test_the_next_launcher_goes_on_with_the_limits_that_the_job_has_taught(archive: Archive, tmp_path: Path) -> None:
+    record = JobRecord("running", 0, attempts=RUNNING)
+    silences = {"save": Silences(1000.0, 1)}
+    archive.entry = ArchivedRecord("gpt", "uid-1", 1, 1, 1e9, 1e9 + 100, record, silences=silences)
+    records = writer([], tmp_path)
+    records.former()
+    assert records.limits.describe("save") == "limit 3000 s in phase save, learned from 1000 s"
 
 
 @pytest.mark.parametrize(

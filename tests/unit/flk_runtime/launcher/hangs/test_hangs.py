@@ -17,6 +17,7 @@ from flk_runtime.launcher.hangs import report, stragglers
 from flk_runtime.launcher.hangs.collect import parse_stacks
 from flk_runtime.launcher.hangs.detector import HangDetector
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, odd_first
+from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 from flk_runtime.launcher.hangs.status import NEVER, CpuMeter, PodStatus, RankStatus
 from flk_runtime.launcher.hangs.stragglers import Stragglers
@@ -303,7 +304,7 @@ class Leader:
         self.waits: list[tuple[list[SlowRank], Standstill | None]] = []
         self.log: list[str] = []
         self.detector = HangDetector(
-            {} if limit is None else {ALL: limit},
+            PhaseLimits({} if limit is None else {ALL: limit}),
             Stragglers(1.5, 60),
             lambda pod, number: self.requests.append((pod, number)),
             lambda asker, answer: self.answers.append((asker, answer)),

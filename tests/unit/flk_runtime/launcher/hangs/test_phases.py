@@ -80,6 +80,15 @@ def test_a_phase_that_is_often_short_gets_a_shorter_limit_and_no_less_than_the_t
     assert silent("step", *[2.0] * 100).limit("step") == PHASES["step"].least == 240
 
 
+def test_a_later_leader_goes_on_with_what_was_learned() -> None:
+    later = PhaseLimits({})
+    later.resume(silent("save", 1000.0).silences | silent("step", *[30.0] * 99).silences)
+    assert (later.limit("save"), later.limit("step")) == (3000, 480)
+    for idle in (20.0, 0.0):
+        later.note([QUIET._replace(idle=idle, phase="step")])
+    assert later.describe("step") == "limit 300 s in phase step, learned from 30 s"
+
+
 def test_a_silence_that_has_not_ended_teaches_nothing() -> None:
     limits = PhaseLimits({})
     for idle in (1000.0, 2000.0, 4000.0):
