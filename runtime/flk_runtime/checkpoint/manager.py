@@ -288,8 +288,9 @@ class CheckpointManager:
     @property
     def can_save(self) -> bool:
         """Whether there is a place for checkpoints, and a state to save: a model where one is needed."""
-        has_state = "model" in self._objects if self._needs_model else bool(self._objects)
-        return self._saver is not None and self._saver.can_save and has_state
+        if self._saver is None or not self._saver.can_save:
+            return False
+        return "model" in self._objects if self._needs_model else bool(self._objects)
 
     def save(self, steps: int, *, store: bool | None = None) -> None:
         """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.

@@ -6,9 +6,11 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from flk_runtime.system.pytree import plain_value
+
+_ENCODER: Final = json.JSONEncoder(default=str, allow_nan=False)
 
 
 def line(values: Mapping[str, Any]) -> str:
@@ -17,7 +19,7 @@ def line(values: Mapping[str, Any]) -> str:
     Tensors and arrays of one element become numbers (this waits for the device), larger ones lists. NaN and the
     infinities, which JSON does not have, become the strings "nan", "inf" and "-inf"; other objects become their str().
     """
-    return json.dumps({name: _plain(value) for name, value in values.items()}, default=str, allow_nan=False)
+    return _ENCODER.encode({name: _plain(value) for name, value in values.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -37,18 +39,14 @@ class Throughput:
     """Samples and tokens per second between two readings."""
 
     def __init__(self) -> None:
-        self._samples = self._tokens = 0
+        self.samples = self.tokens = 0
+        """Those of all ranks together that were trained on since the last reading: the caller adds them."""
         self._since = time.perf_counter()
-
-    def add(self, samples: int, tokens: int = 0) -> None:
-        """Add samples and tokens, of all ranks together, that were trained on."""
-        self._samples += samples
-        self._tokens += tokens
 
     def read(self) -> dict[str, float]:
         """``samples_per_s`` and ``tokens_per_s`` since the last reading, as far as any were added."""
         now = time.perf_counter()
         seconds = max(now - self._since, 1e-9)
-        counts = {"samples_per_s": self._samples, "tokens_per_s": self._tokens}
-        self._samples, self._tokens, self._since = 0, 0, now
+        counts = {"samples_per_s": self.samples, "tokens_per_s": self.tokens}
+        self.samples, self.tokens, self._since = 0, 0, now
         return {name: round(count / seconds, 1) for name, count in counts.items() if count}

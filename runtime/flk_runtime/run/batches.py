@@ -117,7 +117,6 @@ class Batches(LoaderEvents):
         self._context.closing.append(lambda: divide_shards(None))
         self.latest = StepShare(parts, 1, 1)
 
-    @property
     def epoch(self) -> int | None:
         """The epoch of the loader that gave the latest batch; None if there was none."""
         return self._loader.epoch if self._loader else None

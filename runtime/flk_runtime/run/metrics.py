@@ -18,20 +18,15 @@ class Metrics:
         self._device = context.options.device
         self.utilisation = mfu.Meter(context.options.device, context.world_size, context.say)
         self.shares = Shares(context.page)
-        self._throughput = logging.Throughput()
+        self.throughput = logging.Throughput()
 
     def begin(self) -> None:
         """Begin after the first step, from which utilisation is measured."""
         self.utilisation.begin()
 
-    def record(self, samples: int, tokens: int = 0) -> None:
-        """Count a step that took ``samples`` and ``tokens`` of all ranks together."""
-        self._throughput.add(samples, tokens)
-        self.utilisation.steps += 1
-
     def read(self) -> dict[str, Any]:
         """The values of a line, without the loss."""
-        line: dict[str, Any] = self._throughput.read()
+        line: dict[str, Any] = self.throughput.read()
         utilisation = self.utilisation.read(mark=True)
         if utilisation is not None:
             line["mfu"] = round(utilisation, 4)

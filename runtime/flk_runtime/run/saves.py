@@ -95,18 +95,18 @@ class Saves:
                     self.manager.wait()
             self._context.page.phase = Phase.TRAINING
 
-    def save_after_step(self, steps: int) -> None:
-        """Save if a save is due after the step. Collective where it saves."""
-        store = self._store
+    def save_after_step(self, steps: int) -> bool:
+        """Save if a save is due after the step. Returns whether later steps can. Collective where it saves."""
+        can_save, keep, store = self.manager.can_save, self._keep, self._store
         due: list[FixedInterval | AutoInterval] = []
-        if store is None or self.manager.keeps_in_memory:
-            due = [self._keep] if self._keep.is_due(steps) else []
-        if store and store.is_due(steps):
+        if can_save and keep.is_due(steps) and (store is None or self.manager.keeps_in_memory):
+            due.append(keep)
+        if can_save and store and store.is_due(steps):
             due.append(store)
-        if not due or not self.manager.can_save:
-            if self._polls:  # each step takes the time of these lines
+        if not due:
+            if self._polls:
                 self._polls = self.manager.poll()
-            return
+            return can_save
         measured = [each for each in due if isinstance(each, AutoInterval)]
         begin = time.monotonic()
         for each in measured:
@@ -114,6 +114,7 @@ class Saves:
         self.save(steps, store=store in due if isinstance(store, AutoInterval) else None)
         if measured:
             self._choose(measured, steps, time.monotonic() - begin)
+        return self.manager.can_save
 
     def save_progress(self, steps: int) -> None:
         """Save progress since the latest save, if there is any. Collective."""

@@ -56,12 +56,13 @@ class Steps:
         values: dict[str, Any],
         *,
         samples: int,
-        epoch: int | None,
+        epoch: Callable[[], int | None],
         tokens: int = 0,
         report: bool = False,
     ) -> None:
         """Count a step, with the samples and tokens of all ranks together, and do all that is due. Collective.
 
+        Each step takes the time of these lines, in which a call is what takes most of it.
         ``report``: print a line of metrics, even if none is due.
         """
         first = not self.began
@@ -73,21 +74,22 @@ class Steps:
         self.done += 1
         if self.outer:
             self.done = self.outer.step(self.done)
-        self._context.page.record_step(self.done)
-        self._metrics.record(samples, tokens)
+        page, throughput = self._context.page, self._metrics.throughput
+        page.record_step(self.done)
+        throughput.samples += samples
+        throughput.tokens += tokens
+        self._metrics.utilisation.steps += 1
         if first:
             self._metrics.begin()
         every = self._context.options.log_every
         if report or (every and self.done % every == 0):
-            self._print_line(loss, values, epoch)
-        self._saves.save_after_step(self.done)
+            self._print_line(loss, values, epoch())
+        can_save = self._saves.save_after_step(self.done)
         if first:
             self._saves.timeouts.shorten()
         if _tick:
             _tick()
-        page = self._context.page
-        must_stop = page.must_stop if self._saves.manager.can_save else page.must_end_unsaved
-        if must_stop(self.done):
+        if page.must_stop(self.done) if can_save else page.must_end_unsaved(self.done):
             self._stop()
 
     def finish(self) -> None:

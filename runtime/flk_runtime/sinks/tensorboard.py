@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,26 +21,38 @@ class TensorBoard:
     def __init__(self, run: RunInfo, place: str) -> None:
         self._run = run
         self._folder = f"{place.rstrip('/')}/{run.id}"
-        self._writer: Any = None
+        self._file: Any = None
+        self._opened = 0  # files of this process
         self._newest: list[Row] = []  # rows of the newest step, if this process has written any
         self._earlier: Written | None = None  # what earlier attempts have written up to the resumed step
 
     def open(self) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+        from tensorboard.compat import tf
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         again = self._newest
         first = again[0].step if again else self._run.resumed + 1
+        tf.io.gfile.makedirs(self._folder)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{self._opened}"
+        self._opened += 1
+        self._file = tf.io.gfile.GFile(f"{self._folder}/{name}", "wb")
+        now = time.time()
+        self._put(
+            [
+                Event(wall_time=now, file_version="brain.Event:2"),
+                Event(wall_time=now, step=first, session_log=SessionLog(status=SessionLog.START)),
+            ]
+        )
         # What could not be flushed is written again, to a file of its own: the purge takes it from the one before.
-        self._writer = SummaryWriter(self._folder, purge_step=first, flush_secs=86400)
         self._write(again)
 
     def describe(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
         from torch.utils.tensorboard.summary import hparams
 
         known = {f"flk.{name}": value for name, value in self._run.settings.items()} | self._run.hyperparameters
-        for summary in hparams(known, {"loss": 0}):  # type: ignore[no-untyped-call]
-            self._writer._get_file_writer().add_summary(summary)
-        self._writer.flush()
+        summaries = hparams(known, {"loss": 0})  # type: ignore[no-untyped-call]
+        self._put([Event(wall_time=time.time(), summary=each) for each in summaries])
 
     def write(self, rows: Sequence[Row]) -> None:
         # An evaluation after the resumed step may be done again, or not.
@@ -51,16 +66,36 @@ class TensorBoard:
             self._newest.append(row)
 
     def close(self, ended: str) -> None:
-        self._writer.close()
+        self._file.close()
 
     def _write(self, rows: Sequence[Row]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        file = self._writer._get_file_writer()
-        for row in rows:  # one event for all values: add_scalar makes one for each, which takes several times as long
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
-            file.add_summary(Summary(value=values), row.step, row.time)
-        self._writer.flush()
+        # One event for all values of a row: one for each takes several times as long.
+        self._put(
+            [
+                Event(
+                    wall_time=row.time,
+                    step=row.step,
+                    summary=Summary(
+                        value=[Summary.Value(tag=tag, simple_value=each) for tag, each in row.values.items()]
+                    ),
+                )
+                for row in rows
+            ]
+        )
+
+    def _put(self, events: Sequence[Any]) -> None:
+        """Write events at once: TensorBoard's own writer hands each to a thread, which opens the file for it."""
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        records = io.BytesIO()
+        writer = RecordWriter(records)
+        for event in events:
+            writer.write(event.SerializeToString())
+        self._file.write(records.getvalue())
+        self._file.flush()
 
 
 def _written(folder: str, until: int) -> dict[str, int]:
