@@ -16,6 +16,7 @@ import torch
 from flk.jobs.trace import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.metrics import mfu
 from tests.support.ports import held_ports
 
@@ -112,6 +113,22 @@ def test_two_ranks_on_one_gpu_are_refused_with_the_reason(launch: Launch) -> Non
     ended = launch("flk.init()\n", processes=2, failing=True)
     assert ended.returncode != 0
     assert "share one GPU" in ended.stdout + ended.stderr or "cannot share a GPU" in ended.stdout + ended.stderr
+
+
+def test_a_hang_names_the_collective_of_nccl_that_does_not_end(launch: Launch) -> None:
+    script = """
+        with flk.init() as run:
+            total = torch.ones(1, device=run.device)
+            dist.all_reduce(total)
+            torch.cuda.synchronize()
+            torch.cuda._sleep(1 << 42)  # the collective begins after it, in some ten minutes
+            dist.all_reduce(total)
+            torch.cuda.synchronize()
+    """
+    ended = launch(script, failing=True, **{user_env.HANG_TIMEOUT: "5"})
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == ExitCode.INFRASTRUCTURE, output
+    assert re.search(r"is in all_reduce \d+, which does not end", output), output
 
 
 @pytest.mark.parametrize("strategy", ["no_shard", "full_shard"])

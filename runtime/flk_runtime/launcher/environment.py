@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import MutableMapping
+from importlib import metadata
 from pathlib import Path
 
 from flk_runtime.contract import pod_env, user_env
@@ -60,6 +61,8 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str]) -
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PYTHONUNBUFFERED": "1",
     }
+    if _records_nothing():
+        defaults["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"  # collectives, as in newer torch
     interface = host.interface_with_address(settings.pod_ip) if settings.pod_ip else ""
     if interface:
         # Without them gloo takes the interface of the host name's address, and NCCL the first one it finds.
@@ -71,3 +74,15 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str]) -
         defaults["TMPDIR"] = tempfile.tempdir = settings.work
     for name, value in defaults.items():
         environ.setdefault(name, value)
+
+
+def _records_nothing() -> bool:
+    """Whether torch's flight recorder, in which flk finds the collectives that ranks wait in, is off by default.
+
+    It is on from torch 2.11, which warns of this name of the variable: the only one that all older ones know.
+    """
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:  # a rank says so
+        return False
+    return tuple(map(int, version.split(".")[:2])) < (2, 11)

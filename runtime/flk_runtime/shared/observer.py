@@ -33,6 +33,8 @@ STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
 SOCKET: Final = ".socket"  # and the socket
 _SAMPLE_SECONDS: Final = (0.1, 0.3)  # between two samples; random, so that they do not follow the rhythm of the steps
 _PENDING_LIMIT: Final = 20  # collectives in an answer
+_OTHERS: Final = "_dump_fr_trace_json"  # functions of torch: what the recorders of gloo and others have,
+_NCCL: Final = "_dump_nccl_trace_json"  # and NCCL's
 
 
 def stack_signal() -> int:
@@ -127,57 +129,62 @@ def _run(connection: socket.socket, page: ProgressPage, request: dict[str, Any])
 def _sample(page: ProgressPage, before: dict[str, Any]) -> dict[str, Any]:
     """Note in the page whether a collective is pending, and whether one has begun or ended since ``before``.
 
-    ``before`` is what the previous call returned: the number of the latest collective of each group.
+    ``before`` is what the previous call returned: the numbers of the latest collectives of each recorder's groups.
     """
-    status: dict[str, Any] = _flight_recorder(entries=False).get("pg_status", {})
+    status = {name: found for name, trace in _traces(entries=False).items() if (found := trace.get("pg_status"))}
     if not status:
         return status
     if status != before:
         page.collective_time = time.monotonic()
     if page.phase == Phase.MEETING:  # rank 0 waits for other workers, outside of collectives
         return status
-    page.samples += 1
-    page.pending = any(
-        int(each["last_enqueued_collective"]) > max(0, int(each["last_completed_collective"]))
-        for each in status.values()
-    )
-    page.pending_samples += page.pending
+    groups = [(name, each) for name, found in status.items() for each in found.values()]
+    page.pending = any(_goes_on(each, "enqueued") for _, each in groups)
+    # A script queues collectives of NCCL long before they begin on the device.
+    begun = [(each, "started" if name == _NCCL else "enqueued") for name, each in groups]
+    if all(int(each[f"last_{what}_collective"]) >= 0 for each, what in begun):  # else torch does not tell which began
+        page.samples += 1
+        page.pending_samples += any(_goes_on(each, what) for each, what in begun)
     return status
 
 
-def collectives() -> dict[str, Any]:
-    """The flight recorder's ``groups`` (name → number of the latest collective) and ``pending`` collectives.
+def _goes_on(group: dict[str, str], what: str) -> bool:
+    """Return whether the latest collective of a group that was enqueued, or started, has not ended."""
+    return int(group[f"last_{what}_collective"]) > max(0, int(group["last_completed_collective"]))
 
-    Empty without process groups, and with a torch that records nothing.
+
+def collectives() -> dict[str, Any]:
+    """The flight recorders' ``groups`` (name → number of the latest collective) and ``pending`` collectives.
+
+    The name of a group begins with its backend: the CPU and the GPUs count the collectives of a group apart. Empty
+    without process groups, and with a torch that records nothing.
     """
     groups: dict[str, int] = {}
-    pending = []
-    for entry in _flight_recorder(entries=True).get("entries", []):
-        group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+    pending = {}
+    entries = [entry for trace in _traces(entries=True).values() for entry in trace.get("entries", [])]
+    for entry in sorted(entries, key=lambda each: int(each["time_created_ns"])):
+        backend, _, name = str(entry["profiling_name"]).rpartition(":")
+        group, number = f"{backend}:{entry['process_group'][0]}", int(entry["collective_seq_id"])
         if entry["is_p2p"]:  # counted apart, and ranks differ in them
             group, number = f"{group} (p2p)", int(entry["p2p_seq_id"])
         else:
             groups[group] = max(number, groups.get(group, 0))
         if not entry["retired"] and entry["state"] != "completed":
-            pending.append(
-                {
-                    "group": group,
-                    "number": number,
-                    "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
-                    "sizes": str(entry["input_sizes"])[:100],
-                }
-            )
-    return {"groups": groups, "pending": pending[:_PENDING_LIMIT]}
+            sizes = str(entry["input_sizes"])[:100]
+            pending[group, number, name] = {"group": group, "number": number, "name": name, "sizes": sizes}
+    return {"groups": groups, "pending": list(pending.values())[:_PENDING_LIMIT]}
 
 
-def _flight_recorder(*, entries: bool) -> dict[str, Any]:
-    """The trace of torch's flight recorder; empty if torch is not imported yet, or does not write one as JSON."""
+def _traces(*, entries: bool) -> dict[str, dict[str, Any]]:
+    """The traces of torch's flight recorders, by the function that tells each; empty while torch is not imported.
+
+    NCCL has a recorder of its own, and torch before 2.8 has no other one as JSON.
+    """
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return {}
-    try:
-        trace = json.loads(dump(entries, False))
-    except (RuntimeError, TypeError, ValueError):
-        return {}
-    return trace if isinstance(trace, dict) else {}
+    traces = {}
+    for name in (_OTHERS, _NCCL):
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
+            trace = json.loads(getattr(c10d, name)(entries, False))
+            if isinstance(trace, dict):
+                traces[name] = trace
+    return traces

@@ -106,7 +106,6 @@ class ProgressPage:
     hold = _Int(_HOLD)  # 1: wait at the next step boundary
     target = _Int(_TARGET)  # the step after which all ranks save and end; -1: not known yet
 
-    launched = True  # a launcher reads it, and an observer writes to it
     on_step: Callable[[], None] | None = None  # called after each step, in the thread that trains
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -133,7 +132,6 @@ class ProgressPage:
     def private(cls) -> ProgressPage:
         """A page that no launcher reads."""
         page = cls(mmap.mmap(-1, _SIZE))
-        page.launched = False
         page._clear()
         return page
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flk_runtime.contract.ranges import numbered
-from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
+from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot, is_default
 
 _DATA_LOADER: Final = "waits in its DataLoader"
 _IMPORT: Final = "imports a module"
@@ -159,7 +159,7 @@ def _belongs(snapshot: Snapshot, group: str, number: int) -> bool:
     if group in snapshot.groups:
         return snapshot.groups[group] < number
     # A rank that does not answer, or has used no group yet, misses the default group.
-    return group == "0"
+    return is_default(group)
 
 
 def _by_stacks(snapshots: Sequence[Snapshot]) -> Diagnosis:

@@ -28,18 +28,22 @@ class Frame(NamedTuple):
         return f"{self.place}: {self.text}" if self.text else self.place
 
 
+def is_default(group: str) -> bool:
+    """Return whether a group, as in `Pending`, is a backend's part of the default group."""
+    return group.endswith(":0")
+
+
 @dataclass(frozen=True)
 class Pending:
     """A collective that a rank has begun and that has not ended, by torch's flight recorder."""
 
-    group: str  # name of the process group
+    group: str  # backend and name of the process group: nccl:0
     number: int  # of the collective in its group, from 1
     name: str  # all_reduce, broadcast, …
     sizes: str = ""  # of its tensors
 
     def __str__(self) -> str:
-        # Group 0 is the default one.
-        return f"{self.name} {self.number}" + (f" of group {self.group}" if self.group != "0" else "")
+        return f"{self.name} {self.number}" + ("" if is_default(self.group) else f" of group {self.group}")
 
 
 @dataclass(frozen=True)

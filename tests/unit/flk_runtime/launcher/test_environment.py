@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
+from flk_runtime.launcher import environment
 from flk_runtime.launcher.environment import prepare_environment, rank_environment
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport import AttemptStarted
@@ -51,8 +52,19 @@ def test_variables_of_the_user_are_kept() -> None:
         "GLOO_SOCKET_IFNAME": "eth7",
         "NCCL_SOCKET_IFNAME": "^lo",
         "PYTHONPATH": "/mine",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
     }
     assert prepared(Settings(("train.py",), cpus=8, pod_ip="127.0.0.1"), **own) == own
+
+
+@pytest.mark.parametrize(
+    ("version", "size"), [("2.6.0+cu124", "2000"), ("2.10.0a0+nv25.12", "2000"), ("2.11.0", None), ("3.0.0", None)]
+)
+def test_an_older_torch_is_told_to_record_collectives(
+    monkeypatch: pytest.MonkeyPatch, version: str, size: str | None
+) -> None:
+    monkeypatch.setattr(environment.metadata, "version", lambda name: version)
+    assert prepared(Settings(("train.py",))).get("TORCH_NCCL_TRACE_BUFFER_SIZE") == size
 
 
 def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Path) -> None:

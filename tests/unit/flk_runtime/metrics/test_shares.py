@@ -15,3 +15,12 @@ def test_the_launcher_reads_the_share_of_waiting_for_data_of_the_latest_line() -
     assert page.data_wait == 1
     assert shares.read() == {"data_wait": 0.0}
     assert page.data_wait == 0
+
+
+def test_communication_is_told_only_where_it_is_measured() -> None:
+    page = ProgressPage.private()
+    shares = Shares(page)
+    assert "comm" not in shares.read()
+    page.samples, page.pending_samples = 4, 1
+    assert shares.read()["comm"] == 0.25
+    assert shares.read()["comm"] == 0.25  # without a new sample

@@ -29,7 +29,7 @@ WAITS = QUIET._replace(rank=1, waits=500)
 
 STACK = (Frame("train.py", 20, "step", "dist.all_reduce(loss)"), Frame("train.py", 31, "<module>", "step()"))
 C10D = Frame("torch/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()")
-REDUCE = Pending("0", 812, "all_reduce", "[[10]]")
+REDUCE = Pending("nccl:0", 812, "all_reduce", "[[10]]")
 
 
 def waiting(rank: int, pending: Pending = REDUCE, **values: Any) -> Snapshot:
@@ -42,7 +42,7 @@ def waiting(rank: int, pending: Pending = REDUCE, **values: Any) -> Snapshot:
 def elsewhere(rank: int, *stack: Frame, **values: Any) -> Snapshot:
     """A rank that has not reached the collective in which the others wait."""
     return Snapshot(
-        rank, rank, f"gpt-worker-{rank}", "node-b", **{"state": "S", "main": stack, "groups": {"0": 811}, **values}
+        rank, rank, f"gpt-worker-{rank}", "node-b", **{"state": "S", "main": stack, "groups": {"nccl:0": 811}, **values}
     )
 
 
@@ -114,9 +114,18 @@ def test_a_rank_that_does_not_answer_misses_the_default_group() -> None:
 
 
 def test_a_rank_outside_of_a_group_is_not_missing_in_it() -> None:
-    inner = Pending("2", 5, "all_gather")
-    ranks = [waiting(0, inner), elsewhere(1, STACK[0], groups={"0": 9, "2": 4}), elsewhere(2, groups={"0": 9})]
-    assert diagnose(ranks).sentence().startswith("rank 1 did not reach all_gather 5 of group 2; it is at train.py:20")
+    inner = Pending("nccl:2", 5, "all_gather")
+    outer = {"nccl:0": 9}
+    ranks = [waiting(0, inner), elsewhere(1, STACK[0], groups={**outer, "nccl:2": 4}), elsewhere(2, groups=outer)]
+    told = diagnose(ranks).sentence()
+    assert told.startswith("rank 1 did not reach all_gather 5 of group nccl:2; it is at train.py:20")
+
+
+def test_a_rank_that_is_ahead_in_gloos_part_of_the_default_group_is_missing_in_nccls() -> None:
+    ranks = [waiting(0), waiting(1), elsewhere(2, STACK[0], groups={"gloo:0": 900, "nccl:0": 811})]
+    assert diagnose(ranks).sentence().startswith("rank 2 did not reach all_reduce 812")
+    ranks[2] = elsewhere(2, STACK[0], groups={"gloo:0": 900})
+    assert diagnose(ranks).sentence().startswith("rank 2 did not reach all_reduce 812")
 
 
 def test_different_collectives_are_told_apart() -> None:
@@ -136,7 +145,7 @@ def test_all_ranks_in_the_same_collective() -> None:
 
 
 def test_ranks_of_a_job_that_runs_are_in_a_collective_that_others_have_left() -> None:
-    ranks = [waiting(0), waiting(1), elsewhere(2, STACK[0], groups={"0": 812})]
+    ranks = [waiting(0), waiting(1), elsewhere(2, STACK[0], groups={"nccl:0": 812})]
     assert diagnose(ranks).sentence() == "ranks 0-1 are in all_reduce 812"
 
 
