@@ -27,6 +27,7 @@ from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, S
 from flk_runtime.shared.shard_file import ShardHeader
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
+_NAMES = re.compile(rb"c[\w.]+\n[\w.]+\n")  # of classes and functions in a pickle
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
 _POLL = 0.1  # seconds
 _PAUSE = 2.0  # until the write begins, in times of the copy: other ranks on these cores may still be copying
@@ -85,7 +86,7 @@ class Saver:
         self._slow = False  # the log has said that storage is slower than its interval
         self.behind = False
         """Whether the latest save is not in storage, because it was not sent there or the write failed."""
-        self._checked = False  # whether plain values have been read back
+        self._checked: set[bytes] | None = None  # names in plain values that were read back; None: none were yet
 
     @property
     def can_save(self) -> bool:
@@ -132,9 +133,8 @@ class Saver:
             self._warn(f"{lost}; training goes on, and the next save tries again")
         if self._memory:
             self._memory.settle(whole=not missing_anywhere)
-        if incomplete_anywhere or not self._checked:  # later states are of the same types
+        if incomplete_anywhere or self._staging is None:  # later states are mostly of the same types
             _agree(problem)
-            self._checked = True
         elif problem is not None:
             raise problem
         if state == _PLANS:
@@ -337,16 +337,17 @@ class Saver:
         buffer = io.BytesIO()
         try:
             torch.save(plain, buffer)
-            if not self._checked:
-                torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+            values = buffer.getvalue()
+            names = set(_NAMES.findall(values))
+            if self._checked is None or not names <= self._checked:
+                torch.load(io.BytesIO(values), weights_only=True)
+                self._checked = names.union(self._checked or ())
         except Exception as error:
-            name = _GLOBAL.search(str(error))
-            reason = f"a registered object's state_dict() holds a {name[1]}" if name else str(error).splitlines()[0]
             raise MismatchError(
-                f"cannot save this state: {reason}; a state_dict may hold tensors, numbers, strings, lists, tuples and "
-                "dictionaries"
+                f"cannot save this state: {_refusal(plain, error)}; a state_dict may hold tensors, numbers, strings, "
+                "lists, tuples and dictionaries"
             ) from error
-        return buffer.getvalue()
+        return values
 
     def _write(self, writer: StorageWriter, shard: StagedShard, header: ShardHeader, pause: float) -> None:
         """Write the shard to storage in the background, after ``pause`` seconds unless a caller waits for it."""
@@ -370,3 +371,18 @@ def _agree(problem: RuntimeFailure | None) -> None:
                 raise each
 
     process_group.on_main(choose)
+
+
+def _refusal(plain: Mapping[str, Any], error: Exception) -> str:
+    """Why the plain values cannot be saved, or not be read back: ``error``, and the object that it is about."""
+    found = _GLOBAL.search(str(error))
+    reason = f"holds a {found[1]}" if found else f"cannot be read back: {(str(error).splitlines() or [''])[0]}"
+    for name, state in {**plain.get("objects", {}), **plain.get("own", {})}.items():
+        buffer = io.BytesIO()
+        try:
+            torch.save(state, buffer)
+            buffer.seek(0)
+            torch.load(buffer, weights_only=True)
+        except Exception:
+            return f"the state_dict() of {name} {reason}"
+    return f"it {reason}"

@@ -68,18 +68,19 @@ class StorageWriter:
             self._begin(key)
             answer = self._write_own(shard, header)
         except Exception as error:
-            answer = {"error": _reason(error), "errno": getattr(error, "errno", None)}
+            answer = _told(error)
         self._store.set(f"{key}{self._rank}", json.dumps(answer))
         if self._rank == 0:
             result = self._complete(key, header)
             self._store.set(f"{key}result", json.dumps(result))
         else:
-            result = json.loads(self._get(f"{key}result", "rank 0 to complete the checkpoint"))
+            # Twice as long as rank 0 waits for a rank, so that it can tell all ranks which one it was.
+            result = json.loads(self._get(f"{key}result", "rank 0 to complete the checkpoint", 2 * self._timeout))
         self._leave_together(key, header.world_size)
         if result:
-            number = result.get("errno")
+            number = result["errno"]
             cause = OSError(number, os.strerror(number)) if number else OSError(result["error"])
-            raise checkpoint_error(result["error"], cause) from cause
+            raise checkpoint_error(result["error"], ValueError() if result["final"] else cause) from cause
 
     @property
     def _key(self) -> str:
@@ -132,20 +133,20 @@ class StorageWriter:
         """Make the checkpoint visible when all ranks have written their files. Returns the error if they have not."""
         place = self.destination.locate(header.step)
         answers = []
-        for rank in range(header.world_size):
-            answers.append(json.loads(self._get(f"{key}{rank}", f"rank {rank} to write its file")))
-            self._store.delete_key(f"{key}{rank}")  # it has a line for each tensor
         try:
+            for rank in range(header.world_size):
+                answers.append(json.loads(self._get(f"{key}{rank}", f"rank {rank} to write its file")))
+                self._store.delete_key(f"{key}{rank}")  # it has a line for each tensor
             for rank, answer in enumerate(answers):
                 if "error" in answer:
                     self.destination.discard(header.step)
                     who = f"rank {rank}: " if header.world_size > 1 else ""
-                    return {"error": f"cannot write the checkpoint {place}: {who}{answer['error']}", **_errno(answer)}
+                    return {**answer, "error": f"cannot write the checkpoint {place}: {who}{answer['error']}"}
             self._commit(header, answers)
         except Exception as error:
             self.destination.discard(header.step)
-            number = getattr(error, "errno", None)
-            return {"error": f"cannot write the checkpoint {place}: {_reason(error)}", "errno": number}
+            told = _told(error)
+            return {**told, "error": f"cannot write the checkpoint {place}: {told['error']}"}
         try:
             for step in self._retention.outdated(self.destination.steps(), header.step):
                 self.destination.remove(step)
@@ -169,13 +170,14 @@ class StorageWriter:
         manifest = Manifest(header.step, header.world_size, files, header.metadata)
         self.destination.commit(header.step, manifest.to_json())
 
-    def _get(self, key: str, awaited: str) -> bytes:
+    def _get(self, key: str, awaited: str, timeout: float | None = None) -> bytes:
         """The value of a key, when it is there. The store is asked repeatedly, since waiting would lock it."""
-        end = time.monotonic() + self._timeout
+        timeout = self._timeout if timeout is None else timeout
+        end = time.monotonic() + timeout
         pause = _POLL
         while not self._store.check([key]):
             if time.monotonic() > end:
-                raise StorageError(f"waited {self._timeout:g} s for {awaited}")
+                raise StorageError(f"waited {timeout:g} s for {awaited}")
             time.sleep(pause)
             pause = min(_LONGEST_POLL, pause * 1.5)
         value: bytes = self._store.get(key)
@@ -244,10 +246,9 @@ def _flatten(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     return [(path, value)] if path else []
 
 
-def _reason(error: BaseException) -> str:
+def _told(error: Exception) -> dict[str, Any]:
+    """An error as the ranks tell it each other: its first line, its number, and whether another try cannot help."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return (text.splitlines() or [type(error).__name__])[0]
-
-
-def _errno(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {"errno": answer.get("errno")}
+    reason = (text.splitlines() or [type(error).__name__])[0]
+    final = not isinstance(error, OSError | StorageError)
+    return {"error": reason, "errno": getattr(error, "errno", None), "final": final}

@@ -1,0 +1,71 @@
+"""What all ranks hear of a checkpoint in storage that one of them could not write."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from flk_runtime.checkpoint.save import Retention, writer
+from flk_runtime.checkpoint.save.writer import StorageWriter
+from flk_runtime.checkpoint.storage.folder import FolderDestination
+from flk_runtime.errors import CheckpointError, MismatchError, StorageError
+
+SHARD: Any = SimpleNamespace(tensors=lambda: iter(()))
+
+
+def header(world_size: int) -> Any:
+    return SimpleNamespace(step=1, world_size=world_size, metadata={}, entries=[])
+
+
+@pytest.fixture
+def destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderDestination:
+    monkeypatch.setattr(writer, "_READ_LIMIT", 0.0)  # the ranks of a test write one after the other
+    made = FolderDestination(tmp_path / "checkpoints")
+    made.prepare()
+    made.token = "job"
+    return made
+
+
+def writer_of(rank: int, destination: FolderDestination, store: Any) -> StorageWriter:
+    """The writer of a rank that waits for no other."""
+    return StorageWriter(destination, Retention(), store, rank, timeout=0.0)
+
+
+def test_a_rank_that_does_not_answer_is_named_on_all_ranks(destination: FolderDestination) -> None:
+    store = dist.HashStore()
+    told = []
+    for rank in (0, 1):  # rank 2 hangs
+        with pytest.raises(StorageError) as caught:
+            writer_of(rank, destination, store).write(SHARD, header(3))
+        told.append(str(caught.value))
+        if rank == 0:  # rank 0 has waited for rank 1 in vain, too
+            assert told[0].endswith(": waited 0 s for rank 1 to write its file")
+            assert list(destination.path.glob("**/*.distcp")) == []
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), StorageError),
+        (OSError("the bucket does not answer"), StorageError),
+        (PermissionError(errno.EACCES, "Permission denied"), MismatchError),
+        (ValueError("a value that cannot be written"), MismatchError),
+    ],
+    ids=["full", "without a number", "not permitted", "not of the storage"],
+)
+def test_what_is_no_trouble_of_the_storage_is_final(
+    destination: FolderDestination, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[CheckpointError]
+) -> None:
+    def fail(step: int, file: str) -> Any:
+        raise error
+
+    monkeypatch.setattr(destination, "create", fail)
+    with pytest.raises(kind, match=str(error.args[-1])) as caught:
+        writer_of(0, destination, dist.HashStore()).write(SHARD, header(1))
+    assert type(caught.value) is kind
