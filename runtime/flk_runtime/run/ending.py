@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import sys
 from multiprocessing.util import Finalize
 
 from flk_runtime.checkpoint.manager import CheckpointManager
+from flk_runtime.shared import failure_report
 
 _managers: list[CheckpointManager] = []
 _process = 0  # ID of the process of multiprocessing that waits for its writes when it ends
@@ -38,7 +40,22 @@ def has_failed() -> bool:
 
 @atexit.register
 def _complete() -> None:
-    """Wait for writes that are going on, unless the script has failed: other ranks may be gone then."""
-    if not has_failed():
-        for manager in _managers:
+    """Wait for writes that are going on, unless the script has failed: other ranks may be gone then.
+
+    If one fails, this process reports it and ends with code 1, which an exception does not achieve here.
+    """
+    if has_failed():
+        return
+    errors = []
+    for manager in _managers:
+        try:
             manager.wait()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        failure_report.send(failure_report.describe(errors[0]))
+        for stream, text in ((sys.stdout, ""), (sys.stderr, "".join(map(failure_report.format_error, errors)))):
+            with contextlib.suppress(OSError, ValueError):
+                stream.write(text)
+                stream.flush()
+        os._exit(1)

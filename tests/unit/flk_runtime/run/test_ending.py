@@ -1,0 +1,61 @@
+"""The end of a process whose last checkpoints are still being written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import errno, multiprocessing, sys
+from flk_runtime.run import ending
+
+class Manager:
+    def __init__(self, name, error=None):
+        self.name, self.error = name, error
+
+    def wait(self):
+        print("waited for", self.name)
+        if self.error:
+            raise self.error
+
+def train():
+    ending.complete_at_the_end(Manager("a", {error}))
+    ending.complete_at_the_end(Manager("b"))
+
+{run}
+"""
+HERE = "train()"
+CHILD = """
+process = multiprocessing.get_context("fork").Process(target=train)
+process.start()
+process.join()
+ending.has_failed = lambda: True  # what the child reports is looked at
+sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("run", [HERE, CHILD], ids=["process", "process of multiprocessing"])
+@pytest.mark.parametrize(
+    ("error", "code"), [("OSError(errno.ENOSPC, 'No space left on device')", 1), ("None", 0)], ids=["failed", "written"]
+)
+def test_a_last_checkpoint_that_cannot_be_written_is_the_failure_of_its_process(
+    tmp_path: Path, run: str, error: str, code: int
+) -> None:
+    report = tmp_path / "error.json"
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(run=run, error=error)],
+        env=os.environ | {"TORCHELASTIC_ERROR_FILE": str(report)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout.splitlines() == ["waited for a", "waited for b"]
+    assert ("No space left on device" in ended.stderr) == bool(code)
+    assert report.exists() == bool(code)
+    if code:
+        assert "No space left on device" in json.loads(report.read_text())["message"]["message"]
