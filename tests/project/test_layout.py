@@ -27,9 +27,7 @@ COVERED = {
         "flk_runtime.bench.script"
     ),
     "tests/local/test_calls.py": "flk_runtime.parallel.ddp_calls",
-    "tests/local/test_checkpoint.py": (
-        "flk_runtime.checkpoint.manager flk_runtime.checkpoint.save.plan flk_runtime.checkpoint.save.writer"
-    ),
+    "tests/local/test_checkpoint.py": ("flk_runtime.checkpoint.manager flk_runtime.checkpoint.save.plan"),
     "tests/local/test_collectives.py": "flk_runtime.distributed.broadcast_state flk_runtime.distributed.collectives",
     "tests/local/test_curves.py": "flk_runtime.sinks.mlflow flk_runtime.sinks.tensorboard flk_runtime.sinks.wandb",
     "tests/local/test_diloco.py": (
@@ -39,14 +37,12 @@ COVERED = {
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
     "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process flk_runtime.system.rng",
-    "tests/local/test_hangs.py": "flk_runtime.launcher.hangs.control flk_runtime.shared.observer",
+    "tests/local/test_hangs.py": "flk_runtime.launcher.hangs.control",
     "tests/local/test_init.py": (
         "flk_runtime.distributed.process_group flk_runtime.preflight.options flk_runtime.run.group "
         "flk_runtime.run.init flk_runtime.run.ranks"
     ),
-    "tests/local/test_launcher.py": (
-        "flk_runtime.__main__ flk_runtime.launcher.agent flk_runtime.launcher.coordinator flk_runtime.launcher.start"
-    ),
+    "tests/local/test_launcher.py": ("flk_runtime.__main__ flk_runtime.launcher.coordinator"),
     "tests/local/test_memory.py": (
         "flk_runtime.launcher.coordinator.memory_plans flk_runtime.launcher.replication.messages "
         "flk_runtime.launcher.replication.service"
@@ -66,7 +62,7 @@ COVERED = {
     "tests/local/test_hosts_lightning.py": "flk_runtime.hosts.lightning flk_runtime.hosts.loaders",
     "tests/local/test_hosts_torchtitan.py": "flk_runtime.hosts.torchtitan",
     "tests/local/test_hosts_transformers.py": "flk_runtime.hosts.transformers",
-    "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.ending flk_runtime.run.loop",
+    "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
     "tests/local/test_parallel.py": "flk_runtime.parallel.adopt",
     "tests/local/test_other_system.py": "flk_runtime.contract.platform",
     "tests/local/test_profiling.py": "flk_runtime.profiling.ask flk_runtime.profiling.rank",

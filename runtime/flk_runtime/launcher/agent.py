@@ -53,6 +53,7 @@ from flk_runtime.launcher.transport import (
 )
 from flk_runtime.launcher.transport.messages import BEFORE_FIRST
 from flk_runtime.launcher.transport.thread import start_thread
+from flk_runtime.shared import failure_report
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
@@ -286,7 +287,13 @@ class Agent:
             world_size = len(attempt.pods) * settings.processes
             self.memory.start(attempt.number, attempt.memory, ranks, world_size, attempt.readers)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
-        self.ranks.start(attempt, variables)
+        try:
+            self.ranks.start(attempt, variables)
+        except OSError as error:  # no room for their files, or no descriptors
+            found = failure_report.describe(error)
+            failure = replace(self.ranks.new_failure(Kind(found.pop("kind"))), **found)
+            self._fail(self.attempt, replace(failure, message=f"its ranks cannot start: {failure.message}"))
+            return
         if self.rendezvous and self.server.unprepared:
             self.records.log(f"each rank imports its packages again after a restart: {self.server.unprepared}")
             self.server.unprepared = ""
@@ -441,7 +448,8 @@ class Agent:
         attempt = self.attempt
         if attempt is None:
             return
-        attempt.failures += self.ranks.abandon_unkillable()
+        for failure in self.ranks.abandon_unkillable():
+            self._fail(attempt, failure)
         if self.phase is _Phase.RUNNING:
             self._watch_attempt(attempt)
         if not attempt.restored:

@@ -97,6 +97,7 @@ class Ranks:
         self._look, self._log = look, log
         self._settings = settings
         self._server = server
+        self._kept = host.children()  # that ranks have not left: the setup command may have, or the image's entrypoint
         self._hub = hub
         self._selector = selector
         self._output = output
@@ -118,7 +119,7 @@ class Ranks:
         return len(self._by_pid)
 
     def start(self, attempt: AttemptStarted, variables: Mapping[str, str]) -> None:
-        """Start all ranks of this pod, with these variables beside their own. Raises ServerDiedError."""
+        """Start all ranks of this pod, with these variables beside their own. Raises ServerDiedError and OSError."""
         self._attempt = attempt.number
         self._oom_kills = host.oom_kills()
         self._orphans_since = self._orphans_at = None
@@ -129,6 +130,10 @@ class Ranks:
         settings = self._settings
         rank = attempt.ranks(settings.pod, settings.processes)[local_rank]
         prefix = log_format.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
+        environment = {**rank_environment(settings, attempt, local_rank, self._error_folder), **variables}
+        if rank == 0:
+            environment |= self._status_variables(prefix)
+        page = ProgressPage.create(Path(environment[pod_env.PROGRESS]))
         pipes = RankPipes(
             Prefixer(
                 prefix,
@@ -142,13 +147,16 @@ class Ranks:
         for fd in pipes.read_ends:
             if not (self._paused and fd in pipes.output_ends):
                 self._selector.register(fd, selectors.EVENT_READ)
-        environment = {**rank_environment(settings, attempt, local_rank, self._error_folder), **variables}
-        if rank == 0:
-            environment |= self._status_variables(prefix)
-        page = ProgressPage.create(Path(environment[pod_env.PROGRESS]))
         command = settings.command + (settings.on_restart if attempt.again else ())
-        pid = self._server.launch(command, environment, settings.work, *pipes.write_ends)
-        pipes.close_write_ends()
+        try:
+            pid = self._server.launch(command, environment, settings.work, *pipes.write_ends)
+        except OSError:
+            for fd in pipes.read_ends:
+                self._stop_watching(fd)
+                pipes.close(fd)
+            raise
+        finally:
+            pipes.close_write_ends()
         self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)
 
     def _status_variables(self, prefix: str) -> dict[str, str]:
@@ -248,7 +256,7 @@ class Ranks:
         """
         now = time.monotonic()
         since = self._orphans_since or now
-        keep = [self._server.pid, *(self._hub.pids if self._hub else ())]
+        keep = [self._server.pid, *self._kept, *(self._hub.pids if self._hub else ())]
         found = host.kill_adopted(keep, spare_trackers=now < since + _TRACKERS_TIMEOUT)
         self._orphans_since = since if found else None
         waits = found and now < since + _ORPHANS_TIMEOUT

@@ -56,6 +56,8 @@ class RecordArchive:
         self._puts = 0  # how often the record has changed
         self._written = 0.0  # time.monotonic
         self._told = False  # that it cannot be written
+        self._failed = False  # the latest record could not be
+        self._flushes = False  # somebody waits for it
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -75,6 +77,7 @@ class RecordArchive:
             )
             self._entry, self._changed = replace(made, record=record), True
             self._puts += 1
+            self._failed = False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="record archive", daemon=True)
                 self._thread.start()
@@ -89,9 +92,12 @@ class RecordArchive:
                 self._entry = replace(self._entry, record=record, step=step, step_seconds=seconds)
 
     def flush(self, seconds: float) -> None:
-        """Wait at most ``seconds`` until the latest record is written."""
+        """Wait at most ``seconds`` until the latest record is written, which is tried at once."""
         with self._condition:
-            self._condition.wait_for(lambda: not self._changed or self._told, seconds)
+            self._flushes = True
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._changed or self._failed, seconds)
+            self._flushes = False
 
     def read(self) -> ArchivedRecord | None:
         """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now."""
@@ -125,8 +131,11 @@ class RecordArchive:
                     self._log(f"the record of the job is not kept in {self._place.name}: {failure}")
                 self._told = bool(failure)
                 self._changed = self._puts > puts or (was_changed and bool(failure))
+                self._failed = bool(failure) and self._puts == puts
                 self._condition.notify_all()
-            time.sleep(_RETRY if failure else _PAUSE)
+                self._condition.wait_for(
+                    lambda: self._flushes and self._changed and not self._failed, _RETRY if failure else _PAUSE
+                )
 
     def _write(self, entry: ArchivedRecord) -> str:
         """Write an entry. Returns why that failed; empty if it did not."""

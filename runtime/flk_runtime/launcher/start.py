@@ -26,14 +26,14 @@ from flk_runtime.launcher.coordinator.policy import final_reason
 from flk_runtime.launcher.environment import prepare_environment
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import FOLDER_PREFIX
-from flk_runtime.launcher.history import job_record
+from flk_runtime.launcher.history import new_record
 from flk_runtime.launcher.logs import redirected_stderr
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.record_writer import write_termination_message
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import Wakeup
 from flk_runtime.launcher.unpack import unpack
-from flk_runtime.shared.failure_report import write_all
+from flk_runtime.shared import failure_report
 from flk_runtime.system import host
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
@@ -53,9 +53,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
         code = _run(settings, wakeup)
     except SetupError as error:
         code = _refuse(settings, arguments, error)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
         code = ExitCode.ERROR
+        settings = settings or _unread_settings(arguments)
+        found = failure_report.describe(error)
+        failure = Failure(found.pop("kind"), settings.pod, None, settings.pod_name, settings.node, **found)
+        _record(settings, failure, code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not sys.exit: the threads of the rendezvous still run
@@ -123,14 +127,25 @@ def _check_build_of_torch(settings: Settings) -> None:
 
 def _refuse(settings: Settings | None, arguments: Sequence[str], error: SetupError) -> int:
     """Report settings, code or packages that cannot be used, on stderr and in the termination message."""
-    if settings is None:
-        end = os.environ.get(pod_env.TERMINATION_LOG, "")
-        settings = Settings(tuple(arguments), termination_log=end, secrets=tuple(secrets_in(os.environ, arguments)))
+    settings = settings or _unread_settings(arguments)
     prefix = log_format.LAUNCHER_PREFIX.format(index=settings.pod_in_job)
     message = hidden(str(error), settings.secrets)
-    write_all(2, f"{prefix}error: {message}\n".encode())
+    failure_report.write_all(2, f"{prefix}error: {message}\n".encode())
     failure = Failure(error.kind, settings.pod, None, settings.pod_name, settings.node, 0, time.time(), "", message)
-    failure = replace(failure, stderr=hidden(error.output, settings.secrets))
-    record = job_record(failure, [], settings.limits, final_reason(failure))
-    write_termination_message(settings.termination_log, record)
+    failure = replace(failure, stderr=error.output)
+    _record(settings, failure, failure.code)
     return failure.code
+
+
+def _unread_settings(arguments: Sequence[str]) -> Settings:
+    """The settings of a launcher whose environment cannot be read."""
+    end = os.environ.get(pod_env.TERMINATION_LOG, "")
+    return Settings(tuple(arguments), termination_log=end, secrets=tuple(secrets_in(os.environ, arguments)))
+
+
+def _record(settings: Settings, failure: Failure, code: int) -> None:
+    """Write the termination message of a launcher that this failure ends with ``code``."""
+    texts = {name: hidden(getattr(failure, name), settings.secrets) for name in ("message", "traceback", "stderr")}
+    failure = replace(failure, **texts)
+    record = new_record("failed", code, failure, [], settings.limits, final_reason(failure))
+    write_termination_message(settings.termination_log, record)

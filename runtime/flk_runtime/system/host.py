@@ -290,17 +290,20 @@ def kill_adopted(keep: Iterable[int], *, spare_trackers: bool) -> int:
     them ends, its children become children of this process, so call it again until it returns 0. ``spare_trackers``:
     let Python's resource trackers, which count too, end by themselves (see `kill_group`).
     """
-    children: set[int] = set()
-    if not platform.LINUX:
-        return 0  # it has adopted none
-    for thread in Path("/proc/self/task").glob("*/children"):  # of each thread (needs CONFIG_PROC_CHILDREN)
-        with contextlib.suppress(OSError):
-            children.update(map(int, thread.read_text().split()))
-    children.difference_update(keep)
-    for child in children:
+    left = children().difference(keep)
+    for child in left:
         if not (spare_trackers and _is_resource_tracker(child)):
             _kill(child)
-    return len(children)
+    return len(left)
+
+
+def children() -> set[int]:
+    """The child processes of this process, as far as /proc shows them (Linux with CONFIG_PROC_CHILDREN)."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found.update(map(int, thread.read_text().split()))
+    return found
 
 
 def _kill(process: int) -> None:

@@ -195,7 +195,8 @@ class Leader:
             case Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
                 reached = max(step, self._history[-1].step or step)
                 self._history[-1] = replace(self._history[-1], restored=step, restored_from=source, step=reached)
-                self._move_spares()
+                if self._phase is _Phase.RUNNING:
+                    self._move_spares()
             case DrainRequest(memory):
                 self._start_drain(pod, memory, now)
             case Transferred(target, shards):
@@ -423,7 +424,8 @@ class Leader:
         """Send away spares on nodes that pods avoid. The attempt has restored, so it needs nothing that they hold."""
         avoided, number = self._avoided(), self._history[-1].number
         moved = {}
-        for pod in self._membership.movable(self._joined, avoided):
+        spares = {pod: join for pod, join in self._joined.items() if pod not in self._admitted}
+        for pod in self._membership.movable(spares, avoided):
             join = self._joined[pod]
             why = Failure(Kind.UNHEALTHY, pod, None, join.pod_name, join.node, number, time.time())
             moved[pod] = replace(why, message=f"{join.node} is in quarantine: {avoided[join.node]}")

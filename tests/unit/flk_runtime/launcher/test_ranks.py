@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import selectors
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +17,11 @@ from flk_runtime.contract.failure import Kind
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 
 NOTHING: Any = None
+NOTHING_WRITTEN: Any = SimpleNamespace(write_stdout=lambda data: None, write_stderr=lambda data: None, is_full=False)
 
 
 def make_ranks() -> Ranks:
@@ -45,6 +51,45 @@ def test_each_kill_at_the_memory_limit_is_the_end_of_one_rank(monkeypatch: pytes
     kills += 1  # a process that a rank has started
     ranks.start(AttemptStarted(2, "", 0, [], "0"), {})
     assert kind(0, -signal.SIGKILL) is Kind.KILLED
+
+
+def test_processes_that_ran_before_the_ranks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setup command has left them, or the image's entrypoint: the launcher of a pod is process 1."""
+    of_setup, of_rank = 7, 31
+    running, killed = {of_setup}, []
+    monkeypatch.setattr(host, "children", lambda: set(running))
+    monkeypatch.setattr(host, "_kill", killed.append)
+    ranks = make_ranks()
+    assert ranks.orphans_have_ended()
+    running.add(of_rank)
+    assert not ranks.orphans_have_ended()
+    assert killed == [of_rank]
+    running.remove(of_rank)
+    assert ranks.orphans_have_ended()
+
+
+@pytest.mark.parametrize("place", ["a file", "a pipe", "the fork server"])
+def test_a_rank_that_cannot_be_started_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    pipe, made = os.pipe, [fail, os.pipe]  # the second one of three fails
+    if place == "a file":
+        monkeypatch.setattr(ProgressPage, "create", fail)
+    elif place == "a pipe":
+        monkeypatch.setattr(os, "pipe", lambda: (made.pop() if made else pipe)())
+    server: Any = SimpleNamespace(pid=0, launch=fail)
+    selector = selectors.DefaultSelector()
+    settings = Settings(("train.py",))
+    ranks = Ranks(settings, server, selector, NOTHING_WRITTEN, str(tmp_path), lambda lines: None, NOTHING)
+    monkeypatch.setattr(ranks, "_status_variables", lambda prefix: {})
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Too many open files"):
+        ranks.start(AttemptStarted(1, "", 0, [], "0"), {})
+    assert os.listdir("/proc/self/fd") == before
+    assert (len(ranks), len(selector.get_map())) == (0, 0)
 
 
 def test_processes_that_sigkill_does_not_end_are_given_up_until_the_next_attempt(

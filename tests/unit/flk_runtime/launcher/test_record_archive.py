@@ -20,7 +20,7 @@ from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord, Silences
-from flk_runtime.launcher import record_place
+from flk_runtime.launcher import record_archive, record_place
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.history import former_attempts
 from flk_runtime.launcher.record_archive import RecordArchive
@@ -121,6 +121,24 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
     assert {(path.partition("?")[0], token) for _, path, token in server.seen} == {
         ("/api/v1/namespaces/team/configmaps/records", "Bearer secret-token")
     }
+
+
+@pytest.mark.parametrize("refused", [0, 503], ids=["after a write", "after a write that failed"])
+def test_the_last_record_is_written_at_once(
+    server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    monkeypatch.setattr(record_archive, "_PAUSE", 3600.0)
+    monkeypatch.setattr(record_archive, "_RETRY", 3600.0)
+    server.refused = refused
+    kept, _ = keeper()
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    server.refused = 0
+    kept.put_record(FAILED)
+    kept.flush(8.0)
+    entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
+    assert entry is not None
+    assert entry.record == FAILED
 
 
 def test_the_start_of_the_job_outlives_its_only_pod(server: Any, keeper: Any) -> None:

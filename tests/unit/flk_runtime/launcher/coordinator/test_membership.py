@@ -344,6 +344,31 @@ def test_a_spare_on_a_node_in_quarantine_is_replaced_once_and_after_the_restore(
     assert group_ranks(job) == {0: 0, 2: 1}
 
 
+def test_a_pod_that_trains_is_no_spare_between_two_attempts_or_when_it_connects_again() -> None:
+    """A launcher may hear where its attempt began only after that has ended."""
+    job = Job(pods=2)
+    job.connect(0, 1)
+    for attempt in (0, 1):
+        job.join(0)
+        job.join(1, node="node-b")
+        job.wait(60)
+        broken = Failure(Kind.IO, 1, 1, "worker-1", "node-b", attempt, 1.0)
+        job.leader.received(1, FailureReport(attempt, broken), job.now)
+    job.join(1, node="node-b")
+    job.leader.received(0, Restored(1, 40, "memory"), job.now)
+    assert not any(isinstance(message, JobEnded) for message in job.sent[1])
+    job.join(0)
+    job.wait(60)
+    assert group_ranks(job) == {0: 0, 1: 1}
+    assert job.latest(0).history[1].restored == 40, "the record has it all the same"
+    job.leader.received(1, SuccessReport(2), job.now)
+    job.leader.disconnected(1, "the connection was closed", job.now)
+    job.connect(1)
+    job.join(1, node="node-b")
+    job.leader.received(0, Restored(2, 40, "memory"), job.now)
+    assert not any(isinstance(message, JobEnded) for message in job.sent[1])
+
+
 def test_a_pod_that_is_needed_stays_on_a_node_in_quarantine() -> None:
     job = Job(pods=2)
     job.connect(0, 1)

@@ -1,0 +1,68 @@
+"""What the launcher of a pod tells the leader."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.launcher import agent as launcher
+from flk_runtime.launcher.agent import Agent
+from flk_runtime.launcher.pod_attempt import PodAttempt
+from flk_runtime.launcher.preemption import PodPreemption
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport import AttemptStarted
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """The launcher of pod 1 in a running attempt. What it reports as failures is in ``reported``."""
+    made = Agent.__new__(Agent)
+    made.settings = Settings(("train.py",), pod=1)
+    made.phase = launcher._Phase.RUNNING
+    made.attempt = PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0"))
+    reported: list[Failure] = []
+    member = SimpleNamespace(reported=reported, report_failure=lambda started, failure: reported.append(failure))
+    monkeypatch.setattr(made, "member", member, raising=False)
+    return made
+
+
+def test_a_rank_that_survives_sigkill_while_another_pod_is_preempted_is_reported(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the leader waits for the end of this pod's ranks for ever."""
+    survivor = Failure(Kind.UNKILLABLE, 1, message="rank 4, process 31")
+    ranks: Any = SimpleNamespace(kill_overdue=lambda: None, abandon_unkillable=lambda: [survivor])
+    monkeypatch.setattr(agent, "ranks", ranks, raising=False)
+    monkeypatch.setattr(agent, "_watch_attempt", lambda attempt: None)
+    assert agent.attempt
+    agent.attempt.preemption, agent.attempt.restored = PodPreemption([], 0.0), True
+    agent._handle_timeouts()
+    assert agent.attempt.failures == [survivor]
+    assert agent.member.reported == [survivor]  # type: ignore[attr-defined]
+
+
+def test_ranks_that_cannot_be_started_are_a_failure_of_the_attempt(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(attempt: AttemptStarted, variables: dict[str, str]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/flk-1/attempt_3")
+
+    ranks: Any = SimpleNamespace(start=start, new_failure=lambda kind: Failure(kind, 1))
+    for name, value in {
+        "ranks": ranks,
+        "stop": None,
+        "records": SimpleNamespace(mark_attempt=lambda number: None, ledger=None),
+        "rendezvous": None,
+        "memory": None,
+    }.items():
+        monkeypatch.setattr(agent, name, value, raising=False)
+    agent._start_attempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0-1"))
+    (failure,) = agent.member.reported  # type: ignore[attr-defined]
+    assert failure.kind is Kind.DISK_FULL
+    assert failure.message.startswith("its ranks cannot start: [Errno 28] No space left on device: '/tmp/flk-1")
+    assert agent.attempt
+    assert agent.attempt.failures == [failure]
