@@ -15,6 +15,7 @@ from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 
+SUSPENDED: Final = "Suspended"
 AHEAD: Final = 3  # jobs that are named before one in the queue
 
 
@@ -176,7 +177,7 @@ CAUSES: Final = (
         cured_by="the queue",
     ),
     Cause(
-        "Suspended",
+        SUSPENDED,
         "The job is suspended",
         "The job's field suspend is true, and the job is in no queue. Somebody has suspended it.",
         "`flk resume JOB` starts it again.",

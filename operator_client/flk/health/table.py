@@ -139,6 +139,8 @@ def find(view: JobView) -> list[Finding]:
                 break
     named = {pod for finding in found if finding.code != UNSCHEDULABLE.code for pod in finding.pods}
     found = [f for f in found if f.code != UNSCHEDULABLE.code or not named & set(f.pods)]  # others say more of the pods
+    if view.gone is not None:
+        found = [f for f in found if f.code != queue.SUSPENDED]  # whoever suspends a job does not end it
     if before is not None:
         return sorted(found, key=lambda finding: (finding is not before, finding.code in LATER))
     if not view.failed:

@@ -423,7 +423,15 @@ def followed(client: JobClient, *views: JobView) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_job_that_was_suspended_and_is_gone_was_deleted(fake: FakeApiServer, client: JobClient) -> None:
+    followed(client, recorded.load(recorded.FOLDER / "suspended.json"))
+    answer = diagnose(view_job(client, "suspended"))
+    assert answer.cause
+    assert answer.cause.code == "Deleted"
+    assert "Suspended" in answer.cause.evidence[-1].text  # as it was seen last
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name != "suspended"], ids=lambda case: case.name)
 def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, client: JobClient, case: Case) -> None:
     view = recorded.load(recorded.FOLDER / f"{case.name}.json")
     followed(client, view)
