@@ -44,6 +44,7 @@ OFTEN = {
     *("rank-exception", "never-joins", "join-timeout", "code-missing", "setup-fails", "gpu-lost", "unkillable"),
     *("pod-lost", "standstill"),
 }
+assert OFTEN.issubset(case.name for case in CASES)
 NAMESPACES = ("plain", "restricted", "quota", "demanding", "limits", "refusing", "webhook")
 APPEAR = 200  # seconds in which a cause must be found, on a machine that does much else
 REGISTRY = """
