@@ -30,25 +30,30 @@ with init(os.environ["STRATEGY"], checkpoint=os.environ["PLACE"]) as run:
 )
 
 
-def flk_runtime(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flk_runtime", *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
+# The program of the runtime in a process with torch, whose import takes most of the program's processor time.
+PROGRAM = """
+import os, sys, warnings
+from flk_runtime.__main__ import main
+
+warnings.resetwarnings()
+sys.argv[1:] = os.environ["ARGUMENTS"].split("\\n")
+main()
+"""
 
 
 def test_export_and_import(ranks: Ranks, tmp_path: Path) -> None:
     variables = {"STRATEGY": "full_shard", "PLACE": str(tmp_path / "run"), "EXPORT": str(tmp_path / "own.safetensors")}
     ranks(BEGIN, 2, variables)
     expected = load_with_torch(tmp_path / "run" / "step-000000002")["model"]
-    ended = flk_runtime("export", str(tmp_path / "run"), str(tmp_path / "offline.safetensors"))
+    command = [sys.executable, "-m", "flk_runtime", "export", str(tmp_path / "run"), f"{tmp_path}/offline.safetensors"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"{len(expected)} tensors in {tmp_path}/offline.safetensors\n"
     for file in ("own", "offline"):
         found = load_file(tmp_path / f"{file}.safetensors")  # by the format's own package
         assert found.keys() == expected.keys()
         assert all(torch.equal(value, expected[name]) for name, value in found.items())
-    ended = flk_runtime("import", str(tmp_path / "own.safetensors"), str(tmp_path / "new"))
-    assert ended.returncode == 0, ended.stderr
+    ranks(PROGRAM, 1, {"ARGUMENTS": f"import\n{tmp_path}/own.safetensors\n{tmp_path}/new"})
     imported = load_with_torch(tmp_path / "new" / "step-000000000")["model"]
     assert all(torch.equal(value, expected[name]) for name, value in imported.items())
     losses = [
@@ -59,9 +64,9 @@ def test_export_and_import(ranks: Ranks, tmp_path: Path) -> None:
         )
     ]
     assert losses[0] == losses[1]
-    again = flk_runtime("import", str(tmp_path / "own.safetensors"), str(tmp_path / "run"))
-    assert again.returncode == 2
-    assert again.stderr == f"flk: {tmp_path}/run holds checkpoints already: name another folder\n"
+    (again,) = ranks(PROGRAM, 1, {"ARGUMENTS": f"import\n{tmp_path}/own.safetensors\n{tmp_path}/run"}, failing=True)
+    assert again.code == 2
+    assert again.output == f"flk: {tmp_path}/run holds checkpoints already: name another folder\n"
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's functions warn that they run in one process
