@@ -45,8 +45,8 @@ class BetweenPasses:
         self._models.add(model)
 
     def begin(self) -> None:
-        """From now on the script may use parameters."""
-        if not self._is_active:
+        """From now on the script may use parameters, unless this is inside of a backward pass, which may call units."""
+        if not self._is_active and torch._C._current_graph_task_id() == -1:
             self._is_active = True
             for kind in _KINDS:
                 for name, value in self._attributes.items():
