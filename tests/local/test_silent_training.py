@@ -290,6 +290,23 @@ def grad_of_a_penalty(run):  # of the parameters themselves, which needs no forw
     found, = torch.autograd.grad(model.head.weight.square().sum(), model.head.weight)
     assert torch.equal(found.full_tensor(), 2 * model.head.weight.full_tensor())
 
+def penalty_after_the_forward_pass(run):
+    model, _ = made(run)
+    (loss(run, model) + sum(each.square().sum() for each in model.parameters())).backward()
+
+def penalty_before_the_forward_pass(run):
+    model, optimizer = made(run)
+    seen = []
+    for step in range(3):
+        penalty = sum(each.square().sum() for each in model.parameters())
+        found = loss(run, model, step) + 0.1 * (penalty.full_tensor() if hasattr(penalty, "full_tensor") else penalty)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
 def functional(run, change):
     model, _ = made(run)
     values = {name: change(each) for name, each in model.named_parameters()}
@@ -413,6 +430,7 @@ RIGHT = (
     dropped_passes,
     drawn_again,
     spectral_norm,
+    penalty_before_the_forward_pass,
 )
 with group():
     if "RANK" not in os.environ:
@@ -447,6 +465,7 @@ with group():
                 "such as a norm, would give a value of this rank's shards alone": measured,
                 "torch.autograd.grad of sharded parameters gives no gradients": grad_of_shards,
                 "gives no gradients: call backward()": functools.partial(grad_of_shards, allow_unused=True),
+                "computed of sharded parameters themselves": penalty_after_the_forward_pass,
                 "backward(inputs=) with sharded parameters gives no gradients": backward_into,
                 "the place of the parameter 'weight' of a Embedding": functools.partial(functional, change=torch.neg),
                 "as torch.func.functional_call": functools.partial(functional, change=torch.Tensor.detach),
@@ -479,6 +498,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 27
+    assert len(found) == 29
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

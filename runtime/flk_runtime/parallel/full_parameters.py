@@ -58,14 +58,22 @@ def complete_passes() -> None:
             BETWEEN_PASSES.begin()
 
 
-def explain_freed(error: RuntimeError) -> SetupError | None:
-    """The error to raise in the place of one of a backward pass that needs parameters which sharding has freed."""
-    if not len(_roots) or not re.search("setStorage.*storage of size 0", str(error)):
+def explain(error: RuntimeError) -> SetupError | None:
+    """The error to raise in the place of one of a backward pass that comes to parameters in a way that FSDP2 lacks."""
+    if not len(_roots):
         return None
-    return SetupError(
-        "the backward pass needs parameters of a block that sharding has freed, since it comes from a tensor that the "
-        "block has not returned, such as one that a hook has kept: return it, or use strategy ddp without precision="
-    )
+    if re.search("setStorage.*storage of size 0", str(error)):
+        return SetupError(
+            "the backward pass needs parameters of a block that sharding has freed, since it comes from a tensor that "
+            "the block has not returned, such as one that a hook has kept: return it, or use strategy ddp without "
+            "precision="
+        )
+    if "mixed torch.Tensor and DTensor" in str(error):
+        return SetupError(
+            "the loss has a part that was computed of sharded parameters themselves, such as a penalty: compute that "
+            "part before the forward pass, and add its full_tensor(), or use strategy ddp without precision="
+        )
+    return None
 
 
 class FullParameters:

@@ -12,7 +12,7 @@ from torch.distributed.tensor._ops import _math_ops
 from flk_runtime.distributed import is_settled
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.between_passes import BETWEEN_PASSES
-from flk_runtime.parallel.full_parameters import complete_passes, explain_freed
+from flk_runtime.parallel.full_parameters import complete_passes, explain
 from flk_runtime.parallel.lost_changes import LostChanges
 
 LOST: Final = LostChanges()
@@ -64,7 +64,7 @@ def refuse_silent_errors() -> None:
         except RuntimeError as error:
             if shards and "not have been used in the graph" in str(error):
                 raise SetupError(f"torch.autograd.grad of {_OF_SHARDS}") from error
-            raise explain_freed(error) or error from error.__cause__
+            raise explain(error) or error from error.__cause__
         if torch._C._current_graph_task_id() == -1:  # not inside of another backward pass
             complete_passes()
         if any(found[place] is None for place in shards):
