@@ -117,10 +117,10 @@ class SameUse:
         self._passes += 1
         if is_compared(self._passes):
             own = torch.tensor([self._number, hash(used) >> 1], device=comm_device(torch.device("cpu")))
-            found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-            dist.all_gather(found, own)
-            if any(not torch.equal(each, own) for each in found):
-                names: list[Any] = [None] * len(found)
+            ends = torch.stack([-own, own])  # of all ranks, in one message that does not grow with them
+            dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+            if not torch.equal(-ends[0], ends[1]):
+                names: list[Any] = [None] * dist.get_world_size()
                 dist.all_gather_object(names, self._names(used))
                 for each in sharded_parameters(self._model):
                     drop_unreduced(each)  # which no rank could reduce

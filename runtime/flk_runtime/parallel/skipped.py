@@ -98,13 +98,18 @@ class SkippedUnits:
 
     def _first_of_all(self, number: int) -> int:
         """The first of the units that come next on the ranks, as registered. Collective."""
-        own = torch.tensor([number], device=comm_device(torch.device("cpu")))
-        found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(found, own)
-        numbers = [int(each) for each in found]
-        least, last = min(numbers), max(numbers)
+        device = comm_device(torch.device("cpu"))
+        ends = torch.tensor(
+            [-number, number], device=device
+        )  # of all ranks, in one message that does not grow with them
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        least, last = -int(ends[0]), int(ends[1])
         if least != last and not self._may_skip:
-            these, those = (numbered("rank", [r for r, n in enumerate(numbers) if n == one]) for one in (least, last))
+            numbers = [torch.empty_like(ends) for _ in range(dist.get_world_size())]
+            dist.all_gather(numbers, torch.tensor([number, number], device=device))
+            these, those = (
+                numbered("rank", [rank for rank, each in enumerate(numbers) if each[0] == one]) for one in (least, last)
+            )
             raise SetupError(f"{self._name(least)} comes next on {these}, and {self._name(last)} on {those}: {_ADVICE}")
         if least < len(self._units):
             self._order.append(least)
