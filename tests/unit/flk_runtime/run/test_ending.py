@@ -34,7 +34,6 @@ CHILD = """
 process = multiprocessing.get_context("fork").Process(target=train)
 process.start()
 process.join()
-ending.has_failed = lambda: True  # what the child reports is looked at
 sys.exit(process.exitcode)
 """
 

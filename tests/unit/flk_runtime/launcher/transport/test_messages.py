@@ -53,7 +53,7 @@ FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "Valu
 SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
 PLAN = MemoryPlan("c3d4", 1, 0, {1: ("10.0.0.2", 80)}, Restore(SHARD.checkpoint, {1: [1, 0]}), [SHARD.checkpoint])
 STACK = (Frame("train.py", 7, "step", "loss.backward()"), Frame("train.py", 9, "<module>"))
-COLLECTIVE = Pending("0", 812, "all_reduce", "[[4]]")
+COLLECTIVE = Pending("nccl:0", 812, "all_reduce", "[[4]]")
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 
 
