@@ -32,7 +32,7 @@ class Shares:
             pending = self._page.pending_samples
             self._communication = (pending - self._pending) / (samples - self._samples)
             self._samples, self._pending = samples, pending
-        if samples:
+        if self._page.launched and not self._page.untold:
             shares["comm"] = round(self._communication, 2)
         shares["data_wait"] = self._page.data_wait = round(min(1.0, self._waited / max(now - self._since, 1e-9)), 2)
         self._waited, self._since = 0.0, now

@@ -142,7 +142,8 @@ def _sample(page: ProgressPage, before: dict[str, Any]) -> dict[str, Any]:
     page.pending = any(_goes_on(each, "enqueued") for _, each in groups)
     # A script queues collectives of NCCL long before they begin on the device.
     begun = [(each, "started" if name == _NCCL else "enqueued") for name, each in groups]
-    if all(int(each[f"last_{what}_collective"]) >= 0 for each, what in begun):  # else torch does not tell which began
+    page.untold = any(int(each[f"last_{what}_collective"]) < 0 for each, what in begun)
+    if not page.untold:
         page.samples += 1
         page.pending_samples += any(_goes_on(each, what) for each, what in begun)
     return status

@@ -100,12 +100,14 @@ class ProgressPage:
     # The rank's observer writes these, a few times a second.
     samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
     pending_samples = _Int(11)  # how often one had not
+    untold = _Int(28)  # 1: it takes no samples, since torch does not tell which collectives have begun
     pending = _Int(12)  # 1: one had not when it looked last
     collective_time = _Float(13)  # when a collective was last seen to begin or end; 0: none yet
     # The launcher writes these.
     hold = _Int(_HOLD)  # 1: wait at the next step boundary
     target = _Int(_TARGET)  # the step after which all ranks save and end; -1: not known yet
 
+    launched = True  # a launcher reads it, and an observer writes to it
     on_step: Callable[[], None] | None = None  # called after each step, in the thread that trains
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -132,6 +134,7 @@ class ProgressPage:
     def private(cls) -> ProgressPage:
         """A page that no launcher reads."""
         page = cls(mmap.mmap(-1, _SIZE))
+        page.launched = False
         page._clear()
         return page
 

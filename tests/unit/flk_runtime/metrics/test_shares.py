@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from flk_runtime.metrics.shares import Shares
 from flk_runtime.shared.progress import ProgressPage
 
@@ -17,10 +19,12 @@ def test_the_launcher_reads_the_share_of_waiting_for_data_of_the_latest_line() -
     assert page.data_wait == 0
 
 
-def test_communication_is_told_only_where_it_is_measured() -> None:
-    page = ProgressPage.private()
+def test_communication_is_told_only_where_it_is_measured(tmp_path: Path) -> None:
+    page = ProgressPage.create(tmp_path / "page")
     shares = Shares(page)
-    assert "comm" not in shares.read()
+    assert shares.read()["comm"] == 0.0
     page.samples, page.pending_samples = 4, 1
     assert shares.read()["comm"] == 0.25
     assert shares.read()["comm"] == 0.25  # without a new sample
+    page.untold = 1
+    assert "comm" not in shares.read()

@@ -120,4 +120,4 @@ def test_a_collective_that_only_waits_in_nccls_queue_is_no_time_in_communication
     page = ProgressPage.private()
     recorders(**traces)
     observer._sample(page, {})
-    assert (page.samples, page.pending_samples) == (samples, pending)
+    assert (page.samples, page.pending_samples, page.untold) == (samples, pending, not samples)
