@@ -33,7 +33,7 @@ def main() -> None:
 
         sys.exit(shipped("flk_runtime.checkpoint.files", "flk's code for files of weights", "weights").main(arguments))
     if arguments in (["stacks"], ["metrics"]):
-        from flk_runtime.launcher.hangs import control
+        from flk_runtime.launcher import control
 
         sys.exit(control.main(arguments[0]))
     from flk_runtime.launcher import start

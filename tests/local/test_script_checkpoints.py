@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from flk_runtime.contract import pod_env, user_env
+from tests.support.pods import Pods
 from tests.support.ranks import Ranks
 from tests.support.small_model import COUNTING, told
 
@@ -639,3 +642,32 @@ def test_loaders_of_libraries_go_on_where_each_rank_was(
     environment = {"LIBRARY": library, "PLACE": str(tmp_path / "states")}
     ranks(LOADERS, 2, environment)
     assert [told(each)["1"] for each in ranks(LOADERS, 2, environment)] == expected
+
+
+SGD = """
+    import torch
+    import flk_runtime as flk
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    state = {}
+    flk.restore("ELSEWHERE", state=state)
+    begun = flk.restore(state=state)
+    for step in range(begun, begun + 5):
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        flk.save(step + 1, state=state, wait=True)
+    raise ArithmeticError(f"the loss is not finite after step {begun + 5}")
+"""
+
+
+def test_the_steps_of_an_attempt_go_on_where_flk_has_restored(forked_pods: Callable[..., Pods], tmp_path: Path) -> None:
+    """SGD has no count of its own."""
+    script = SGD.replace("ELSEWHERE", str(tmp_path / "elsewhere"))
+    variables = {pod_env.RESTARTS: "1", user_env.CHECKPOINT: str(tmp_path / "checkpoints")}
+    job = forked_pods(1, 1, script=script, **variables)
+    job.start("train.py")
+    assert job.wait() == [100], job.logs_of_all()
+    told = [(each.step, each.restored, each.restored_from) for each in job.record().attempts]
+    assert told == [(5, 0, "start"), (10, 5, "storage")]
+    assert "at step 0 again" not in job.log()

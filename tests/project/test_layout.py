@@ -37,7 +37,7 @@ COVERED = {
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
     "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process flk_runtime.system.rng",
-    "tests/local/test_hangs.py": "flk_runtime.launcher.hangs.control",
+    "tests/local/test_hangs.py": "flk_runtime.launcher.control",
     "tests/local/test_init.py": (
         "flk_runtime.distributed.process_group flk_runtime.preflight.options flk_runtime.run.group "
         "flk_runtime.run.init flk_runtime.run.ranks"
@@ -213,6 +213,8 @@ COVERED = {
         "flk_runtime.contract.failure flk_runtime.launcher.rank_failure "
         "flk_runtime.system.faults flk_runtime.system.text"
     ),
+    "tests/unit/flk_runtime/launcher/test_trainer_forward.py": "flk_runtime.launcher.cluster_http",
+    "tests/unit/flk_runtime/launcher/telemetry/test_gpus.py": "flk_runtime.launcher.nvml",
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",
     "tests/unit/flk_runtime/launcher/test_settings.py": "flk_runtime.contract.pod_env",
     "tests/unit/flk_runtime/launcher/test_unpack.py": "flk_runtime.contract.pod_layout",

@@ -79,6 +79,7 @@ _ELSEWHERE: Final = {
     "launcher/hub.py": "diloco",
     "launcher/ledger.py": "training",
     "launcher/metrics_page.py": "page",
+    "launcher/nvml.py": "gpus",
     "launcher/preparation.py": "preparation",
     "launcher/record_archive.py": "records",
     "launcher/record_place.py": "records",

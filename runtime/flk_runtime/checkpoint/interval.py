@@ -30,15 +30,20 @@ def save_interval(stopped: float, complete: float, step: float, mttf: float) -> 
     return max(1, math.ceil(seconds / max(step, 1e-6)))
 
 
+def is_passed(every: int, before: int, steps: int) -> bool:
+    """Whether a multiple of ``every`` was reached after ``before`` steps, of which one call may do many; 0: never."""
+    return every > 0 and steps // every != before // every
+
+
 class FixedInterval:
     """An interval of so many steps; 0: no save is due."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
 
-    def is_due(self, steps: int) -> bool:
-        """Whether a save is due after ``steps`` steps."""
-        return self._steps > 0 and steps % self._steps == 0
+    def is_due(self, before: int, steps: int) -> bool:
+        """Whether a save is due after ``steps`` steps, of which ``before`` had been done at the last call."""
+        return is_passed(self._steps, before, steps)
 
 
 class AutoInterval:
@@ -52,7 +57,7 @@ class AutoInterval:
         self._stopped = self._complete = 0.0
         self._begun: dict[int, float] = {}  # times at which saves began that are not complete
 
-    def is_due(self, steps: int) -> bool:
+    def is_due(self, before: int, steps: int) -> bool:
         """Whether a save is due after ``steps`` steps."""
         return steps >= self.next
 

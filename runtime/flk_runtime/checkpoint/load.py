@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from flk_runtime.checkpoint.shard import ChunkReader
+from flk_runtime.checkpoint.shard import ChunkReader, narrow
 from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
 from flk_runtime.checkpoint.storage.manifest import METADATA
 from flk_runtime.errors import MismatchError, checkpoint_error, storage_access
@@ -167,9 +167,7 @@ class _ChunkPlanner(LoadPlanner):
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         index = read_item.dest_index
         tensor = self._chunks[index.fqn, index.offset or torch.Size()].tensor
-        for dimension, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            tensor = tensor.narrow(dimension, offset, length)
-        return tensor
+        return narrow(tensor, read_item.dest_offsets, read_item.lengths)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         pass

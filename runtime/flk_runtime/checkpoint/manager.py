@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters import module_state, parameters_of
-from flk_runtime.checkpoint.interval import COMPUTED
+from flk_runtime.checkpoint.interval import COMPUTED, is_passed
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.state import SplitState, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
@@ -272,7 +272,7 @@ class CheckpointManager:
 
     def ignore_checkpoint(self, steps: int) -> None:
         """Restore nothing from the checkpoint, since the script has restored another one, of ``steps`` steps."""
-        self.steps, self.source, self._rng_state, self._saved = steps, "start", None, _progress(steps, {})
+        self.steps, self.source, self._rng_state, self._saved = steps, "", None, _progress(steps, {})
         self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
         self._unclaimed = set()
 
@@ -321,7 +321,7 @@ class CheckpointManager:
         every = self._store_every
         if every is None or every == COMPUTED:
             return True
-        return every > 0 and steps // every != self._stored // every
+        return is_passed(every, self._stored, steps)
 
     def _collect(self) -> tuple[dict[str, SplitState], dict[str, Any], RuntimeFailure | None]:
         """This rank's share of the common state, its own states, and the reason why one cannot be saved.

@@ -157,9 +157,10 @@ class HubExchange:
         return None
 
     def close(self) -> None:
-        self._closing = True
-        self._outgoing.put((Bye(), b""))
-        self._outgoing.put(None)
+        with self._lock:  # a connection that is made meanwhile drops what is queued before
+            self._closing = True
+            self._outgoing.put((Bye(), b""))
+            self._outgoing.put(None)
         self._thread.join(_CLOSE_TIMEOUT)
 
     def _run(self) -> None:

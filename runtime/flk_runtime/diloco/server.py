@@ -27,7 +27,7 @@ from flk_runtime.diloco.messages import (
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
-from flk_runtime.wire import LEASE, Lease, Refused, Stream, VersionError, listen
+from flk_runtime.wire import LEASE, Lease, Refused, Stream, VersionError, connections, listen
 
 _TICK = 0.5  # seconds
 _HANDSHAKE_TIMEOUT = 10.0  # seconds, of TLS
@@ -99,11 +99,7 @@ class Hub:
                 peer.stream.close()
 
     def _accept(self) -> None:
-        while not self._closed.is_set():
-            try:
-                sock, _ = self._socket.accept()
-            except OSError:
-                return
+        for sock in connections(self._socket):
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, tcp: socket.socket) -> None:

@@ -7,6 +7,7 @@ does not block, a lock covers each call, and a thread waits for the other end wi
 from __future__ import annotations
 
 import select
+import socket
 import ssl
 import threading
 import time
@@ -34,11 +35,10 @@ class TlsSocket:
         """Set an option of the TCP connection."""
         self._socket.setsockopt(level, option, value)
 
-    def sendall(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all bytes."""
-        view = memoryview(data)
-        while view:
-            view = view[self._without_blocking(partial(self._socket.send, view[:_PIECE])) :]
+    def send(self, data: memoryview) -> int:
+        """Send some bytes, and return how many."""
+        with data[:_PIECE] as piece:
+            return self._without_blocking(partial(self._socket.send, piece))
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive some bytes into ``buffer``, and return how many; 0: the other end has closed the connection."""
@@ -46,7 +46,8 @@ class TlsSocket:
 
     def shutdown(self, how: int) -> None:
         """End the TCP connection; a thread that sends or receives gets an OSError."""
-        self._socket.shutdown(how)
+        # That of SSLSocket forgets the encryption first, and a thread that sends meanwhile would send plain text.
+        socket.socket.shutdown(self._socket, how)
 
     def close(self) -> None:
         """Close the connection."""

@@ -142,13 +142,12 @@ class OuterLoop:
     def _wait(self, poll: Callable[[Lead], str]) -> str:
         """Wait on all ranks until rank 0's ``poll`` has an outcome."""
         page, began, noticed = progress.own_page(), time.monotonic(), False
-        phase, page.phase = page.phase, progress.Phase.MEETING
-        while not (outcome := self._on_lead(poll)):
-            progress.heartbeat()
-            if not noticed and time.monotonic() - began > _NOTICE:
-                noticed = True
-                self._say(f"worker {self._membership.worker} waits for the others")
-        page.phase = phase
+        with page.during(progress.Phase.MEETING):
+            while not (outcome := self._on_lead(poll)):
+                progress.heartbeat()
+                if not noticed and time.monotonic() - began > _NOTICE:
+                    noticed = True
+                    self._say(f"worker {self._membership.worker} waits for the others")
         return str(outcome)
 
     def _adopt(self, versions: list[int], steps: int) -> int:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flk_runtime.errors import RuntimeFailure, SetupError
+from flk_runtime.errors import CheckpointError, RuntimeFailure, SetupError
 
 T = TypeVar("T")
 
@@ -181,12 +181,20 @@ class Timeouts:
 
     @contextlib.contextmanager
     def long(self) -> Iterator[None]:
-        """Change back to ``first`` inside the block, where ranks wait for a state that takes long to copy."""
+        """Change back to ``first`` inside the block, where ranks wait for a state that takes long to copy.
+
+        After a CheckpointError the script may go on, and steps have their timeout again. After other errors, which the
+        other ranks may not have, no rank waits for them.
+        """
         if self._step is None or not self._short:
             yield
             return
         self._set(self.first)
-        yield
+        try:
+            yield
+        except CheckpointError:
+            self._set(self._step)
+            raise
         self._set(self._step)
 
     def _set(self, seconds: float) -> None:

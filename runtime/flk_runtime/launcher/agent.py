@@ -23,8 +23,8 @@ from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import SOURCES, JobRecord
 from flk_runtime.launcher import coordinator
+from flk_runtime.launcher.control import Control
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
-from flk_runtime.launcher.hangs.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.logs import is_readable
 from flk_runtime.launcher.output import Output
@@ -116,11 +116,11 @@ class Agent:
             server,
             self.selector,
             output,
-            error_folder,
-            self.records.count_lines,
-            self.hub,
-            look,
-            self.records.log,
+            error_folder=error_folder,
+            count_lines=self.records.count_lines,
+            hub=self.hub,
+            look=look,
+            log=self.records.log,
         )
         self.phase = _Phase.JOINING
         self._gpus_told_at = time.monotonic() + (settings.idle_timeout if settings.gpus else 0.0)

@@ -203,6 +203,8 @@ class _Server:
         self._opened = contextlib.ExitStack()  # the files that a rank closes
         self._opened.enter_context(connection)
         self._selector = self._opened.enter_context(selectors.DefaultSelector())
+        self._rest = b""  # received of a request whose end has not arrived
+        self._fds = array.array("i")  # received for the next rank
         self._other: socket.socket | None = None  # to the server that imports what the script does
         self._prepared = False  # the other server has imported it, and starts the ranks
         self._request: dict[str, Any] = {}  # what it imports
@@ -234,27 +236,31 @@ class _Server:
                     self._serve()
 
     def _serve(self) -> None:
+        """Do what the requests say whose ends have arrived: several, since `prepare` does not wait for an answer."""
         data, ancillary, _, _ = self._connection.recvmsg(_CHUNK, socket.CMSG_SPACE(3 * 4))
-        while data and not data.endswith(b"\n"):
-            more = self._connection.recv(_CHUNK)
-            data = data + more if more else b""
         if not data:
             os._exit(0)
-        fds = array.array("i")
         for _, _, content in ancillary:
-            fds.frombytes(content)
-        if not fds:
-            self._request = json.loads(data)
-            self._prepare()
-            return
+            self._fds.frombytes(content)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if "statements" in request:
+                self._request = request
+                self._prepare()
+            else:
+                self._launch(request)
+
+    def _launch(self, request: dict[str, Any]) -> None:
+        fds, self._fds = self._fds, array.array("i")
         if self._other and self._prepared:
-            _send(self._other, data, fds)
+            _send(self._other, json.dumps(request).encode() + b"\n", fds)
             for fd in fds:
                 os.close(fd)
             return
         pid = os.fork()
         if pid == 0:
-            self._become_rank(json.loads(data), list(fds))
+            self._become_rank(request, list(fds))
         with contextlib.suppress(PermissionError, ProcessLookupError):  # it has executed a program, or has ended
             os.setpgid(pid, pid)  # as the rank itself does, so that the group exists when the launcher hears of it
         for fd in fds:
@@ -279,6 +285,8 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             host.die_with_parent(os.getppid())
             self._opened.close()
+            for fd in self._fds:
+                os.close(fd)
             count, why = _without_output(self._import)
             connection.sendall(json.dumps({"safe": count, "why": why}).encode() + b"\n")
             if not why:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from flk_runtime.contract.ranges import plural
+from flk_runtime.launcher.nvml import open_nvml
 
-_NVML: Final = "libnvidia-ml.so.1"
 _GPU_IS_LOST: Final = 15  # NVML_ERROR_GPU_IS_LOST
 _XID_EVENT: Final = 8  # nvmlEventTypeXidCriticalError
 _MOST_EVENTS: Final = 1000  # that are read at once
@@ -60,11 +60,8 @@ def gpu_faults(wanted: int, gpus: list[Gpu] | None) -> Iterator[str]:
 
 def read_gpus() -> list[Gpu] | None:
     """What NVML says about the GPUs of this container; None where there is no NVML, or it does not start."""
-    try:
-        nvml = ctypes.CDLL(_NVML)
-        if nvml.nvmlInit_v2():
-            return None
-    except (OSError, AttributeError):
+    nvml = open_nvml()
+    if nvml is None:
         return None
     try:
         count = ctypes.c_uint()

@@ -16,7 +16,8 @@ from typing import Final
 
 from flk_runtime.contract import log_format
 from flk_runtime.contract.record import ArchivedRecord, JobRecord, Silences, entry_key
-from flk_runtime.launcher.record_place import ERRORS, Place, describe
+from flk_runtime.launcher.cluster_http import ERRORS
+from flk_runtime.launcher.record_place import Place, describe
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 

@@ -7,27 +7,24 @@ folder of the job's checkpoints.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
-import ssl
 import threading
 import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from flk_runtime.contract import pod_layout
 from flk_runtime.contract.record import ArchivedRecord
+from flk_runtime.launcher import cluster_http
 
 LIMIT: Final = 900_000  # bytes of all entries of a ConfigMap: an object of the API may have 1 MiB
-TIMEOUT: Final = 5.0  # seconds for one request, and for reading a file
-ERRORS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)  # of a request and of its answer
+TIMEOUT: Final = 5.0  # seconds for reading a file
 _FILE: Final = ".flk-record-{key}.json"
 
 
 class Place(Protocol):
-    """A place for entries, by their keys. The methods take seconds at most, or raise one of ERRORS."""
+    """A place for entries, by their keys. The methods take seconds at most, or raise one of `cluster_http.ERRORS`."""
 
     name: str  # for messages
 
@@ -76,22 +73,19 @@ class ConfigMap:
         return data
 
     def _request(self, method: str, body: Any = None) -> bytes:
-        """Send a request about the ConfigMap, and return the answer. Raises one of ERRORS."""
+        """Send a request about the ConfigMap, and return the answer. Raises one of `cluster_http.ERRORS`."""
         folder = self._folder
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         host = f"[{host}]" if ":" in host else host
-        namespace, token = ((folder / name).read_text().strip() for name in ("namespace", "token"))  # it is renewed
-        path = f"/api/v1/namespaces/{namespace}/configmaps/{self._object}"
-        request = urllib.request.Request(
-            f"https://{host}:{port}{path}?fieldManager=flk",
+        namespace = (folder / "namespace").read_text().strip()
+        return cluster_http.send(
+            f"https://{host}:{port}/api/v1/namespaces/{namespace}/configmaps/{self._object}?fieldManager=flk",
+            None if body is None else json.dumps(body).encode(),
             method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"},
+            content_type="application/merge-patch+json",
+            token=folder / "token",
+            authority=str(folder / "ca.crt"),
         )
-        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-        with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT) as answer:
-            return bytes(answer.read())
 
 
 class Folder:
@@ -131,7 +125,7 @@ class Folder:
 
 
 def describe(error: Exception) -> str:
-    """What one of ERRORS says, for people."""
+    """What one of `cluster_http.ERRORS` says, for people."""
     if isinstance(error, urllib.error.HTTPError):
         return f"the API server answers {error.code} {error.reason}"
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)

@@ -22,10 +22,10 @@ from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
+from flk_runtime.launcher.control import FOLDER_PREFIX
 from flk_runtime.launcher.coordinator.policy import final_reason
 from flk_runtime.launcher.environment import prepare_environment
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
-from flk_runtime.launcher.hangs.control import FOLDER_PREFIX
 from flk_runtime.launcher.history import new_record
 from flk_runtime.launcher.logs import redirected_stderr
 from flk_runtime.launcher.output import Output

@@ -9,18 +9,16 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import ssl
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from flk_runtime.contract import metrics_line, pod_env
+from flk_runtime.launcher import cluster_http
 
 _EVERY: Final = 5.0  # seconds between two messages, as Trainer's own client
-_TIMEOUT: Final = 5.0  # seconds for a message
 _METRICS: Final = 256  # that the protocol allows
 _MOST: Final = (1 << 31) - 1  # seconds that remain, in a field of 32 bits
 _LENGTH: Final = 64  # characters of a metric's name, and of its value
@@ -33,7 +31,8 @@ class TrainerForward:
     def __init__(self, variables: Mapping[str, str], log: Callable[[str], None]) -> None:
         """``variables`` are those that Trainer sets. ``log`` gets one line if the server refuses."""
         self._url = variables[pod_env.TRAINER_URL]
-        self._token = variables.get(pod_env.TRAINER_TOKEN, "")
+        token = variables.get(pod_env.TRAINER_TOKEN)
+        self._token = Path(token) if token else None
         self._authority = variables.get(pod_env.TRAINER_CA) or None
         self._log = log
         self._changed = threading.Condition()
@@ -57,7 +56,7 @@ class TrainerForward:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join(_TIMEOUT)
+        self._thread.join(cluster_http.TIMEOUT)
 
     def _run(self) -> None:
         while True:
@@ -74,16 +73,15 @@ class TrainerForward:
 
     def _send(self, body: bytes) -> None:
         try:
-            headers = {"Content-Type": "application/json"}
-            if self._token:  # it is read anew each time, since the kubelet renews it
-                headers["Authorization"] = f"Bearer {Path(self._token).read_text().strip()}"
-            request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")  # noqa: S310
-            context = ssl.create_default_context(cafile=self._authority) if self._url.startswith("https:") else None
-            # No proxy: the server is in the cluster.
-            handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)]
-            with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT):
-                pass
-        except (OSError, ValueError) as error:
+            cluster_http.send(
+                self._url,
+                body,
+                method="POST",
+                content_type="application/json",
+                token=self._token,
+                authority=self._authority,
+            )
+        except cluster_http.ERRORS as error:
             if not self._told:
                 self._told = True
                 self._log(f"the progress is not in the TrainJob: {self._url} does not take it: {error}")

@@ -1,4 +1,4 @@
-"""Metrics of a run: lines of JSON with loss and throughput, and model FLOPs utilisation (MFU).
+"""Metrics of a run: lines of JSON with loss and throughput, model FLOPs utilisation (MFU), and shares of the time.
 
-`run` imports the two modules. Nothing is re-exported, as both are used by their names (`logging.line`, `mfu.Meter`).
+Nothing is re-exported, as the modules are used by their names (`logging.line`, `mfu.Meter`).
 """

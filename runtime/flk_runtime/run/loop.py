@@ -58,8 +58,8 @@ class Loop(Ranks):
 
     def begin_at(self, step: int) -> None:
         """Leave the checkpoint alone, because the script has restored another one, of this step. Collective."""
-        self._saves.manager.ignore_checkpoint(step)
-        self._steps.done = self._context.page.restored = step
+        self._saves.begin_at(step)
+        self._steps.done = step
 
     def _adapted(self, objects: dict[str, Any]) -> dict[str, Any]:
         """The adapters of objects, by name. Raises SetupError if the ranks hold different ones. Collective."""

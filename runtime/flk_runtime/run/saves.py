@@ -60,8 +60,7 @@ class Saves:
             context.say("store_every has no effect, since there is no storage for checkpoints")
         elif self._store and not self.manager.keeps_in_memory:
             context.say("no checkpoints in memory here: store_every says how often one is saved")
-        context.page.restored_from = SOURCES.index(self.manager.source)
-        context.page.restored = self.manager.steps
+        self._note_beginning()
 
     def _interval(self, steps: int, verb: str) -> FixedInterval | AutoInterval:
         if steps != COMPUTED:
@@ -78,14 +77,20 @@ class Saves:
             code = CompiledCode(trusted=manager.source == "memory")
             manager.register(_COMPILED, Declared(code, replicated=False), internal=True)
 
+    def begin_at(self, steps: int) -> None:
+        """Leave the checkpoint alone, because the script has restored another one, of so many steps."""
+        self.manager.ignore_checkpoint(steps)
+        self._note_beginning()
+
     def save(self, steps: int, *, wait: bool = False, store: bool | None = None) -> None:
         """Save the state after ``steps`` steps, if there is a place and a model. Collective.
 
         ``store``: whether storage gets it too, as in `CheckpointManager.save`.
         """
-        if self.manager.can_save:
-            self._context.lines.flush()  # the checkpoint has those that no sink has yet
-            self._context.page.phase = Phase.SAVING
+        if not self.manager.can_save:
+            return
+        self._context.lines.flush()  # the checkpoint has those that no sink has yet
+        with self._context.page.during(Phase.SAVING):
             if self.before_save:
                 self.before_save()
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
@@ -93,15 +98,17 @@ class Saves:
                 self._polls = True
                 if wait:
                     self.manager.wait()
-            self._context.page.phase = Phase.TRAINING
 
-    def save_after_step(self, steps: int) -> bool:
-        """Save if a save is due after the step. Returns whether later steps can. Collective where it saves."""
+    def save_after_step(self, before: int, steps: int) -> bool:
+        """Save if a save is due after ``steps`` steps, ``before`` the last one so many. Collective where it saves.
+
+        Returns whether later steps can save.
+        """
         can_save, keep, store = self.manager.can_save, self._keep, self._store
         due: list[FixedInterval | AutoInterval] = []
-        if can_save and keep.is_due(steps) and (store is None or self.manager.keeps_in_memory):
+        if can_save and keep.is_due(before, steps) and (store is None or self.manager.keeps_in_memory):
             due.append(keep)
-        if can_save and store and store.is_due(steps):
+        if can_save and store and store.is_due(before, steps):
             due.append(store)
         if not due:
             if self._polls:
@@ -123,9 +130,8 @@ class Saves:
 
     def complete(self) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage. Collective."""
-        self._context.page.phase = Phase.SAVING
-        self.manager.wait()
-        self._context.page.phase = Phase.TRAINING
+        with self._context.page.during(Phase.SAVING):
+            self.manager.wait()
 
     def export(self, steps: int, file: str | os.PathLike[str]) -> None:
         """Save, and write the model in that checkpoint to a safetensors file. Collective."""
@@ -149,6 +155,10 @@ class Saves:
             auto.next = steps + interval
             if line:
                 self._context.print(line)
+
+    def _note_beginning(self) -> None:
+        self._context.page.restored_from = SOURCES.index(self.manager.source)
+        self._context.page.restored = self.manager.steps
 
     def _note_saved(self, step: int) -> None:
         self._context.page.saved = step

@@ -67,6 +67,8 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     if manager.steps:
         manager.start_rank_rng()
     manager.finish_restoring()
+    if manager.place and manager.place == _default_place(manager.place):
+        progress.own_page().found = manager.steps, manager.source
     return manager.steps
 
 

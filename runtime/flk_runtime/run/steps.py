@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat
 
 import torch
 
+from flk_runtime.checkpoint.interval import is_passed
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
@@ -71,6 +72,7 @@ class Steps:
                 raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
             self._saves.manager.finish_restoring()
             self.began = True
+        before = self.done
         self.done += 1
         if self.outer:
             self.done = self.outer.step(self.done)
@@ -81,10 +83,9 @@ class Steps:
         self._metrics.utilisation.steps += 1
         if first:
             self._metrics.begin()
-        every = self._context.options.log_every
-        if report or (every and self.done % every == 0):
+        if report or is_passed(self._context.options.log_every, before, self.done):
             self._print_line(loss, values, epoch())
-        can_save = self._saves.save_after_step(self.done)
+        can_save = self._saves.save_after_step(before, self.done)
         if first:
             self._saves.timeouts.shorten()
         if _tick:

@@ -50,7 +50,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Finish:
-    """The shard in this file is written: seal it, and have the partner replicate it. The answer is `Done`."""
+    """The shard in this file is written: seal it, and have the partner replicate it.
+
+    The answer is `Done`, also where no partner takes a copy.
+    """
 
     path: str
     whole: SaveKey | None  # the latest checkpoint of this attempt that all pods hold; None: there is none

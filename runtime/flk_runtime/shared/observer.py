@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from flk_runtime.contract import platform, pod_env
 from flk_runtime.shared.progress import Phase, ProgressPage, own_page
+from flk_runtime.wire import accept
 
 STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
 SOCKET: Final = ".socket"  # and the socket
@@ -90,16 +91,18 @@ def _short_path(path: str) -> Iterator[str]:
 
 def _serve(listener: socket.socket, page: ProgressPage) -> None:
     status: dict[str, Any] = {}
-    with contextlib.suppress(OSError):  # the script has closed the descriptor
-        while True:
+    while True:
+        try:
             # Not by the script's generator, whose numbers would depend on when this thread draws.
             listener.settimeout(random.SystemRandom().uniform(*_SAMPLE_SECONDS))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
+            accepted = accept(listener)
+        except OSError:  # the script has closed the descriptor
+            return
+        with contextlib.suppress(Exception):  # such as another form of what torch records
+            if accepted is None:
                 status = _sample(page, status)
-                continue
-            with contextlib.suppress(OSError, ValueError):
+            else:
+                connection, _ = accepted
                 connection.settimeout(5)
                 _answer(connection, page)
 

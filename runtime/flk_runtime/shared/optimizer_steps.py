@@ -49,13 +49,16 @@ class StepCounter:
         self._page.record_step(self._steps)
 
     def _begin(self, optimizer: Any) -> int:
-        """The steps before this attempt, as far as the optimizer's state tells, after its first step."""
-        before = steps_of(optimizer)
-        if before is None:
+        """The steps before this attempt, as `flk.restore` or the optimizer's state tells, after its first step."""
+        step, source = self._page.found or (-1, "")
+        own = steps_of(optimizer)
+        if own is not None and own - 1 != step:
+            step, source = own - 1, "" if own > 1 else "start"
+        if step < 0:
             return 0
-        self._page.restored_from = SOURCES.index("" if before > 1 else "start")
-        self._page.restored = before - 1
-        return before - 1
+        self._page.restored_from = SOURCES.index(source)
+        self._page.restored = step
+        return step
 
 
 def steps_of(optimizer: Any) -> int | None:

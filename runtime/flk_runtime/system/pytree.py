@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from types import MemberDescriptorType
 from typing import Any, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
             return items
         if not hasattr(tree, "__setitem__"):
             return type(tree)(items)  # type: ignore[call-arg]
-        twin = copy.copy(tree)  # keeps the attributes of a subclass: a default factory, say
+        twin = _copy(tree)  # keeps the attributes of a subclass: a default factory, say
         for key, child in items.items():
             twin[key] = child
         return twin
@@ -117,6 +118,19 @@ def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
     twin = copy.copy(tree)
     for name, child in children.items():
         object.__setattr__(twin, name, child)  # frozen dataclasses too
+    return twin
+
+
+def _copy(tree: Any) -> Any:
+    """A copy of a mapping that can be changed without the original."""
+    twin = copy.copy(tree)
+    if not isinstance(tree, dict) and not hasattr(tree, "__copy__"):  # the items are in an attribute
+        members = (each for kind in type(tree).__mro__ for each in vars(kind).items())
+        slots = [name for name, member in members if isinstance(member, MemberDescriptorType)]
+        for name in (*getattr(tree, "__dict__", ()), *slots):
+            value = getattr(tree, name, None)
+            if isinstance(value, (Mapping, list, set)):
+                object.__setattr__(twin, name, _copy(value))
     return twin
 
 

@@ -7,7 +7,7 @@
 - `connection`: a non-blocking end of a connection, for a loop that serves many
 - `stream`: a blocking end, for threads, which also carries bulk data
 - `lease`: how long an end may be silent
-- `listener`: a socket that listens on IPv6 and IPv4
+- `listener`: a socket that listens on IPv6 and IPv4, and how connections are accepted
 - `backoff`: the delays between two tries to connect
 
 A frame is the lengths of a message and of its bulk data, the message, and an authentication code. The bulk data follows
@@ -21,7 +21,7 @@ from flk_runtime.wire.answers import Done, Failed, Refused
 from flk_runtime.wire.backoff import Backoff
 from flk_runtime.wire.connection import Connection, was_closed
 from flk_runtime.wire.lease import LEASE, Lease
-from flk_runtime.wire.listener import listen
+from flk_runtime.wire.listener import accept, connections, listen
 from flk_runtime.wire.registry import MessageError, Registry, Unreadable
 from flk_runtime.wire.session import Session, StrangerError, VersionError
 from flk_runtime.wire.stream import Stream, reason
@@ -41,6 +41,8 @@ __all__ = [
     "Stream",
     "Unreadable",
     "VersionError",
+    "accept",
+    "connections",
     "listen",
     "reason",
     "was_closed",

@@ -19,8 +19,9 @@ _UNSENT_LIMIT: Final = 1 << 24  # bytes; a peer that reads so slowly is given up
 
 
 class Connection(Generic[M]):
-    """One end of a connection. Every method returns at once and raises ConnectionError if the connection is unusable.
+    """One end of a connection. Every method returns at once and raises OSError if the connection is unusable.
 
+    It is a ConnectionError or a TimeoutError, or another error of the network that the kernel tells.
     Messages can be sent when the other end has greeted (`met`). ``heard`` is the time, by the clock of the caller, at
     which the other end was last heard of.
     """

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from typing import Final
+import time
+from collections.abc import Iterator
+from typing import Any, Final
 
 LOOPBACK: Final = "127.0.0.1"
 _ALL: Final = ("", "::")  # names of all addresses
 _BACKLOG: Final = 4096  # connections that wait to be accepted
+_PAUSE: Final = 0.1  # seconds
+_CLOSED: Final = (errno.EBADF, errno.ENOTSOCK, errno.EINVAL)  # errors of a descriptor that is none, or another one
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -21,3 +26,31 @@ def listen(address: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def accept(listener: socket.socket) -> tuple[socket.socket, Any] | None:
+    """Accept a connection, and return it with its address; None if there is none within the listener's timeout.
+
+    Returns None after a pause if the other end has gone again, or no descriptor is free: the connection that waits
+    would have a loop use a whole core until there is one. Raises OSError only if the listener is closed.
+    """
+    try:
+        return listener.accept()
+    except (TimeoutError, BlockingIOError):
+        return None
+    except OSError as error:
+        if error.errno in _CLOSED:
+            raise
+        time.sleep(_PAUSE)
+        return None
+
+
+def connections(listener: socket.socket) -> Iterator[socket.socket]:
+    """Yield the connections that arrive, until the listener is closed."""
+    while True:
+        try:
+            accepted = accept(listener)
+        except OSError:
+            return
+        if accepted:
+            yield accepted[0]

@@ -22,7 +22,7 @@ class Socket(Protocol):
 
     def settimeout(self, seconds: float | None, /) -> None: ...
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
-    def sendall(self, data: bytes | bytearray | memoryview, /) -> None: ...
+    def send(self, data: memoryview, /) -> int: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
     def shutdown(self, how: int, /) -> None: ...
     def close(self) -> None: ...
@@ -131,8 +131,12 @@ class Stream(Generic[M]):
         self._socket.close()
 
     def _send(self, data: bytes | memoryview) -> None:
-        self._socket.sendall(data)
-        self.sent += len(data)
+        done = 0
+        with memoryview(data) as view:
+            while done < len(view):  # not by sendall(), for which all of it has to be sent within the timeout
+                with view[done:] as rest:
+                    done += self._socket.send(rest)
+        self.sent += done
 
     def _read(self, length: int) -> bytearray:
         data = bytearray(length)

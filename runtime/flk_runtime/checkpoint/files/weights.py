@@ -13,6 +13,7 @@ import torch
 
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
+from flk_runtime.checkpoint.shard import narrow
 from flk_runtime.checkpoint.state import Chunk, name_of
 from flk_runtime.checkpoint.storage import exists, open_destination, open_section
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, Manifest
@@ -89,9 +90,7 @@ class Weights:
                 raise MismatchError(
                     f"{chunk.name!r} has the shape {tuple(full.shape)} in {self.place}, and {chunk.shape} here"
                 )
-            for dimension, (begin, length) in enumerate(zip(chunk.offsets, chunk.tensor.shape, strict=True)):
-                full = full.narrow(dimension, begin, length)
-            chunk.tensor.copy_(full)
+            chunk.tensor.copy_(narrow(full, chunk.offsets, chunk.tensor.shape))
         return {}
 
 

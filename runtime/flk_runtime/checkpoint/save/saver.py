@@ -129,6 +129,8 @@ class Saver:
         problem = problem or unreadable
         state, missing_anywhere, incomplete_anywhere, writing_anywhere = agree()
         self._pass(error)
+        if state == _FAILED and not failed:
+            raise StorageError("the save before this one has failed on another rank, whose error says why")
         if lost:
             self._warn(f"{lost}; training goes on, and the next save tries again")
         if self._memory:

@@ -135,16 +135,16 @@ class Watch:
         return RankStatus(
             process.rank,
             page.step,
-            round(idle, 2),
-            round(min(beats), 2),
-            round(now - watched.meter.busy_time, 2),
-            round(waits, 2),
-            page.samples,
-            page.pending_samples,
-            phase_of(page),
-            round(page.step_seconds, 6),
-            host.resident_bytes(process.pid) >> 20 if self._meter else 0,
-            page.data_wait,
+            idle=round(idle, 2),
+            beat=round(min(beats), 2),
+            cpu_idle=round(now - watched.meter.busy_time, 2),
+            waits=round(waits, 2),
+            samples=page.samples,
+            pending=page.pending_samples,
+            phase=phase_of(page),
+            step_seconds=round(page.step_seconds, 6),
+            memory=host.resident_bytes(process.pid) >> 20 if self._meter else 0,
+            data_wait=page.data_wait,
         )
 
 

@@ -27,7 +27,7 @@ from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import ShardError, read_preamble, verify
-from flk_runtime.wire import Backoff, Done, Failed, Stream, VersionError
+from flk_runtime.wire import Backoff, Done, Failed, Stream, VersionError, connections
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
 _RETRY: Final = (0.2, 2.0)  # seconds between two times that all holders of a shard are asked: first, at most
@@ -45,13 +45,7 @@ class Exchange:
 
     def run(self) -> None:
         """Accept connections, until the listener is closed."""
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._listener.fileno() < 0:
-                    return
-                continue
+        for sock in connections(self._listener):
             if not self._strangers.acquire(blocking=False):
                 sock.close()
                 continue

@@ -22,7 +22,7 @@ from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer
 from flk_runtime.shared.shard_file import ShardError
 from flk_runtime.system import host
-from flk_runtime.wire import Done, Failed, Stream, listen, reason
+from flk_runtime.wire import Done, Failed, Stream, connections, listen, reason
 from flk_runtime.wire.listener import LOOPBACK
 
 _SOCKET: Final = "socket"
@@ -260,8 +260,7 @@ class MemoryService:
     # Requests of ranks -------------------------------------------------------------------------------------------
 
     def _accept_ranks(self) -> None:
-        while True:
-            sock, _ = self._ranks_listener.accept()
+        for sock in connections(self._ranks_listener):
             self._start_thread("memory-rank", functools.partial(self._serve_rank, sock))  # some requests wait
 
     def _serve_rank(self, sock: socket.socket) -> None:

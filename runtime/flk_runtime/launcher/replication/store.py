@@ -164,12 +164,11 @@ class ShardStore:
                 self._clear(slot)
                 slot.rank = _NOBODY
             self._remove(lambda slot: slot.rank not in sizes and all(slot is not each for _, each in files))
-            chosen = []
-            for rank, found in files:
-                slot = found or self._make(rank)
+            own = [(found or self._make(rank), rank) for rank, found in files]  # all of them, or it raises
+            for slot, rank in own:
                 slot.rank = rank
-                if slot.size < sizes[rank]:
-                    chosen.append(self._begin_allocation(slot, sizes[rank]))
+            longer = [slot for slot, rank in own if slot.size < sizes[rank]]
+            chosen = [self._begin_allocation(slot, sizes[slot.rank]) for slot in longer]
         self._allocate(chosen, written=False)
         if exchange:
             (path := self.folder / EXCHANGE).touch(mode=0o600)

@@ -6,8 +6,8 @@ import ctypes
 from typing import Any, Final
 
 from flk_runtime.contract.telemetry import GpuUsage
+from flk_runtime.launcher.nvml import open_nvml
 
-NVML: Final = "libnvidia-ml.so.1"
 _TEMPERATURE_GPU: Final = 0  # NVML_TEMPERATURE_GPU
 
 
@@ -21,11 +21,8 @@ class Gpus:
     @classmethod
     def open(cls) -> Gpus | None:
         """The GPUs of this container; None where there is no NVML, or it does not start."""
-        try:
-            nvml = ctypes.CDLL(NVML)
-            return None if nvml.nvmlInit_v2() else cls(nvml)
-        except (OSError, AttributeError):
-            return None
+        nvml = open_nvml()
+        return None if nvml is None else cls(nvml)
 
     def read(self) -> list[GpuUsage]:
         """What each GPU does now. A GPU that does not answer is left out."""

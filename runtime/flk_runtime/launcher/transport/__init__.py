@@ -1,11 +1,11 @@
 """Rendezvous of the launchers of a job: which pods are there, which attempt runs, why it ended, what follows.
 
 The launcher of pod 0 leads. Its `Server` accepts connections from the launchers of all pods, also from its own. They
-are its members. Each `Member` holds one TCP connection, on which both sides send messages (`messages`), one line of
-JSON each, with an authentication code (`flk_runtime.wire`). The leader (`launcher.coordinator.leader`) decides:
+are its members. Each `Member` holds one TCP connection, on which both sides send messages (`messages`), one in each
+frame, with an authentication code (`flk_runtime.wire`). The leader (`launcher.coordinator.leader`) decides:
 
 - When all members have sent Join, it sends AttemptStarted with the number of the attempt and the address of a TCPStore
-  of torch for the ranks (`store`), which is new for each attempt.
+  of torch for the ranks (`attempt_store`), which is new for each attempt.
 - The first FailureReport, a connection that breaks and a lease that expires end the attempt: AttemptEnded. If the first
   failure is a consequence of another one, the leader waits at most half a second for a failure that is not.
 - A PreemptionRequest, of a pod that has received SIGTERM, has all ranks save after the same step and end (see

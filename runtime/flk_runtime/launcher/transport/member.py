@@ -436,7 +436,7 @@ def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Me
 
 
 def _bounded(failures: list[Failure]) -> list[Failure]:
-    """The failures with texts that are cut so that a message with all of them stays below the limit of a line."""
+    """The failures with texts that are cut so that a message with all of them stays below the limit of a frame."""
     limit = _TEXT_LIMIT // (3 * max(1, len(failures)))
     return [
         replace(

@@ -17,7 +17,7 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.attempt_store import AttemptStore
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
 from flk_runtime.launcher.transport.thread import start_thread
-from flk_runtime.wire import Connection, Lease, Refused, Unreadable, VersionError, listen, was_closed
+from flk_runtime.wire import Connection, Lease, Refused, Unreadable, VersionError, accept, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
 _AUTHENTICATION = Lease(10.0)  # seconds in which a connection must have authenticated itself
@@ -124,10 +124,9 @@ class Server:
     # Connections -------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except OSError:  # the peer has gone again, or no descriptor is free
+        if (accepted := accept(self._listener)) is None:
             return
+        sock, address = accepted
         now = time.monotonic()
         if len(self._peers) >= self._settings.pods + _STRANGERS:
             oldest = next(peer for peer in self._peers.values() if peer.pod is None)

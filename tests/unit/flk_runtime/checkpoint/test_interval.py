@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from flk_runtime.checkpoint.interval import NODE_MTTF, failure_interval, save_interval
+from flk_runtime.checkpoint.interval import NODE_MTTF, FixedInterval, failure_interval, save_interval
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,11 @@ def test_failures_shorten_the_expected_time_and_training_without_any_lengthens_i
     assert math.isclose(failure_interval(100, 0, 0.0), NODE_MTTF / 100)
     assert failure_interval(4, 3, 86400.0) < failure_interval(4, 0, 86400.0)
     assert failure_interval(4, 0, 86400.0) > failure_interval(4, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("every", "before", "steps", "passed"),
+    [(10, 9, 10, True), (10, 10, 11, False), (10, 8, 23, True), (10, 11, 19, False), (0, 9, 10, False)],
+)
+def test_a_save_is_due_also_where_one_call_does_many_steps(every: int, before: int, steps: int, passed: bool) -> None:
+    assert FixedInterval(every).is_due(before, steps) == passed

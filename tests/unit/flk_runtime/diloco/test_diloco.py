@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import queue
 import socket
 import ssl
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ from flk.spec.diloco import DiLoCo as JobDiLoCo
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.diloco import DiLoCo, Membership
 from flk_runtime.diloco.compression import ErrorFeedback, decode, encode, encoded_size
+from flk_runtime.diloco.exchange import HubExchange
 from flk_runtime.diloco.fragments import Schedule
 from flk_runtime.diloco.messages import MESSAGES, CatchUp, Contribution, FromHub, Hello, Peer, Result, session
 from flk_runtime.diloco.outer import OuterOptimizer
@@ -424,7 +427,8 @@ def test_a_tls_connection_carries_both_directions_at_once(tmp_path: Path) -> Non
     ours, theirs = _tcp_pair()
     with ThreadPoolExecutor(4) as pool:
         shaking = pool.submit(serves.wrap_socket, ours, server_side=True)
-        trusted = TlsSocket(trusts.wrap_socket(theirs))
+        encrypted = trusts.wrap_socket(theirs)
+        trusted = TlsSocket(encrypted)
         accepted = TlsSocket(shaking.result())
         opening = pool.submit(Stream, accepted, session("secret", serves=True), MESSAGES)
         worker: Peer = Stream(trusted, session("secret", serves=False), MESSAGES)
@@ -448,7 +452,25 @@ def test_a_tls_connection_carries_both_directions_at_once(tmp_path: Path) -> Non
         with pytest.raises(TimeoutError, match="the worker was silent"):
             hub.receive()
         assert time.monotonic() - began < 5
+        worker.interrupt()
+        assert encrypted.cipher(), "a thread that sends meanwhile sends nothing in plain text"
         worker.close()
         with pytest.raises(ConnectionError, match="the worker closed the connection"):
             hub.receive()
         hub.close()
+
+
+def test_the_farewell_of_a_worker_is_not_taken_for_a_message_of_a_former_connection() -> None:
+    """A connection that is made at the same time drops what was queued before, and sees that it may send no more."""
+    exchange = object.__new__(HubExchange)
+    exchange._lock = threading.Lock()
+    held: list[bool] = []
+
+    class Outgoing(queue.SimpleQueue[Any]):
+        def put(self, *arguments: Any) -> None:
+            held.append(exchange._lock.locked() and exchange._closing)
+
+    exchange._outgoing, exchange._thread = Outgoing(), threading.Thread()
+    exchange._thread.start()
+    exchange.close()
+    assert held == [True, True]

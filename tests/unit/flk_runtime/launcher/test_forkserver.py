@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -175,3 +177,26 @@ def test_what_a_script_imports_is_left_to_ranks_where_it_cannot_be_found(monkeyp
         theirs.setblocking(False)
         with pytest.raises(BlockingIOError):  # nothing was asked
             theirs.recv(1)
+
+
+def test_requests_that_arrive_together_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    taken: list[Any] = []
+    read, write = os.pipe()
+    with ours, theirs, open(read, "rb"), open(write, "wb"):
+        server = forkserver._Server(theirs, fork=True)
+        monkeypatch.setattr(server, "_prepare", lambda: taken.append(("prepare", server._request["folder"])))
+        monkeypatch.setattr(server, "_launch", lambda request: taken.append((request["folder"], len(server._fds))))
+        prepare, launch = (
+            json.dumps(each).encode() + b"\n" for each in ({"statements": [], "folder": "a"}, {"folder": "b"})
+        )
+        forkserver._send(ours, prepare, [])
+        forkserver._send(ours, launch[:5], [write, write, write])
+        server._serve()
+        assert taken == [("prepare", "a")], "the end of the other request has not arrived"
+        ours.sendall(launch[5:])
+        server._serve()
+        assert taken == [("prepare", "a"), ("b", 3)]
+        for fd in server._fds:
+            os.close(fd)
+        server._opened.close()

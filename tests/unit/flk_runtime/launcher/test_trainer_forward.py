@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,3 +98,27 @@ def test_a_server_that_refuses_is_one_line_of_the_log(
     (line,) = lines
     assert line.startswith("the progress is not in the TrainJob: http://127.0.0.1:")
     assert line.endswith("does not take it: HTTP Error 403: Forbidden")
+
+
+def test_a_server_that_does_not_speak_http_ends_nothing(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_EVERY", 0.01)
+    heard: list[bytes] = []
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for _ in range(2):
+                with listener.accept()[0] as connection:
+                    heard.append(connection.recv(1 << 16))
+                    connection.sendall(b"no HTTP\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        forward = TrainerForward({**variables, pod_env.TRAINER_URL: url}, lines.append)
+        for step in (1, 2):
+            forward.put(b'{"step": %d}' % step)
+            until(lambda step=step: len(heard) == step, "the line is sent", seconds=20)
+        forward.close()
+    assert lines == [f"the progress is not in the TrainJob: {url} does not take it: no HTTP\r\n"]

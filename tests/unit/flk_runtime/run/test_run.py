@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from flk_runtime.errors import SetupError
 from flk_runtime.run.run import Run
 from flk_runtime.run.steps import Steps
+from flk_runtime.shared.progress import ProgressPage
 
 
 def test_a_keyword_that_parallelize_lacks_is_named() -> None:
@@ -26,3 +29,18 @@ def test_a_step_takes_the_loss_and_no_optimizer() -> None:
     steps.began = False
     with pytest.raises(SetupError, match=r"run\.step takes the loss, a number, and not SGD"):
         steps.record(optimizer, {}, samples=1, epoch=None)
+
+
+def test_a_call_that_does_many_steps_prints_and_saves_what_was_due_on_the_way() -> None:
+    """A worker of strategy diloco that has caught up."""
+    context: Any = SimpleNamespace(options=SimpleNamespace(log_every=10), page=ProgressPage.private())
+    saves, metrics = MagicMock(), MagicMock()
+    steps = Steps(context, saves, metrics)
+    printed: list[int] = []
+    steps._print_line = lambda *_: printed.append(steps.done)  # type: ignore[method-assign]
+    reached = iter((9, 23, 24))
+    steps.outer = MagicMock(step=lambda _: next(reached))
+    for _ in range(3):
+        steps.record(None, {}, samples=1, epoch=None)
+    assert printed == [23]
+    assert [call.args for call in saves.save_after_step.call_args_list] == [(0, 9), (9, 23), (23, 24)]

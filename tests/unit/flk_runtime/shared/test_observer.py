@@ -1,7 +1,8 @@
-"""What the observer of a rank tells of torch's flight recorders: of gloo's and NCCL's, of one of them, of none."""
+"""The observer of a rank: what it tells of torch's flight recorders, and what does not end it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable
@@ -121,3 +122,34 @@ def test_a_collective_that_only_waits_in_nccls_queue_is_no_time_in_communication
     recorders(**traces)
     observer._sample(page, {})
     assert (page.samples, page.pending_samples, page.untold) == (samples, pending, not samples)
+
+
+class Listener:
+    """A listener whose calls of accept raise these errors, one after the other."""
+
+    def __init__(self, *errors: OSError) -> None:
+        self.errors = list(errors)
+
+    def settimeout(self, seconds: float) -> None:
+        pass
+
+    def accept(self) -> None:
+        raise self.errors.pop(0)
+
+
+def test_it_observes_until_the_script_closes_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace: dict[str, Any] = {"pg_status": {"0": {}}}  # without the numbers of collectives
+    monkeypatch.setattr(observer, "_traces", lambda *, entries: {"gloo": trace})
+    numbers = {"last_enqueued_collective": 2, "last_completed_collective": 1}
+    page = ProgressPage.private()
+
+    class Tells(Listener):
+        def settimeout(self, seconds: float) -> None:
+            if len(self.errors) == 2:
+                trace["pg_status"] = {"0": numbers}
+
+    full, gone, closed = OSError(errno.EMFILE, ""), OSError(errno.ECONNABORTED, ""), OSError(errno.EBADF, "")
+    listener: Any = Tells(TimeoutError(), full, gone, TimeoutError(), closed)
+    observer._serve(listener, page)
+    assert listener.errors == []
+    assert (page.samples > 0, page.pending) == (True, 1)

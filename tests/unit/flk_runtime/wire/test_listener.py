@@ -1,12 +1,15 @@
-"""Listening sockets: IPv6 and IPv4 at once, or one address."""
+"""Listening sockets: IPv6 and IPv4 at once, or one address; and what cannot be accepted."""
 
 from __future__ import annotations
 
+import errno
 import socket
+from typing import Any
 
 import pytest
 
-from flk_runtime.wire import listen
+from flk_runtime.wire import accept, connections, listen
+from flk_runtime.wire import listener as listener_module
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
@@ -26,3 +29,36 @@ def test_where_there_is_no_ipv6_it_listens_on_ipv4(monkeypatch: pytest.MonkeyPat
 def test_one_address_is_the_only_one() -> None:
     with listen("127.0.0.1", 0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
+
+
+class Busy:
+    """A listener whose calls of accept raise these errors, one after the other, and then say that it is closed."""
+
+    def __init__(self, *errors: int) -> None:
+        self.errors = [*errors, errno.EBADF]
+
+    def accept(self) -> None:
+        raise OSError(self.errors.pop(0), "accept")
+
+
+def test_a_connection_that_cannot_be_accepted_takes_a_pause_and_not_the_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(listener_module.time, "sleep", pauses.append)
+    busy: Any = Busy(errno.EMFILE, errno.ECONNABORTED, errno.EMFILE)
+    assert list(connections(busy)) == []
+    assert (len(pauses), busy.errors) == (3, [])
+
+
+def test_without_a_connection_there_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module.time, "sleep", pytest.fail)
+    with listen("127.0.0.1", 0) as listener:
+        listener.setblocking(False)
+        assert accept(listener) is None
+        with socket.create_connection(listener.getsockname()) as client:
+            accepted = accept(listener)
+            assert accepted
+            with accepted[0]:
+                assert accepted[1] == client.getsockname()
+    assert list(connections(listener)) == [], "it is closed"

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -125,3 +126,25 @@ def test_an_end_that_closes_the_connection_is_named(ends: Ends) -> None:
     client.close()
     with pytest.raises(ConnectionError, match="it closed the connection"):
         server.receive()
+
+
+def test_a_link_on_which_a_piece_takes_longer_than_the_timeout_makes_progress() -> None:
+    class Slow(socket.socket):
+        """A socket that sends some bytes within its timeout."""
+
+        def send(self, data: Any, flags: int = 0, /) -> int:
+            with memoryview(data)[: 1 << 16] as taken:
+                return super().send(taken)
+
+        def sendall(self, data: Any, flags: int = 0, /) -> None:
+            raise TimeoutError("timed out")
+
+    one, other = pair()
+    client, server = opened(Slow(fileno=one.detach()), other)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(client.send, Put(1), DATA)
+        message, length = server.receive()
+        assert (message, server.receive_bytes(length)) == (Put(1), DATA)
+        sending.result(30)
+    client.close()
+    server.close()

@@ -16,6 +16,7 @@ import torch
 
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.save import Retention, Saver
+from flk_runtime.checkpoint.save import saver as saver_module
 from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage.folder import FolderDestination
@@ -303,3 +304,12 @@ def test_saves_leave_nothing_behind(
     assert 0 < more_keys <= keys
     # What saves leave is left each time; another test's threads add objects once in a while.
     assert min(after - before for (_, before), (_, after) in itertools.pairwise(found)) < saves // 3
+
+
+def test_a_save_that_failed_on_another_rank_only_is_an_error_here_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: Storage
+) -> None:
+    job = Job(tmp_path, storage)
+    monkeypatch.setattr(process_group, "begin_maximum", lambda state, *others: lambda: [saver_module._FAILED, *others])
+    with pytest.raises(StorageError, match="the save before this one has failed on another rank"):
+        job.save(1)

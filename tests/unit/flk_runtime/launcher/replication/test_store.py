@@ -408,3 +408,20 @@ def test_parts_that_grow_keep_their_files_and_what_these_hold(store: ShardStore)
         assert memory
         assert len(memory) == 10 * SIZE
         assert read_preamble(memory).step == 1
+
+
+def test_a_reservation_that_fails_leaves_all_files_as_they_were(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.keep_only(None, attempt="first")
+    reserve(store, 0)
+
+    def full(path: Path, size: int) -> None:
+        raise NoRoomError("the file system is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_fallocate", full)
+        with pytest.raises(NoRoomError, match="full"):
+            store.reserve({0: 2 * SIZE, 1: SIZE}, 1)
+    assert [(slot.size, slot.written) for slot in store._slots] == [(SIZE, False)] * 2
+    assert len(reserve(store, 0, 1, size=2 * SIZE)) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flk_runtime.contract.telemetry import GpuUsage
-from flk_runtime.launcher.telemetry import gpus
+from flk_runtime.launcher import nvml
 from flk_runtime.launcher.telemetry.gpus import Gpus
 
 _UNKNOWN = 999  # NVML_ERROR_UNKNOWN
@@ -45,5 +45,5 @@ def test_a_gpu_that_answers_is_read_and_another_one_left_out() -> None:
 
 
 def test_there_are_none_without_the_library(monkeypatch: Any) -> None:
-    monkeypatch.setattr(gpus, "NVML", "libno-such-library.so.1")
+    monkeypatch.setattr(nvml, "NVML", "libno-such-library.so.1")
     assert Gpus.open() is None

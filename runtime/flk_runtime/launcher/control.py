@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.launcher.hangs import report
+from flk_runtime.wire import connections
 
 FOLDER_PREFIX: Final = "flk-"  # of the launcher's temporary folder
 _SOCKET: Final = "control"
@@ -61,8 +62,7 @@ class Control:
             threading.Thread(target=_send, args=(connection, found), daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            connection, _ = self._listener.accept()
+        for connection in connections(self._listener):
             self._count += 1
             threading.Thread(target=self._hear, args=(connection, str(self._count)), daemon=True).start()
 
