@@ -67,8 +67,6 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     if manager.steps:
         manager.start_rank_rng()
     manager.finish_restoring()
-    if manager.place and manager.place == _default_place(manager.place):
-        progress.own_page().found = manager.steps, manager.source
     return manager.steps
 
 
@@ -101,6 +99,8 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             lambda step: setattr(page, "saved", step),
             lambda step: setattr(page, "stored", step),
         )
+        if resume and options.in_memory:  # other places are not those of this training
+            page.found = _managers[place].steps, _managers[place].source
     complete_at_the_end(_managers[place])
     return _managers[place]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import MemberDescriptorType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -129,7 +129,7 @@ def _copy(tree: Any) -> Any:
         slots = [name for name, member in members if isinstance(member, MemberDescriptorType)]
         for name in (*getattr(tree, "__dict__", ()), *slots):
             value = getattr(tree, name, None)
-            if isinstance(value, (Mapping, list, set)):
+            if isinstance(value, (MutableMapping, list, set)):
                 object.__setattr__(twin, name, _copy(value))
     return twin
 

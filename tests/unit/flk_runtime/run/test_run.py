@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
+from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.run.run import Run
+from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 from flk_runtime.shared.progress import ProgressPage
 
@@ -44,3 +47,13 @@ def test_a_call_that_does_many_steps_prints_and_saves_what_was_due_on_the_way() 
         steps.record(None, {}, samples=1, epoch=None)
     assert printed == [23]
     assert [call.args for call in saves.save_after_step.call_args_list] == [(0, 9), (9, 23), (23, 24)]
+
+
+def test_a_loop_that_begins_at_a_checkpoint_of_its_own_tells_no_place_of_flks() -> None:
+    saves, page = object.__new__(Saves), ProgressPage.private()
+    saves._context = SimpleNamespace(page=page)  # type: ignore[assignment]
+    options = CheckpointOptions(None, seed=0, metadata={}, timeout=1.0, in_memory=False)
+    saves.manager = CheckpointManager(options, pytest.fail, print, print)
+    page.restored_from = SOURCES.index("storage")
+    saves.begin_at(7)
+    assert (page.restored, SOURCES[page.restored_from]) == (7, "")
