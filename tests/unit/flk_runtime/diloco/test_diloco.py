@@ -467,7 +467,7 @@ def test_the_farewell_of_a_worker_is_not_taken_for_a_message_of_a_former_connect
     held: list[bool] = []
 
     class Outgoing(queue.SimpleQueue[Any]):
-        def put(self, *arguments: Any) -> None:
+        def put(self, *arguments: Any, **named: Any) -> None:
             held.append(exchange._lock.locked() and exchange._closing)
 
     exchange._outgoing, exchange._thread = Outgoing(), threading.Thread()

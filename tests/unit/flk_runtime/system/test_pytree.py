@@ -98,6 +98,8 @@ def test_mappings_keep_their_type_and_attributes() -> None:
 class Items(MutableMapping[str, Any]):
     """A mapping whose items are in an attribute, and which says nothing about copies."""
 
+    items_: Any
+
     def __init__(self, **items: Any) -> None:
         self.items_, self.name = items, "batch"
 
