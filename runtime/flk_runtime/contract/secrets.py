@@ -7,8 +7,11 @@ and reports.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import AnyStr, Final
+
+from flk_runtime.contract.pod_env import ON_RESTART, SETUP
 
 REDACTED: Final = "***"
 _LEAST: Final = 4  # characters of a value that is hidden wherever it stands: shorter ones are parts of other words
@@ -22,9 +25,12 @@ _WORDS: Final = re.compile(
 )
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
-# The password in an address: scheme://user:password@host. No part of a text is read twice, however hostile it is.
-_IN_ADDRESS: Final = re.compile(r"(://[^\s/:@]*):([^\s/@]+)@")
+# The password in an address: scheme://user:password@host, or the token: scheme://token@host. A long text takes linear
+# time, however hostile it is.
+_IN_ADDRESS: Final = re.compile(r"(://(?:[^\s/:@]*:(?!x-oauth-basic@))?)([^\s/@]+)@")
 _IN_BYTES: Final = re.compile(_IN_ADDRESS.pattern.encode())
+_TOKEN: Final = 16  # characters of a token in an address that is hidden wherever it stands: names of users are shorter
+_COMMANDS: Final = (SETUP, ON_RESTART)  # variables whose values are commands
 
 
 def names_secret(name: str) -> bool:
@@ -39,24 +45,42 @@ def secrets_in(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
     """
     values = [value for name, value in variables.items() if names_secret(name)]
     values += [secret for _, secret in in_command(words) if secret]
-    passwords = [match[2] for text in (*variables.values(), *words) for match in _IN_ADDRESS.finditer(text)]
-    lines = {line.strip() for value in (*values, *passwords) for line in value.splitlines()}
+    values += [secret for name in _COMMANDS for secret in in_shell_command(variables.get(name, ""))]
+    for match in (match for text in (*variables.values(), *words) for match in _IN_ADDRESS.finditer(text)):
+        value = match[2] if match[1].endswith(":") else match[2].partition(":")[0]
+        if match[1].endswith(":") or len(value) >= _TOKEN:
+            values.append(value)
+    lines = {line.strip() for value in values for line in value.splitlines()}
     found = {line for line in lines if len(line) >= _LEAST and not _PLAIN.fullmatch(line)}
     return sorted(found, key=lambda value: (-len(value), value))
 
 
 def hidden(text: AnyStr, secrets: Sequence[AnyStr]) -> AnyStr:
-    """Return a text, or its bytes, with ``***`` in place of the secrets and of passwords in addresses."""
+    """Return a text, or its bytes, with ``***`` in place of the secrets, and of passwords and tokens in addresses."""
     for secret in secrets:
         text = text.replace(secret, REDACTED if isinstance(secret, str) else REDACTED.encode())
     return without_password(text)
 
 
 def without_password(text: AnyStr) -> AnyStr:
-    """Return a text, or its bytes, with ``***`` in place of the passwords in its addresses."""
+    """Return a text, or its bytes, with ``***`` in place of the passwords and tokens in its addresses."""
     if isinstance(text, str):
-        return _IN_ADDRESS.sub(rf"\1:{REDACTED}@", text)
-    return _IN_BYTES.sub(rf"\1:{REDACTED}@".encode(), text)
+        return _IN_ADDRESS.sub(rf"\1{REDACTED}@", text)
+    return _IN_BYTES.sub(rf"\1{REDACTED}@".encode(), text)
+
+
+def hidden_in_shell_command(command: str) -> str:
+    """Return a shell command with ``***`` in place of its secrets."""
+    return hidden(command, in_shell_command(command))
+
+
+def in_shell_command(command: str) -> list[str]:
+    """Return the secrets in a shell command, the longest first."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation mark without another one
+        words = command.split()
+    return sorted(filter(None, (secret for _, secret in in_command(words))), key=len, reverse=True)
 
 
 def in_command(words: Sequence[str]) -> Iterator[tuple[str, str]]:

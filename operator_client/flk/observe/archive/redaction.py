@@ -13,7 +13,16 @@ from typing import Any, Final, TypeVar, cast
 from flk import labels
 from flk.kube import Object
 from flk.secret_names import file_names_secret
-from flk_runtime.contract.secrets import REDACTED, hidden, in_command, names_secret, secrets_in, without_password
+from flk_runtime.contract.pod_env import ON_RESTART, SETUP
+from flk_runtime.contract.secrets import (
+    REDACTED,
+    hidden,
+    hidden_in_shell_command,
+    in_command,
+    names_secret,
+    secrets_in,
+    without_password,
+)
 
 T = TypeVar("T")
 
@@ -22,6 +31,7 @@ _NAME_IN_CODE: Final = re.compile(r"""([\w.-]+)["'\])]*[ \t]*(?::|=(?!=))[ \t]*(
 _FILE_OF_DIFF: Final = re.compile(r"diff --git a/.* b/(.+)")
 # A copy of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
+_SHELL_COMMANDS: Final = {"setup": SETUP, "on_restart": ON_RESTART}  # variables of the options that are commands
 _NOT_OF_CONTAINERS: Final = ("env", "envFrom", "command", "args", "lifecycle")
 
 
@@ -81,7 +91,7 @@ def _redacted_spec(text: str) -> str:
     except ValueError:
         return ""
     _redact(spec)
-    return json.dumps(spec, separators=(",", ":"))
+    return json.dumps(masked(spec, []), separators=(",", ":"))
 
 
 def _redact(node: Any) -> None:
@@ -100,6 +110,8 @@ def _redact(node: Any) -> None:
             node[key] = {name: _kept_value(name, text) for name, text in value.items()}
         elif key in ("command", "args") and isinstance(value, list):
             node[key] = _hidden_in_command([str(word) for word in value])
+        elif key in _SHELL_COMMANDS and isinstance(value, str):  # of flk.yaml
+            node[key] = hidden_in_shell_command(value)
         else:
             _redact(value)
 
@@ -116,7 +128,9 @@ def _kept_value(name: object, value: Any) -> Any:
     """Return the value of a variable, hidden if its name says that it is a secret."""
     if names_secret(str(name)):
         return REDACTED
-    return without_password(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return hidden_in_shell_command(value) if name in _SHELL_COMMANDS.values() else without_password(value)
 
 
 def kept_pod(pod: Object) -> Object:

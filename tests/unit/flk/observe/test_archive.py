@@ -197,6 +197,26 @@ def test_no_secret_is_kept() -> None:
     assert CANARY in json.dumps(whole)  # the object itself stays as it is
 
 
+def test_no_secret_of_the_options_is_kept() -> None:
+    spec: dict[str, Any] = {
+        "pip": [f"git+https://{CANARY}@host/x", "timm"],
+        "setup": f"HF_TOKEN={CANARY} ./get.sh --lr 0.1",
+        "on_restart": f"--api-token='{CANARY}'",
+        "mounts": [{"address": f"https://me:{CANARY}@host/x"}],
+    }
+    env = [{"name": "FLK_SETUP", "value": spec["setup"]}, {"name": "FLK_ON_RESTART", "value": spec["on_restart"]}]
+    env.append({"name": "FLK_PIP", "value": spec["pip"][0]})
+    whole = job()
+    whole["metadata"]["annotations"] = {"flk.dev/spec": json.dumps(spec)}
+    template = {"spec": {"containers": [{"name": "pytorch", "env": env}]}}
+    whole["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = template
+    kept = json.dumps(kept_job(whole))
+    assert CANARY not in kept
+    assert kept.count("HF_TOKEN=*** ./get.sh --lr 0.1") == 2
+    assert kept.count("git+https://***@host/x") == 2
+    assert "timm" in kept
+
+
 def test_no_secret_that_a_script_prints_is_kept(client: JobClient) -> None:
     told = f"the token {CANARY} is not valid"
     seen = job()

@@ -20,10 +20,23 @@ CANARY = "canary-7f3b"
         ({}, ["train.py", "--token", f"API_TOKEN={CANARY}"]),
         ({}, ["train.py", "--token", f"--api-key={CANARY}"]),
         ({}, ["train.py", f"--cache=redis://:{CANARY}@cache.example"]),
+        ({"FLK_SETUP": f"HF_TOKEN={CANARY} ./get.sh"}, []),
+        ({"FLK_ON_RESTART": f"--resume --api-token={CANARY}"}, []),
+        ({"FLK_SETUP": f"echo it's; ./get.sh --token {CANARY}"}, []),
     ],
 )
 def test_secrets_of_variables_and_commands(variables: dict[str, str], words: list[str]) -> None:
     assert secrets_in({"LR": "0.1", **variables}, words) == [CANARY]
+
+
+def test_a_token_in_an_address_is_hidden_everywhere_and_the_name_of_a_user_in_addresses() -> None:
+    token = "ghp_0123456789abcdef"
+    for address in (f"https://{token}@host/x", f"https://{token}:@host/x", f"https://{token}:x-oauth-basic@host/x"):
+        assert secrets_in({"FLK_PIP": f"git+{address}"}, []) == [token]
+        assert hidden(address, []) == "https://***@host/x"
+    assert secrets_in({"STORE": "postgresql://mlflow@host/x"}, []) == []
+    assert hidden("postgresql://mlflow@host/x of mlflow", []) == "postgresql://***@host/x of mlflow"
+    assert hidden("https://host/@a", []) == "https://host/@a"
 
 
 def test_a_secret_of_several_lines_is_hidden_line_by_line() -> None:
