@@ -11,9 +11,9 @@
     ├── JobNotFoundError      102   no job of that name
     ├── JobFailedError   100, 104   the job failed: because of the user's code, or of the infrastructure
     ├── JobStuckError    100, 104   the job cannot go on, and that does not resolve by itself
-    ├── JobRunningError       101   the job has not ended, and flk was told not to wait
     ├── JobDeletedError       103   the job was deleted while flk watched it
     └── WaitTimeoutError      124   the time that flk may wait is over
+        └── JobRunningError   101   the job has not ended, and flk was told not to wait
 
 `flk.__main__` prints an error as an `error:` line and a `hint:` line, and exits with its code. Ctrl-C exits with 130.
 Any other exception is a bug of flk: it ends in a traceback, with code 1.
@@ -50,6 +50,11 @@ class ApiError(FlkError):
     def __init__(self, message: str, *, hint: str = "", status: int = 0) -> None:
         super().__init__(message, hint=hint)
         self.status = status
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether the same request may succeed later: the server did not answer, is overloaded or failed."""
+        return isinstance(self, UnreachableError) or self.status == 429 or self.status >= 500
 
 
 class NoConfigError(ApiError):
@@ -98,12 +103,6 @@ class JobStuckError(FlkError):
     code = ExitCode.INFRASTRUCTURE
 
 
-class JobRunningError(FlkError):
-    """The job has not ended."""
-
-    code = ExitCode.RUNNING
-
-
 class JobDeletedError(FlkError):
     """The job was deleted while flk watched it."""
 
@@ -114,3 +113,9 @@ class WaitTimeoutError(FlkError):
     """The job has not ended in the time that flk was told to wait."""
 
     code = ExitCode.TIMEOUT
+
+
+class JobRunningError(WaitTimeoutError):
+    """The job has not ended, and flk was told not to wait."""
+
+    code = ExitCode.RUNNING

@@ -92,7 +92,7 @@ def _in_cluster(job: Job, root: Path, context: str | None, namespace: str | None
     try:
         started = wait.wait_for(client, handle.name, uid=handle.uid, goal=wait.Goal.parse("Running"))
         if started.outcome is not wait.Outcome.REACHED:
-            wait.raise_for_state(started.state, client)
+            wait.raise_for_state(started.state, client, started.outcome)
         for line in logs.follow(client, handle.name, logs.LogOptions(), note=note):
             watched.write(f"{line.text}\n")
             if watched.result:

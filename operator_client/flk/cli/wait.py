@@ -109,6 +109,8 @@ class _Waiting:
             try:
                 if isinstance(waited, JobNotFoundError):
                     codes.append(self._without_job(client, ref, waited) or 0)
+                elif isinstance(waited, FlkError):
+                    codes.append(chosen.failed(ref, waited))
                 else:
                     codes.append(self._conclude(client, ref, waited) or 0)
             except FlkError as error:
@@ -162,7 +164,7 @@ class _Waiting:
         if state.failure and state.failure.details:
             for line in state.failure.details.splitlines():
                 print(f"  {printable(line)}", file=sys.stderr)
-        raise_for_state(state, client, self.limit, goal=self.goal)
+        raise_for_state(state, client, waited.outcome, self.limit, goal=self.goal)
         if self.goal is not None:
             note(f"job {ref.name} has ended and was never seen as {self.goal.text}")
             return int(ExitCode.ERROR)

@@ -72,7 +72,7 @@ class JobHandle:
         finally:
             line.end()
         if check or waited.outcome == wait.Outcome.TIMEOUT:
-            wait.raise_for_state(waited.state, self.client, timeout or 0.001)
+            wait.raise_for_state(waited.state, self.client, waited.outcome, timeout)
         return waited.state
 
     def logs(self, follow: bool = True) -> Iterator[str]:

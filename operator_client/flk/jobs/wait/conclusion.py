@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flk.errors import JobDeletedError, JobFailedError, JobRunningError, JobStuckError, WaitTimeoutError
 from flk.jobs.state import Phase, State
+from flk.jobs.wait.follow import Outcome
 from flk.jobs.wait.goal import Goal
 from flk.observe.client import JobClient
 from flk.units import short_duration
@@ -48,11 +49,18 @@ def run_time_text(state: State) -> str:
     return f" after {short_duration(state.ended - state.started)}{attempts}"
 
 
-def raise_for_state(state: State, client: JobClient, timeout: float | None = None, *, goal: Goal | None = None) -> None:
+def raise_for_state(
+    state: State,
+    client: JobClient,
+    outcome: Outcome = Outcome.FINISHED,
+    timeout: float | None = None,
+    *,
+    goal: Goal | None = None,
+) -> None:
     """Return if the job has succeeded; else raise the error that has the exit code of the contract.
 
-    ``timeout`` is the time in seconds that flk has waited for a job that has not finished, and ``goal`` the goal of the
-    wait, if it was not the job's end.
+    ``outcome`` is why the wait has ended, ``timeout`` the time in seconds that flk has waited for a job that has not
+    finished, and ``goal`` the goal of the wait, if it was not the job's end.
     """
     name, command = state.name, client.commands.flk
     if state.phase == Phase.SUCCEEDED:
@@ -65,7 +73,7 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
             hint=f"{command('status', name)} shows more; {command('logs', name)}{rank} shows what was printed",
             code=ExitCode(state.code),
         )
-    if state.phase == Phase.STUCK and timeout != 0:
+    if outcome == Outcome.STUCK:
         raise JobStuckError(
             f"job {name} is stuck: {state.message or state.reason}",
             hint=f"{command('why', name)} shows the cause and what to do; --no-fail-fast waits on",
@@ -83,6 +91,8 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
         hint = f"{again} waits for {'that' if goal else 'its end'}"
     elif state.phase == Phase.TERMINATING:
         hint = f"it is being deleted; {again} waits again"
+    elif state.phase == Phase.STUCK:
+        hint = f"{command('why', name)} shows the cause and what to do; {again} waits again"
     else:
         hint = f"{'nobody has deleted it' if deletion else 'the job goes on'}; {again} waits again"
     if timeout == 0:

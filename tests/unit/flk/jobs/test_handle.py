@@ -40,6 +40,14 @@ def test_a_wait_raises_unless_the_job_has_succeeded(
         assert handle.wait(check=False).phase in ("Failed", "Stuck")
 
 
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_the_time_for_a_stuck_job_that_is_waited_for_on_is_over(fake: FakeApiServer, timeout: float) -> None:
+    jobs.add(fake, "image missing")
+    for check in (True, False):
+        with pytest.raises(flk.WaitTimeoutError, match="job gpt is stuck"):
+            flk.get("gpt").wait(timeout, fail_fast=False, check=check)
+
+
 def test_a_wait_for_a_job_that_was_deleted(fake: FakeApiServer) -> None:
     jobs.add(fake, "running")
     handle = flk.get("gpt")

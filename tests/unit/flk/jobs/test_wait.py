@@ -109,6 +109,7 @@ def test_a_stuck_job_ends_the_wait_unless_it_should_not(
         (Phase.RUNNING, "Succeeded", 0, "flk wait gpt -n team --for Succeeded waits for that"),
         (Phase.RUNNING, "Succeeded", 1, "the job goes on; flk wait gpt -n team --for Succeeded waits again"),
         (Phase.RUNNING, "delete", 1, "nobody has deleted it; flk wait gpt -n team --for delete waits again"),
+        (Phase.STUCK, None, 1, "flk why gpt -n team shows the cause and what to do; flk wait gpt -n team waits again"),
         (Phase.SUSPENDED, None, 0, "flk resume gpt -n team starts it again"),
         (Phase.SUSPENDED, None, 1, "flk resume gpt -n team starts it again"),
         (Phase.SUSPENDED, "Running", 1, "flk resume gpt -n team starts it again"),
@@ -122,8 +123,18 @@ def test_what_is_suggested_when_the_time_is_over(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["flk"])
     with pytest.raises(FlkError) as caught:
-        raise_for_state(state(phase), client, timeout, goal=Goal.parse(goal) if goal else None)
+        raise_for_state(state(phase), client, Outcome.TIMEOUT, timeout, goal=Goal.parse(goal) if goal else None)
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(("timeout", "code"), [("1s", ExitCode.TIMEOUT), ("0", ExitCode.RUNNING)])
+def test_the_time_for_a_stuck_job_that_is_waited_for_on_is_over(
+    fake: FakeApiServer, run: Run, timeout: str, code: ExitCode
+) -> None:
+    jobs.add(fake, "image missing")
+    ended, _, stderr = run("wait", "gpt", "--no-fail-fast", "--timeout", timeout)
+    assert ended == code
+    assert "--no-fail-fast" not in stderr
 
 
 def test_the_hint_names_what_was_waited_for(fake: FakeApiServer, run: Run) -> None:
