@@ -41,9 +41,11 @@ class Commands:
 
     namespace: str = ""
     connection: Connection = field(default_factory=Connection)
+    job: tuple[str, str] = ("", "")  # the name of a job, and the word for it where others may have the name
 
     def flk(self, verb: str, job: str = "", *, namespace: str | None = None) -> str:
         """Return the flk command that does something with a job of the namespace, or of another one."""
+        job = self.job[1] if job == self.job[0] else job
         words = [program_name(), verb, *([job] if job else []), "-n", namespace or self.namespace]
         return " ".join(words) + self.connection.flags
 

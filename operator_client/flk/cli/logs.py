@@ -185,7 +185,7 @@ def _follow_to_end(
 
 def note_detached(chosen: Chosen, verb: str = "logs") -> None:
     """Say that the jobs go on although flk does not follow them any more; ``verb`` is the command that does again."""
-    what = f"{len(chosen.jobs)} jobs go on" if chosen.are_several else f"job {chosen.names} goes on"
+    what = f"{len(chosen.jobs)} jobs go on" if chosen.are_several else f"job {chosen.jobs[0].name} goes on"
     note(f"detached: {what}. To attach again: {chosen.client.commands.flk(verb, chosen.names)}")
 
 

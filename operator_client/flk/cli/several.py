@@ -112,7 +112,7 @@ class Chosen:
     @property
     def names(self) -> str:
         """The names of the jobs, as a command takes them."""
-        return " ".join(job.name for job in self.jobs)
+        return " ".join(job.word for job in self.jobs)
 
     def in_turn(self, act: Act) -> int:
         """Call ``act`` for each job, and return the worst exit code. Raises the error of a single job."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from flk.errors import FlkError, JobNotFoundError
+from flk.errors import FlkError
 from flk.jobs.archive_writer import ArchiveWriter, remember
 from flk.jobs.state import State, derive
 from flk.jobs.tails import TailReader
@@ -106,10 +106,11 @@ def wait_for_all(
     report: Tell,
     watch: Tell,
     note: Callable[[str], None],
-) -> Iterator[tuple[JobRef, Waited | JobNotFoundError]]:
+) -> Iterator[tuple[JobRef, Waited | FlkError]]:
     """Wait for jobs as `wait_for` does for one, and yield each when the wait for it is over, with the last state.
 
-    Those that do not exist at the beginning come first, with an error.
+    Those that do not exist at the beginning come first, with an error. Those that cannot be watched any more come with
+    the error of the watch.
     """
     until = None if timeout is None else time.monotonic() + timeout
     shared, followed = SharedAnswers(client), {}
@@ -117,13 +118,14 @@ def wait_for_all(
     tails = ThreadPoolExecutor(THREADS, thread_name_prefix="flk-tail")
     try:
         with Followers(client, jobs) as followers:
-            yield from ((job, client.no_job(job)) for job in followers.missing)
+            yield from followers.take_errors().items()
             for job in jobs:
                 own = client.of(job)
                 writer = ArchiveWriter(own, note)
                 reader, conclusion = Reader(own, shared), Conclusion(goal, fail_fast, report, watch)
                 followed[job] = _Followed(own, reader, writer, TailReader(own, writer, tails), conclusion)
             for seen in followers.updates(until):
+                yield from followers.take_errors().items()
                 complete = _completed(pool, followed, seen, until)
                 for job, each in complete.items():
                     waited = _take(job, followed[job], each)
@@ -133,6 +135,7 @@ def wait_for_all(
                 if until is not None and time.monotonic() >= until:
                     yield from ((job, followed[job].conclusion.now()) for job in jobs if job in followers)
                     return
+            yield from followers.take_errors().items()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         _close(followed.values(), tails)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flk.errors import ApiError
+from flk.errors import ApiError, UnreachableError
 from flk.kube.client import ApiClient
 from flk.kube.resources import Object, RequestTarget
 
@@ -47,38 +47,42 @@ def list_and_watch(
     *,
     idle: float = IDLE,
     outage: float = OUTAGE,
+    closed: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Listed | Changed]:
-    """Yield the collection and then its changes, without end.
+    """Yield the collection and then its changes, until ``closed`` says so when the server sends something.
 
     Raises the error of the first list at once. Later errors are raised after ``outage`` seconds without an answer in
-    between. A request that is refused is tried again for a shorter time.
+    between that can be read. A request that is refused is tried again for a shorter time.
     """
     version, listed, failures = "", False, 0
     failing_since: float | None = None
-    while True:
+    while not closed():
+        opened = False
         try:
             if not version:
                 items, version = client.list_all(target, query)
                 listed, failing_since = True, None
                 yield Listed(items)
             with client.watch(target, query, version, idle) as lines:
-                failing_since = None
+                opened = True
                 for line in lines:
-                    event = _parsed(line)
-                    if event is None:
-                        break  # cut or garbled: the rest of the stream cannot be trusted
-                    kind, item = event
+                    if closed():
+                        return
+                    kind, item = _parsed(line, target)
                     if kind == "ERROR":
-                        version = _version_after_error(item, version)
+                        version = ""  # it has expired
                         break
-                    failures = 0
+                    failures, failing_since = 0, None
                     version = str((item.get("metadata") or {}).get("resourceVersion") or version)
                     if kind in ("ADDED", "MODIFIED", "DELETED"):
                         yield Changed(item, kind == "DELETED")
+            failing_since = None
         except ApiError as error:
             starting = error.status in _WHILE_STARTING
+            if opened and isinstance(error, UnreachableError):
+                failing_since = None  # the server did answer
             if error.status == 410:
                 version = ""
             elif not listed or (400 <= error.status < 500 and error.status != 429 and not starting):
@@ -90,14 +94,17 @@ def list_and_watch(
         failures += 1
 
 
-def _parsed(line: bytes) -> tuple[str, Object] | None:
+def _parsed(line: bytes, target: RequestTarget) -> tuple[str, Object]:
+    """Return kind and object of an event; ERROR only if the version has expired.
+
+    Raises ApiError for other errors, and for a line that is cut or garbled: the rest of its stream cannot be trusted.
+    """
     try:
         event = json.loads(line)
-        return str(event["type"]), dict(event["object"])
+        kind, item = str(event["type"]), dict(event["object"])
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _version_after_error(status: Object, version: str) -> str:
-    """Return where to go on after an ERROR event: at a new list if the version has expired, else where it was."""
-    return "" if status.get("code") == 410 or status.get("reason") in ("Expired", "Gone") else version
+        start = line[:80].decode(errors="replace")
+        raise ApiError(f"the watch of {target.resource.plural} gets what is no event: {start!r}") from None
+    if kind == "ERROR" and item.get("code") != 410 and item.get("reason") not in ("Expired", "Gone"):
+        raise ApiError(f"the watch of {target.resource.plural} fails: {item.get('message') or item}")
+    return kind, item

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels, targets
@@ -85,6 +85,11 @@ class JobRef:
         of_kind = self.target is None or job.get("kind") in (None, self.target.kind)
         return of_kind and self.uid in ("", job["metadata"].get("uid"))
 
+    @property
+    def word(self) -> str:
+        """What a command takes: the name, with the kind if the name alone would mean a job of another kind first."""
+        return self.name if self.target is targets.DEFAULT else str(self)
+
     def __str__(self) -> str:
         return f"{RESOURCES[self.target.name].singular}/{self.name}" if self.target else self.name
 
@@ -111,6 +116,7 @@ class JobClient:
         """Return a client of the same namespace for which the job's name means this job, and no other one."""
         client = JobClient(self.api, self.namespace)
         client._refs[job.name] = job
+        client.commands = replace(client.commands, job=(job.name, job.word))
         return client
 
     def ref(self, name: str) -> JobRef:

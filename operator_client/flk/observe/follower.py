@@ -68,7 +68,9 @@ class Follower:
                 raise
             return self.client.ref(self.name).target or DEFAULT  # it is gone
 
-    def _take(self, source: str, change: Listed | Changed) -> None:
+    def _take(self, source: str, change: Listed | Changed | FlkError) -> None:
+        if isinstance(change, FlkError):
+            raise change
         if source == "job":
             self._cache.take_job(change)
         else:
@@ -79,9 +81,8 @@ class Followers:
     """Watches jobs of one namespace and their pods: two watches for each kind of job, however many jobs there are."""
 
     def __init__(self, client: JobClient, jobs: Sequence[JobRef]) -> None:
-        """``missing`` are those of the jobs that do not exist when the context is entered."""
-        self.missing: list[JobRef] = []
         self._client, self._jobs = client, jobs
+        self._errors: dict[JobRef, FlkError] = {}
         self._caches: dict[JobRef, JobCache] = {}
         self._named: dict[tuple[str, str], list[JobRef]] = defaultdict(list)  # by name of the target and of the job
         self._watches = Watches(client.api)
@@ -97,8 +98,11 @@ class Followers:
         for job in self._jobs:
             named = next((each for each in by_name[job.name] if job.means(each)), None)
             if named is None and not (job.target and job.uid):
-                self.missing.append(job)
-                continue
+                try:
+                    named = self._client.of(job).get_job(job.name)  # the user may not list the jobs of its kind
+                except FlkError as error:
+                    self._errors[job] = error
+                    continue
             target = job.target or targets.target_of(named or {})
             uid = job.uid or (named or {})["metadata"]["uid"]
             self._caches[job] = JobCache(self._client, job.name, uid, target)
@@ -120,11 +124,19 @@ class Followers:
         """Follow a job no longer."""
         self._caches.pop(job, None)
 
+    def take_errors(self) -> dict[JobRef, FlkError]:
+        """Return the jobs that are followed no longer because of an error, each once.
+
+        Those that do not exist at the beginning are among them, with JobNotFoundError.
+        """
+        errors, self._errors = self._errors, {}
+        return errors
+
     def updates(self, until: float | None = None) -> Iterator[dict[JobRef, Observation]]:
         """Yield the jobs that have changed, in their order, and all of them now and then, until none is followed.
 
-        Yields at least every second, and soon after time.monotonic() has reached ``until``; passes on the errors of
-        the watches. Many jobs that do not change are yielded more rarely, for each of them takes time.
+        Yields at least every second, and soon after time.monotonic() has reached ``until``. `take_errors` has the
+        jobs whose watch has failed. Many jobs that do not change are yielded more rarely, for each of them takes time.
         """
         due = 0.0
         while self._caches:
@@ -138,8 +150,13 @@ class Followers:
             chosen, self._changed = [job for job in self._caches if job in self._changed], set()
             yield {job: self._caches[job].observed() for job in chosen}
 
-    def _take(self, source: str, change: Listed | Changed) -> None:
+    def _take(self, source: str, change: Listed | Changed | FlkError) -> None:
         what, _, kind = source.partition(" ")
+        if isinstance(change, FlkError):
+            for job in [job for (target, _), jobs in self._named.items() if target == kind for job in jobs]:
+                if self._caches.pop(job, None) is not None:
+                    self._errors[job] = change
+            return
         name_of = (lambda item: str(item["metadata"]["name"])) if what == "job" else TARGETS[kind].job_name
         by_name: dict[str, list[Object]] = defaultdict(list)
         for item in change.items if isinstance(change, Listed) else [change.item]:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from flk.errors import FlkError
 from flk.kube import ApiClient, Changed, Listed, RequestTarget, list_and_watch
 
 _SETTLE: Final = 0.05  # seconds without a change after which those that arrived together are shown
 _LONGEST: Final = 0.5  # seconds for which changes are collected at most
-Take = Callable[[str, "Listed | Changed"], None]
+Take = Callable[[str, "Listed | Changed | FlkError"], None]
 
 
 class Watches:
@@ -35,19 +36,19 @@ class Watches:
         arguments = (source, target, query)
         threading.Thread(target=self._watch, args=arguments, daemon=True, name=f"flk-{source}").start()
 
-    def fail(self, error: Exception) -> None:
-        """Have `apply` raise this error."""
+    def fail(self, error: FlkError) -> None:
+        """Have `apply` hand on this error."""
         self._changes.put(("", error))
 
     def close(self) -> None:
-        """End the threads at their next change."""
+        """End the threads when the server sends them something: a change, or a bookmark each minute."""
         self._closed.set()
 
     def apply(self, interval: float, take: Take) -> bool:
         """Wait up to ``interval`` seconds for a change, hand it and those that follow at once to ``take``.
 
-        Returns whether there were any. The time is bounded: of many pods, changes may come without a pause. Passes on
-        the errors of the watches.
+        Returns whether there were any. The time is bounded: of many pods, changes may come without a pause. An error of
+        a watch is its last change; one that is no FlkError is raised.
         """
         wait, changed, until = interval, False, None
         while until is None or time.monotonic() < until:
@@ -55,7 +56,7 @@ class Watches:
                 source, change = self._changes.get(timeout=wait)
             except queue.Empty:
                 return changed
-            if isinstance(change, Exception):
+            if isinstance(change, Exception) and not isinstance(change, FlkError):
                 raise change
             take(source, change)
             self._not_listed.discard(source)
@@ -65,9 +66,7 @@ class Watches:
 
     def _watch(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
         try:
-            for change in list_and_watch(self._api, target, query):
-                if self._closed.is_set():
-                    return
+            for change in list_and_watch(self._api, target, query, closed=self._closed.is_set):
                 self._changes.put((source, change))
-        except Exception as error:  # of any kind: the thread that reads the queue raises it
+        except Exception as error:  # of any kind: the thread that reads the queue gets it
             self._changes.put((source, error))

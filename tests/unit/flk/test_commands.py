@@ -12,7 +12,7 @@ from flk.commands import Commands, Connection
 from flk.health import find
 from flk.jobs.cluster import read_cluster
 from flk.kube import ConnectionOptions, set_connection_options
-from flk.observe.client import JobClient
+from flk.observe.client import JobClient, JobRef
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Kind
 from tests.support.jobs import JobBuilder, record
@@ -27,6 +27,16 @@ def default_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("sys.argv", ["flk"])
     yield
     set_connection_options(ConnectionOptions())
+
+
+@pytest.mark.parametrize(
+    ("given", "word"), [("gpt", "gpt"), ("pytorchjob/gpt", "gpt"), ("job.batch/gpt", "job.batch/gpt")]
+)
+def test_commands_about_a_job_name_its_kind_where_its_name_means_another_one(
+    kubeconfig: Any, given: str, word: str
+) -> None:
+    commands = JobClient.connect().of(JobRef.parse(given)).commands
+    assert (commands.flk("why", "gpt"), commands.flk("why", "x")) == (f"flk why {word} -n team", "flk why x -n team")
 
 
 def test_commands_name_the_place() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from flk.errors import FlkError, WaitTimeoutError
+from flk.errors import FlkError, JobNotFoundError, WaitTimeoutError
 from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import Follower, Followers
 from flk.observe.observation import Observation
@@ -27,18 +28,22 @@ def watch_pods_end(
     """Yield observations of a job (name and UID) while its pods end, until the caller stops.
 
     ``report`` is called periodically with the number of pods left and ``awaited``, what they still do. Raises
-    WaitTimeoutError, which begins with ``overdue``, once time.monotonic() has reached ``until``.
+    WaitTimeoutError once time.monotonic() has reached ``until``, and the errors of the watches; all begin with
+    ``overdue``.
     """
     reported = time.monotonic()
-    with Follower(client, *job) as follower:
-        for seen in follower.updates(interval=0.5):
-            yield seen
-            now, left = time.monotonic(), plural(len(seen.pods), "pod")
-            if until is not None and now >= until:
-                raise _late(f"{overdue}: {left} left")
-            if now - reported > REPORT_EVERY:
-                reported = now
-                report(f"waiting for {left} of {job[0]} to {awaited}")
+    try:
+        with Follower(client, *job) as follower:
+            for seen in follower.updates(interval=0.5):
+                yield seen
+                now, left = time.monotonic(), plural(len(seen.pods), "pod")
+                if until is not None and now >= until:
+                    raise _late(f"{left} left")
+                if now - reported > REPORT_EVERY:
+                    reported = now
+                    report(f"waiting for {left} of {job[0]} to {awaited}")
+    except FlkError as error:
+        raise _begun_with(overdue, error) from None
 
 
 def watch_all_pods_end(
@@ -54,14 +59,15 @@ def watch_all_pods_end(
     """Yield the jobs in their order, each when ``is_done`` says so of it, or with the error that it raises.
 
     Other arguments are as those of `watch_pods_end`; ``overdue`` has a place ``{name}`` for the name of a job. A job
-    that does not exist any more is done.
+    that does not exist any more is done. An error of the watches is that of each of their jobs.
     """
     reported = time.monotonic()
     results: dict[JobRef, FlkError | None] = {}
     left = dict.fromkeys(jobs, 0)  # pods, of the jobs that are not done
     with Followers(client, jobs) as followers:
-        results.update(dict.fromkeys(followers.missing))
+        results.update(_ends(followers, overdue))
         for seen in followers.updates(until):
+            results.update(_ends(followers, overdue))
             for job, each in seen.items():
                 left[job] = len(each.pods)
                 try:
@@ -74,7 +80,8 @@ def watch_all_pods_end(
             now, going_on = time.monotonic(), [job for job in jobs if job in followers]
             if until is not None and now >= until:
                 for job in going_on:
-                    results[job] = _late(f"{overdue.format(name=job.name)}: {plural(left[job], 'pod')} left")
+                    late = _late(f"{plural(left[job], 'pod')} left")
+                    results[job] = _begun_with(overdue.format(name=job.name), late)
                     followers.drop(job)
             elif now - reported > REPORT_EVERY:
                 reported, pods = now, plural(sum(left[job] for job in going_on), "pod")
@@ -82,7 +89,23 @@ def watch_all_pods_end(
             while jobs and jobs[0] in results:
                 yield jobs[0], results[jobs[0]]
                 jobs = jobs[1:]
+        results.update(_ends(followers, overdue))
     yield from ((job, results[job]) for job in jobs)
+
+
+def _ends(followers: Followers, overdue: str) -> dict[JobRef, FlkError | None]:
+    """Return the results of the jobs that are not followed any more: of those that do not exist, no error."""
+    return {
+        job: None if isinstance(error, JobNotFoundError) else _begun_with(overdue.format(name=job.name), error)
+        for job, error in followers.take_errors().items()
+    }
+
+
+def _begun_with(overdue: str, error: FlkError) -> FlkError:
+    """Return the error with what goes on all the same before its text."""
+    told = copy.copy(error)
+    told.args = (f"{overdue}: {error}",)
+    return told
 
 
 def _late(text: str) -> WaitTimeoutError:

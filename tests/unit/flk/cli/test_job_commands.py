@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import flk
+from flk.errors import ForbiddenError
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from tests.support.jobs import NOW, JobBuilder, record
@@ -108,6 +109,19 @@ def test_delete_deletes_the_job_of_the_kind(fake: Any, run: Run) -> None:
     assert fake.asked("DELETE") == [f"{BATCH}/gpt"]
     code, _, stderr = run("delete", "job.batch/gpt")
     assert (code, "there is no job job.batch/gpt in namespace team" in stderr) == (ExitCode.NOT_FOUND, True)
+
+
+def test_a_job_of_a_kind_that_may_not_be_listed_is_not_missing(fake: Any, run: Run) -> None:
+    add_both(fake)
+    JobBuilder(1, name="done").ended(0, 0).condition("Succeeded").add_to(fake)
+    fake.refused = {
+        BATCH: (403, 'jobs.batch is forbidden: User "eve" cannot list resource "jobs" in API group "batch"')
+    }
+    code, _, stderr = run("wait", "done", "job.batch/gpt", "nowhere")
+    assert code == ExitCode.ERROR
+    assert "flk: job done succeeded" in stderr
+    assert "error: job gpt: no permission to list jobs.batch" in stderr
+    assert "error: there is no job nowhere" in stderr
 
 
 def test_both_of_one_name_are_chosen(fake: Any, run: Run) -> None:
@@ -368,6 +382,27 @@ def test_delete_tells_of_each_job_that_it_could_not_delete(fake: Any, run: Run) 
     assert "error: job b is being deleted and not gone yet: 1 pod left" in stderr
 
 
+@pytest.mark.parametrize("command", ["delete", "suspend"])
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_an_error_of_the_watch_does_not_hide_what_was_done(
+    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch, command: str, names: list[str]
+) -> None:
+    for name in names:
+        JobBuilder(1, name=name).all("pod").add_to(fake)
+
+    def broken(*_: object, **__: object) -> Any:
+        raise ForbiddenError("no permission to watch pods", hint="ask the cluster's administrator")
+        yield
+
+    monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
+    code, _, stderr = run(command, *names)
+    begun = {"delete": "is being deleted and not gone yet", "suspend": "is suspended, and its pods have not ended yet"}
+    assert code == 1
+    for name in names:
+        assert f"error: job {name} {begun[command]}: no permission to watch pods" in stderr
+    assert stderr.count("hint: ask") == 1
+
+
 def test_hints_name_the_context_that_was_given_and_the_plugin(
     fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,3 +424,5 @@ def test_interrupted_wait_detaches(fake: Any, run: Run, monkeypatch: pytest.Monk
     monkeypatch.setattr("flk.jobs.wait.wait_for", interrupt)
     code, _, stderr = run("wait", "gpt")
     assert (code, stderr) == (130, "flk: detached: job gpt goes on. To attach again: flk wait gpt -n team\n")
+    code, _, stderr = run("wait", "job.batch/gpt")
+    assert (code, stderr) == (130, "flk: detached: job gpt goes on. To attach again: flk wait job.batch/gpt -n team\n")

@@ -172,8 +172,8 @@ def server(clock: VirtualClock, tmp_path: Path, hours: int) -> Iterator[LongServ
     server.server.server_close()
 
 
-def watch_by_clock(clock: VirtualClock, *args: Any) -> Iterator[Listed | Changed]:
-    for change in list_and_watch(*args, sleep=clock.sleep, clock=clock.monotonic):
+def watch_by_clock(clock: VirtualClock, *args: Any, **how: Any) -> Iterator[Listed | Changed]:
+    for change in list_and_watch(*args, **how, sleep=clock.sleep, clock=clock.monotonic):
         yield change
         if isinstance(change, Changed):
             clock.add_pending(-1)

@@ -92,14 +92,14 @@ def test_pods_of_many_suspended_jobs_are_awaited_together(fake: FakeApiServer, r
     assert len(watched) <= 4
 
 
-def test_an_error_of_the_watch_ends_the_wait_for_all(many: FakeApiServer, run: Run, monkeypatch: Any) -> None:
-    def broken(*_: object) -> Any:
+def test_an_error_of_the_watch_is_told_of_each_job(many: FakeApiServer, run: Run, monkeypatch: Any) -> None:
+    def broken(*_: object, **__: object) -> Any:
         raise ApiError("the API server is gone")
         yield
 
     monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
     code, _, stderr = run("wait", "-l", "team=nlp")
-    assert (code, stderr.count("error:")) == (ExitCode.ERROR, 1)
+    assert (code, stderr.count(": the API server is gone")) == (ExitCode.ERROR, COUNT)
 
 
 def test_events_of_a_namespace_are_read_once_and_again_when_they_are_old(

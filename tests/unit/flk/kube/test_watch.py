@@ -99,6 +99,51 @@ def test_what_cannot_be_read_is_asked_for_again(fake: Any, client: JobClient, cu
     assert versions(fake)[-1] == "201"
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"<html>proxy</html>\n", "the watch of pods gets what is no event: '<html>proxy</html>'"),
+        (b'{"type": "ERROR", "object": {"code": 500, "message": "etcd is gone"}}\n', "the watch of pods fails: etcd"),
+    ],
+)
+def test_a_watch_that_only_gets_what_cannot_be_read_ends(fake: Any, client: JobClient, line: bytes, said: str) -> None:
+    times = itertools.count(step=20.0)
+    fake.watches[PODS_PATH].extend([[line]] * 40)
+    with pytest.raises(ApiError, match=said):
+        told(changes(client, clock=lambda: next(times)), 2)
+
+
+def test_a_watch_that_is_cut_without_an_event_now_and_then_goes_on(fake: Any, client: JobClient) -> None:
+    now = [0.0]
+    fake.watches[PODS_PATH].extend([[b"{\n"], [], [b"{\n"], [event("ADDED", version=201)]])
+
+    def sleep(seconds: float) -> None:
+        now[0] += 301
+
+    found = list_and_watch(client.api, RequestTarget(PODS, "team"), {}, sleep=sleep, clock=lambda: now[0])
+    assert told(found, 2) == ["list", "201"]
+
+
+def test_a_closed_watch_ends_at_a_bookmark(fake: Any, client: JobClient) -> None:
+    answers = iter([False, True])
+    fake.watches[PODS_PATH].append([event("BOOKMARK", version=201), event("ADDED", version=202)])
+    assert told(changes(client, closed=lambda: next(answers)), 9) == ["list"]
+
+
+def test_a_follower_that_ends_leaves_no_threads(fake: Any, client: JobClient) -> None:
+    fake.add("pytorchjobs", job())
+    others = threading.enumerate()
+    with Follower(client, "gpt") as follower:
+        next(follower.updates())
+        named = [each for each in threading.enumerate() if each.name in ("flk-job", "flk-pods")]
+        threads = [each for each in named if each not in others]
+        assert len(threads) == 2
+    fake.ended.set()  # it ends the watches, which the client begins again
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def test_unknown_kinds_of_events_are_passed_over(fake: Any, client: JobClient) -> None:
     fake.watches[PODS_PATH].append([event("SURPRISE", version=201), event("ADDED", version=202)])
     assert told(changes(client), 2) == ["list", "202"]
@@ -279,7 +324,7 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
     fake.add("pytorchjobs", job())
     ended = threading.Event()
 
-    def endless(api: Any, target: RequestTarget, query: Any) -> Iterator[Listed | Changed]:
+    def endless(api: Any, target: RequestTarget, query: Any, **_: object) -> Iterator[Listed | Changed]:
         yield Listed([job()] if target.resource.plural == "pytorchjobs" else [])
         while target.resource == PODS and not ended.wait(0.001):
             yield Changed(pod("pod-1"))
@@ -294,7 +339,7 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
 def test_error_of_any_kind_in_a_watch_is_raised(fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add("pytorchjobs", job())
 
-    def broken(*_: object) -> Iterator[Listed | Changed]:
+    def broken(*_: object, **__: object) -> Iterator[Listed | Changed]:
         raise KeyError("metadata")
         yield
 
