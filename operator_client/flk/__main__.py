@@ -73,7 +73,7 @@ def _with_raw(stream: io.TextIOWrapper, raw: Any) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="replace" if stream.errors == "strict" else stream.errors,  # not every encoding has every character
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO
 
 from flk import units
-from flk.errors import UsageError
+from flk.errors import FlkError, UsageError
 from flk.manifest.environment import environment
 from flk.spec.job import Job
 from flk.spec.packages import requirement_files
@@ -85,6 +85,7 @@ class LocalRun:
         self._killed = 0  # launchers that were killed
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
+        self._unwritten: FlkError | None = None  # why the output could not be written
         self.record: JobRecord | None = None
         """The last record of the launcher of pod 0."""
 
@@ -92,6 +93,7 @@ class LocalRun:
         """Start all launchers and wait until they have ended.
 
         SIGTERM lets the ranks save, as in a pod, within the job's grace period. Ctrl-C gives them 5 seconds to end.
+        Raises FlkError, after the ranks could save, if their output cannot be written.
         """
         with (
             tempfile.TemporaryDirectory(prefix="flk-") as scratch,
@@ -225,6 +227,8 @@ class LocalRun:
                     self._start(pod.index)
                 else:
                     codes[pod.index] = code if code >= 0 else 128 - code
+        if self._unwritten is not None:
+            raise self._unwritten
         if self._stopped_by is not None:
             return int(ExitCode.INTERRUPTED if self._stopped_by == signal.SIGINT else ExitCode.PREEMPTED)
         if self.record and self.record.outcome != "running":
@@ -249,9 +253,14 @@ class LocalRun:
             elif (record := parse_record(text)) and not (self.record and self.record.outcome == "failed"):
                 self.record = record
         if kept:
-            with contextlib.suppress(BrokenPipeError):
+            try:
                 sink.write("".join(kept))
                 sink.flush()
+            except BrokenPipeError:
+                pass
+            except FlkError as error:  # the disk is full: the ranks save, and the run ends with the error
+                self._unwritten = error
+                self._signals.append(signal.SIGTERM)
         pod.rest[fd] = tail
         if not data:
             self._selector.unregister(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,25 @@ def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
     _, stderr = process.communicate(timeout=END)
     assert process.returncode == code, stderr
     until(lambda: not any(alive(pid) for pid in pids), "no process is left")
+
+
+def test_ranks_may_save_if_their_output_cannot_be_written(flk: Command) -> None:
+    flk.program = ["sh", "-c", 'exec "$0" -m flk "$@" >/dev/full', sys.executable]
+    flk.write("""
+        import pathlib, signal, sys, time
+
+        def save(*_):
+            pathlib.Path("saved").touch()
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, save)
+        print("the disk is full", flush=True)
+        while True:
+            time.sleep(0.05)
+    """)
+    code, _, stderr = flk("run", *WITHOUT_TORCH, "train.py", timeout=END)
+    assert (code, (flk.folder / "saved").exists()) == (1, True), stderr
+    assert stderr.endswith("error: cannot write to stdout: no space left on device\n")
 
 
 def test_ranks_that_ignore_signals_do_not_hold_it_up(flk: Command) -> None:

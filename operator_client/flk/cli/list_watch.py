@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from flk.cli.json_text import json_text
 from flk.cli.options import note
-from flk.errors import UnreachableError
+from flk.errors import ApiError
 
 if TYPE_CHECKING:
     from flk.cli.data_output import DataOutput
@@ -49,8 +49,8 @@ def watch_list(
         began = clock()
         try:
             listed = read()
-        except UnreachableError as error:
-            if known is None or (failing is not None and began - failing > OUTAGE):
+        except ApiError as error:
+            if not error.is_outage or known is None or (failing is not None and began - failing > OUTAGE):
                 raise
             if failing is None:
                 note(f"{error}; the list is as it was before")

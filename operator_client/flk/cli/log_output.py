@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from flk.cli.options import note
-from flk.errors import UsageError
+from flk.errors import FlkError, UsageError
 
 if TYPE_CHECKING:
     from flk.jobs.logs import LogLine
@@ -57,9 +57,8 @@ class LogOutput:
 
     def close(self) -> None:
         """Close the files, and say how many were written."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        while self._files:
+            _close(self._files.popitem()[1])
         if self._folder is not None:
             note(f"wrote {len(self._written)} files to {self._folder}")
 
@@ -73,7 +72,11 @@ class LogOutput:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
         else:
-            self._file(self._folder, line).write(text + "\n")
+            file = self._file(self._folder, line)
+            try:
+                file.write(text + "\n")
+            except OSError as error:
+                raise _not_written(file.name, error) from None
 
     def _file(self, folder: Path, line: LogLine) -> IO[str]:
         suffix = "jsonl" if self._form == "jsonl" else "log"
@@ -82,9 +85,23 @@ class LogOutput:
         file = self._files.pop(name, None)
         if file is None:
             if len(self._files) >= OPEN_FILES:
-                self._files.popitem(last=False)[1].close()
-            (folder / name).parent.mkdir(exist_ok=True)
-            file = open(folder / name, "a", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close
+                _close(self._files.popitem(last=False)[1])
+            try:
+                (folder / name).parent.mkdir(exist_ok=True)
+                file = open(folder / name, "a", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close
+            except OSError as error:
+                raise _not_written(folder / name, error) from None
             self._written.add(name)
         self._files[name] = file
         return file
+
+
+def _close(file: IO[str]) -> None:
+    try:
+        file.close()  # which writes what is left
+    except OSError as error:
+        raise _not_written(file.name, error) from None
+
+
+def _not_written(path: str | Path, error: OSError) -> FlkError:
+    return FlkError(f"--output-folder: {path} cannot be written: {error.strerror}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -88,7 +89,7 @@ def profile(
     try:
         return _all(name, found, one, output)
     except KeyboardInterrupt:
-        note("interrupted: the ranks end their profiles after the next step, and the job goes on")
+        note("interrupted: ranks that were asked finish their profiles, which stay in the pods, and the job goes on")
         return int(ExitCode.INTERRUPTED)
 
 
@@ -96,21 +97,26 @@ def _all(name: str, found: list[RankPlace], one: Callable[[RankPlace], Profiled]
     """Profile all ranks at once and print what was found. Of several, errors are printed and the others kept."""
     from flk.terminal import print_error
 
-    pool = ThreadPoolExecutor(len(found))
-    try:
-        futures = [pool.submit(one, place) for place in found]
-        done: list[Profiled] = []
-        code = 0
-        for future in futures:
-            try:
-                done.append(future.result())
-            except FlkError as error:
-                if len(found) == 1:
-                    raise
-                print_error(error)
-                code = code or int(error.code)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    def run(place: RankPlace, future: Future[Profiled]) -> None:
+        try:
+            future.set_result(one(place))
+        except BaseException as error:  # of any kind: the main thread raises it
+            future.set_exception(error)
+
+    futures: list[Future[Profiled]] = [Future() for _ in found]
+    for place, future in zip(found, futures, strict=True):
+        # After Ctrl-C, the process must not wait for the ranks.
+        threading.Thread(target=run, args=(place, future), daemon=True).start()
+    done: list[Profiled] = []
+    code = 0
+    for future in futures:
+        try:
+            done.append(future.result())
+        except FlkError as error:
+            if len(found) == 1:
+                raise
+            print_error(error)
+            code = code or int(error.code)
     _print(name, done, output)
     return code or None
 

@@ -13,7 +13,7 @@ import typer
 
 from flk.cli.json_text import json_text
 from flk.cli.options import Context, Namespace, check_text_or_json, complete_jobs, job_ref, note, open_job
-from flk.errors import FlkError, UnreachableError, UsageError
+from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -130,10 +130,11 @@ def _jobs(context: str | None, namespace: str | None, selector: str | None, outp
             began = time.monotonic()
             try:
                 last[:2] = [read(), ""]
-            except UnreachableError as error:
-                last[1] = last[1] or f"no answer since {time.strftime('%H:%M:%S')}, this is the last one: {error}"
             except FlkError as error:
-                last[2] = error
+                if isinstance(error, ApiError) and error.is_outage:
+                    last[1] = last[1] or f"no answer since {time.strftime('%H:%M:%S')}, this is the last one: {error}"
+                else:
+                    last[2] = error
             changed.set()
             ended.wait(max(_EVERY, _SHARE * (time.monotonic() - began)))
 

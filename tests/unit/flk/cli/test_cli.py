@@ -446,6 +446,10 @@ def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, words: 
     assert shell(f"$FLK {words} >/dev/full", tmp_path, unbuffered=unbuffered) == (1, FULL)
 
 
+def test_an_encoding_without_all_characters_is_no_error(tmp_path: Path) -> None:
+    assert shell("PYTHONIOENCODING=latin-1 $FLK logs --help", tmp_path) == (0, "")
+
+
 def test_closed_streams_are_dev_null(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
     jobs.succeeded().add_to(fake)
     assert shell("$FLK render train.py >&-", tmp_path) == (0, "")

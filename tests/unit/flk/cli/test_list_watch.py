@@ -10,7 +10,7 @@ import pytest
 
 from flk.cli.data_output import DataOutput
 from flk.cli.list_watch import watch_list
-from flk.errors import UnreachableError
+from flk.errors import ApiError, UnreachableError
 from flk.jobs.listing import Listed
 from tests.unit.flk.cli.outputs import jobs
 
@@ -89,6 +89,16 @@ def test_a_terminal_is_renewed(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> 
     shown = capsys.readouterr().out
     assert shown.split("\x1b[J")[1] == "there are no jobs in namespace team\n"
     assert shown.startswith("NAME   PHASE     PODS   AGE   OWNER        REASON\ngpt    Running   3/3")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_overload_ends_nothing(capsys: Any, status: int) -> None:
+    full: Any = ApiError("the API server is overloaded", status=status)
+    refused: Any = ApiError("no such resource", status=400)
+    watched([jobs.running("gpt")], full, [jobs.running("gpt")])
+    assert "the API server is overloaded; the list is as it was before" in capsys.readouterr().err
+    with pytest.raises(ApiError):
+        watched([], refused)
 
 
 def test_a_server_that_never_answers_ends_it(capsys: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from flk.jobs.trace import summarize
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
 from tests.unit.flk.jobs.test_trace import ON_CPU, STEPS
@@ -116,6 +119,27 @@ def test_why_there_is_no_profile(cluster: Cluster, answer: dict[str, Any], kind:
     cluster.answer = answer
     with pytest.raises(kind, match=message):
         profile("gpt")
+
+
+def test_an_interrupted_profile_does_not_keep_the_process(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Event()
+    asking: list[threading.Thread] = []
+
+    def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
+        asking.append(threading.current_thread())
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        ended.wait()
+        raise ApiError("the test is over")
+
+    monkeypatch.setattr(JobClient, "execute", execute)
+    try:
+        assert profile("gpt") == ExitCode.INTERRUPTED
+        assert [each.daemon for each in asking] == [True]  # the interpreter waits for the others at its end
+    finally:
+        ended.set()
+    assert "flk: interrupted: ranks that were asked finish their profiles" in capsys.readouterr().err
 
 
 def test_a_program_that_does_not_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
-from flk.cli.top import measure, top, window
+from flk.cli.top import _JobsReader, measure, top, window
 from flk.cli.top_text import Line
-from flk.errors import JobNotFoundError, UsageError
+from flk.errors import ApiError, JobNotFoundError, UsageError
 from flk.jobs import telemetry
 from flk.kube import Object
 from flk.kube.sockets import Executed
@@ -84,6 +86,28 @@ def test_no_jobs_and_no_such_job(fake: FakeApiServer, capsys: pytest.CaptureFixt
     )
     with pytest.raises(JobNotFoundError):
         top("bert")
+
+
+def test_a_failure_of_the_server_does_not_end_the_view(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([[], ApiError("the API server is overloaded", status=503)])
+
+    def read(self: _JobsReader) -> Any:
+        answer = next(answers, ApiError("still", status=429))
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    shown: list[Line] = []
+
+    def show(lines: Any, sorts: Any, changed: threading.Event) -> None:
+        changed.wait(60)
+        shown.extend(lines(200, ""))
+
+    monkeypatch.setattr(_JobsReader, "__call__", read)
+    monkeypatch.setattr("flk.cli.top._on_a_terminal", lambda: True)
+    monkeypatch.setattr("flk.cli.top._show", show)
+    assert top() is None
+    assert "this is the last one: the API server is overloaded" in shown[1].text
 
 
 def test_wrong_options(fake: FakeApiServer) -> None:

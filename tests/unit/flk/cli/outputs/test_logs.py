@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
@@ -41,6 +43,22 @@ def test_first_error(terminal: Terminal, fake: FakeApiServer, snapshot: Snapshot
     lines = "".join(f"[rank 1] {line}\n" for line in jobs.TRACEBACK.splitlines())
     fake.written["gpt-worker-1"] += lines
     assert terminal("flk logs gpt --first-error") == snapshot
+
+
+@pytest.mark.parametrize("lines", [2, 2000])  # which are written at the end, or before
+def test_files_that_cannot_be_written(terminal: Terminal, fake: FakeApiServer, lines: int) -> None:
+    jobs.add(fake, "running")
+    fake.written["gpt-worker-0"] = "[rank 0] step 10 loss 2.31\n" * lines
+    read = fake._log
+
+    def fill_the_disk(*request: Any) -> Any:
+        (terminal.folder / "logs" / "rank-0.log").unlink(missing_ok=True)
+        (terminal.folder / "logs" / "rank-0.log").symlink_to("/dev/full")
+        return read(*request)
+
+    fake._log = fill_the_disk  # type: ignore[method-assign]
+    said = terminal("flk logs gpt --no-follow --rank 0 --output-folder logs")
+    assert "error: --output-folder: logs/rank-0.log cannot be written: No space left on device\n" in said
 
 
 def test_folder_that_is_not_empty(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
