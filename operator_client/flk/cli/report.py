@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -61,10 +62,18 @@ def report(
     if not (printed or serve or force):
         _refuse_other(path)
 
+    opened = [open_job(job, context, namespace) for job in jobs]
+    told: set[str] = set()  # jobs that are gone, which is said once
+
+    def tell(name: str, text: str) -> None:
+        if name not in told:
+            told.add(name)
+            note(text)
+
     def collect() -> Sequence[Report]:
         from flk.report.collect import collect
 
-        return [collect(*open_job(job, context, namespace), note) for job in jobs]
+        return [collect(client, name, partial(tell, name)) for client, name in opened]
 
     if serve:
         return _serve(collect, port)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from flk.errors import FlkError
+from flk.errors import FlkError, JobDeletedError
 from flk.jobs.logs import LogLine, LogOptions, dump, first_error
 from flk.jobs.state import Phase
 from flk.jobs.telemetry import read_telemetry
@@ -41,11 +41,13 @@ def collect(client: JobClient, name: str, note: Callable[[str], None] = lambda t
         if state.phase in (Phase.FAILED, Phase.STUCK, Phase.RESTARTING, Phase.DELETED):
             around = itertools.islice(first_error(client, name, LogOptions()), ERROR_LINES)
             excerpts.append(Excerpt("Around the first error", [line.text for line in around]))
-        lines = list(dump(client, name, LogOptions(pods=frozenset({"0"}), tail=TAIL)))
-        shown = [line.text for line in lines if not line.note][-SHOWN:]
-        excerpts.append(Excerpt(f"The last lines of pod {view.pods[0].name if view.pods else 0}", shown))
+        lines.extend(dump(client, name, LogOptions(pods=frozenset({"0"}), tail=TAIL)))
+    except JobDeletedError:
+        pass  # which comes after the lines that are kept
     except FlkError as error:
         unread = f"the logs cannot be read: {error}"
+    shown = [line.text for line in lines if not line.note][-SHOWN:]
+    excerpts.append(Excerpt(f"The last lines of pod {view.pods[0].name if view.pods else 0}", shown))
     report = build(
         view,
         state,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +31,7 @@ class ReportServer:
         self._read = 0.0
         self._token = secrets.token_urlsafe(24)
         handler = type("Handler", (_Handler,), {"server_of_page": self})
-        self._server = ThreadingHTTPServer((HOST, port), handler)
-        self._server.daemon_threads = True
+        self._server = _Server((HOST, port), handler)
 
     @property
     def port(self) -> int:
@@ -71,6 +71,15 @@ class ReportServer:
                 self._reports = self._collect()
                 self._read = time.monotonic()
             return self._reports
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print a traceback, but not if the window was closed before it had its answer."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -12,6 +12,7 @@ from flk.jobs.logs import LogOptions, dump
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.report.collect import collect
+from tests.support.jobs import JobBuilder
 from tests.support.reports import job
 
 
@@ -58,6 +59,18 @@ def test_a_deleted_job_has_what_was_archived(fake: Any, client: JobClient) -> No
     assert report.submitted.diff == "-a\n+b\n"
     assert [each.step for each in report.telemetry.history] == [1, 2, 3] if report.telemetry else False
     assert "is gone" in notes[0]
+
+
+def test_a_job_that_was_deleted_while_it_ran_has_its_last_lines(fake: Any, client: JobClient) -> None:
+    JobBuilder(1).all("pod").condition("Running").add_to(fake)
+    fake.written["gpt-worker-0"] = '[rank 0] {"step": 7, "loss": 2.5}\n'
+    list(dump(client, "gpt", LogOptions()))
+    for kind in fake.objects.values():
+        kind.clear()
+    report = collect(client, "gpt")
+    assert report.excerpts[-1].lines == ['[rank 0] {"step": 7, "loss": 2.5}']
+    assert [each.step for each in report.telemetry.history] == [7] if report.telemetry else False
+    assert "logs" not in report.missing
 
 
 def test_a_job_that_never_was(fake: Any, client: JobClient) -> None:

@@ -98,6 +98,17 @@ def test_windows_share_what_was_read(server: ReportServer, jobs: Jobs) -> None:
     assert jobs.reads == 1
 
 
+def test_a_window_that_is_closed_before_its_answer_is_no_error(
+    server: ReportServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, told in ((BrokenPipeError(), False), (ConnectionResetError(), False), (KeyError("pods"), True)):
+        try:
+            raise error
+        except type(error):
+            server._server.handle_error(None, ("127.0.0.1", 1))
+        assert ("Traceback" in capsys.readouterr().err) == told
+
+
 def test_an_outage_is_said_and_ends_nothing(server: ReportServer, jobs: Jobs) -> None:
     jobs.error = True
     assert ask(server) == (503, "the API server does not answer")

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from flk.observe.client import JobClient
 from flk.report import script
+from flk.report.server import ReportServer
+from tests.support.api_server import FakeApiServer
 from tests.support.reports import job
 
 Run = Callable[..., tuple[int, str, str]]
@@ -67,6 +70,30 @@ def test_without_the_charts_it_says_so_in_one_line(run: Run, monkeypatch: pytest
     assert (code, stdout) == (0, f"{FILE}\n")
     assert stderr == f"flk: {script.MISSING}\n"
     assert (tmp_path / FILE).exists()
+
+
+def test_of_a_job_that_is_gone_a_page_that_is_renewed_tells_once(
+    run: Run, fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("report", "gpt", "-o", "json")
+    for kind in fake.objects.values():
+        kind.clear()
+    connected: list[str] = []
+    connect = JobClient.connect
+
+    def counted(context: str | None, namespace: str | None) -> JobClient:
+        connected.append("once")
+        return connect(context, namespace)
+
+    def serve(server: ReportServer) -> None:
+        for _ in range(3):
+            server._collect()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JobClient, "connect", counted)
+    monkeypatch.setattr(ReportServer, "serve", serve)
+    code, _, stderr = run("report", "gpt", "--serve")
+    assert (code, stderr.count("job gpt is gone"), connected) == (130, 1, ["once"])
 
 
 @pytest.mark.parametrize(
