@@ -131,7 +131,13 @@ ENDING = (
     ),
     Case(
         "import-error",
-        Expected("ImportFailed", "No module named 'lightninq'", "lightninq", "add lightninq", ExitCode.TRAINING),
+        Expected(
+            "ImportFailed",
+            "No module named 'lightninq'",
+            "lightninq",
+            "install lightninq with --pip",
+            ExitCode.TRAINING,
+        ),
         job("import-error", command=python("import lightninq")),
     ),
     Case(
@@ -268,7 +274,7 @@ other.bind(one.getsockname())""",
     ),
     Case(
         "pod-lost",
-        Expected("PodLost", "pod-lost-worker-1", "pod-lost-worker-1", "--max-restarts"),
+        Expected("PodLost", "pod-lost-worker-1", "pod-lost-worker-1", "--disruptions"),
         job={"replicas": 2, "disruptions": 0},
         lost="pod-lost-worker-1",
         namespace="restricted",

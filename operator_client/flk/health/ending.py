@@ -297,11 +297,13 @@ CAUSES: Final = (
         "ImportFailed",
         "A module cannot be imported",
         f"The script imports a module that the image and the shipped code do not have. {_RECORD}",
-        "Add the package to the image, or ship the module with the code (files in the job file).",
+        "Install the package with --pip or --requirements, add it to the image, or ship the module with the code "
+        "(`ship` in the job file).",
         _ended(
             lambda failure: _raised(failure, "ModuleNotFoundError", "ImportError"),
             lambda view, failure: (
-                f"add {_missing_module(failure) or 'the package'} to the image, or ship it with the code"
+                f"install {_missing_module(failure) or 'the package'} with --pip or --requirements, add it to the "
+                "image, or ship it with the code"
             ),
         ),
         ExitCode.TRAINING,
@@ -336,13 +338,13 @@ CAUSES: Final = (
     Cause(
         "PodLost",
         "A pod was lost",
-        "A pod ended from outside: its node was lost, or it was deleted, evicted or preempted, and no restart was "
+        "A pod ended from outside: its node was lost, or it was deleted, evicted or preempted, and no disruption was "
         "left.",
-        "Submit with more --max-restarts. With --checkpoint the job continues where it ended.",
+        "Submit with more --disruptions. With --checkpoint the job continues where it ended.",
         _ended(
             lambda failure: failure.kind in (Kind.LOST, Kind.PREEMPTED),
             lambda view, failure: (
-                f"{view.kubectl('get events')} shows what happened to the pod; submit with more --max-restarts"
+                f"{view.kubectl('get events')} shows what happened to the pod; submit with more --disruptions"
             ),
         ),
     ),

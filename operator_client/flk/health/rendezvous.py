@@ -47,9 +47,10 @@ def _never_joined(view: JobView) -> Found | None:
         absent = next((pod for pod in view.pods if pod.index == index), None)
         if absent is None:
             return None
+        rank = f" (rank {absent.ranks[0]})" if absent.ranks else ""  # pods that the attempt goes without have none
         sentence = (
-            f"{match[1]} of {match[2]} pods have joined; the launcher of {absent.name} (rank {absent.ranks[0]}) has "
-            "not, and the others wait for it"
+            f"{match[1]} of {match[2]} pods have joined; the launcher of {absent.name}{rank} has not, and the others "
+            "wait for it"
         )
     elif follower and not (view.record and view.record.attempts):
         name, line, match = follower

@@ -63,16 +63,16 @@ def load(name: str | None = None) -> Context:
     """
     options = connection_options().connection
     given = options.kubeconfig
-    if given and not Path(given).expanduser().exists():
+    if given and not os.path.exists(os.path.expanduser(given)):
         raise NoConfigError(f"there is no kubeconfig: {given} does not exist", hint="check --kubeconfig")
-    wanted = [Path(given).expanduser()] if given else []
-    wanted = wanted or [Path(p).expanduser() for p in os.environ.get("KUBECONFIG", "").split(os.pathsep) if p]
-    wanted = wanted or [Path("~/.kube/config").expanduser()]
-    contents = {path: content for path in wanted if path.exists() and (content := _read(path))}
+    named = [given] if given else [p for p in os.environ.get("KUBECONFIG", "").split(os.pathsep) if p]
+    # Of Path, `exists` raises where a folder is another user's, and `expanduser` for a user without a home.
+    wanted = [Path(os.path.expanduser(p)) for p in named or ["~/.kube/config"]]
+    contents = {path: content for path in wanted if os.path.exists(path) and (content := _read(path))}
     if not contents and not options.server:
         if name is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
             return _service_account()
-        state = "is empty" if any(path.exists() for path in wanted) else "does not exist"
+        state = "is empty" if any(map(os.path.exists, wanted)) else "does not exist"
         raise NoKubeconfigError(
             f"there is no kubeconfig: {', '.join(map(str, wanted))} {state}",
             hint="set KUBECONFIG to the file that your cluster's administrator or provider gave you",

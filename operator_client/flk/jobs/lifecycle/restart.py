@@ -29,7 +29,7 @@ from flk.jobs.lifecycle.suspension import (
     wait_for_pods_to_end,
 )
 from flk.kube import Object
-from flk.observe.client import CONFIG_MAPS, POD_GROUPS, SERVICES, JobClient
+from flk.observe.client import CONFIG_MAPS, POD_GROUPS, SERVICES, JobClient, JobRef
 from flk.observe.reader import WORKLOADS
 from flk.targets import target_of
 from flk.targets.gang import gang_of
@@ -106,7 +106,8 @@ def _recreate(
             raise
     path = _write(client, name, manifests)
     try:
-        for _, result in delete_jobs(client, [client.ref(name)], wait=True, timeout=timeout, report=report):
+        seen = JobRef(name, target_of(job), job["metadata"]["uid"])
+        for _, result in delete_jobs(client, [seen], wait=True, timeout=timeout, report=report):
             if isinstance(result, FlkError):
                 raise result
         created = create_job(client, manifests, objects_with_uid)

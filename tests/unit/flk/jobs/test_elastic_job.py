@@ -9,6 +9,7 @@ import pytest
 
 from flk import Job
 from flk.errors import ApiError, UsageError
+from flk.health import find
 from flk.jobs.logs.lines import LineFilter, LogOptions
 from flk.jobs.state import Phase, derive
 from flk.kube.client import ApiClient
@@ -104,6 +105,14 @@ def test_a_job_that_trains_with_fewer_pods_is_running_and_shows_its_size() -> No
     assert [pod.ranks for pod in state.pods] == [[0], [], [1], [2]]
     assert [(each.pods, each.outcome) for each in state.attempts] == [(4, "resized"), (3, "running")]
     assert state.attempts[0].cause == "gpt-worker-1 received SIGTERM; saved after step 9"
+
+
+def test_a_pod_without_ranks_that_does_not_join_is_the_cause() -> None:
+    builder = elastic().all("pod").condition("Running")
+    builder.record = record(Attempt(0, NOW - 50, NOW - 40, pods="0-2"))
+    log = {"gpt-worker-0": ["3 of 4 pods have joined; waiting for pod 3"]}
+    (found,) = [each for each in find(builder.view(logs=log)) if each.code == "RankNeverJoined"]
+    assert found.sentence.startswith("3 of 4 pods have joined; the launcher of gpt-worker-3 has not, and the others")
 
 
 def test_a_spare_in_the_place_of_a_lost_pod_has_its_ranks() -> None:

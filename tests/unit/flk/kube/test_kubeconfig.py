@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import pty
@@ -310,6 +311,27 @@ def test_service_account_of_a_pod(use: Any, tmp_path: Path, monkeypatch: pytest.
     access = connect()
     assert (access.server, access.namespace) == ("https://[fd00::1]:443", "team")
     assert authorization(access) == f"Bearer {SECRET}"
+
+
+def test_a_home_of_another_user_has_no_kubeconfig(
+    use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stat = os.stat
+
+    def refused(path: Any, *how: Any, **more: Any) -> os.stat_result:
+        if str(path).startswith("/home-of-another"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, *how, **more)
+
+    (tmp_path / "token").write_text(SECRET)
+    monkeypatch.setattr("flk.kube.kubeconfig.SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setenv("HOME", "/home-of-another")
+    with pytest.raises(NoConfigError, match=r"/home-of-another/\.kube/config does not exist"):
+        load()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert load().server == "https://10.0.0.1:443"
 
 
 def test_plugin_that_fails_on_a_terminal(use: Any) -> None:

@@ -158,6 +158,25 @@ def test_a_job_that_would_be_refused_is_not_deleted(fake: Any, run: Run, tmp_pat
     assert run("restart", "gpt")[0] == 0
 
 
+def test_a_job_that_somebody_has_created_again_is_left_alone(fake: Any, run: Run) -> None:
+    add_ended(fake)
+    another: dict[str, Any] = {}
+    do = fake._do
+
+    def replace_it(request: Any) -> Any:
+        if request.query.get("dryRun") and not another:
+            del fake.objects[JOBS]["gpt"]
+            another.update(JobBuilder(1).job)
+            another["metadata"] |= {"uid": "another"}
+            fake.objects[JOBS]["gpt"] = another
+        return do(request)
+
+    fake._do = replace_it
+    code, _, stderr = run("restart", "gpt")
+    assert (code, "its manifests are kept" in stderr) == (1, True)
+    assert fake.objects[JOBS]["gpt"] is another
+
+
 def test_owners_stay_and_what_kueue_added_goes(fake: Any, run: Run) -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "study", "uid": "uid-study"}
     job = add_ended(fake)
