@@ -27,8 +27,7 @@ def _last_seen(view: JobView) -> list[Evidence]:
     if not seen.place:
         return []
     text = "the job was created"
-    if seen.states:
-        last = seen.states[-1]
+    if last := next((each for each in reversed(seen.states) if str(each.phase) != "Deleted"), None):
         text = f"{last.phase}{f' ({last.reason})' if last.reason else ''}"
     if seen.progress:
         text += f" at step {max(progress.step for progress in seen.progress)}"
