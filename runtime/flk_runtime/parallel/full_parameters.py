@@ -25,6 +25,7 @@ from flk_runtime.parallel.records import groups_of, is_unreduced
 from flk_runtime.system import pytree
 
 _OF_MODULES: Final = frozenset(vars(nn.Module()))  # attributes that every module has
+_VERSION: Final = operator.attrgetter("_version")  # the number of changes in place that torch has counted
 _roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -109,7 +110,7 @@ class FullParameters:
         BETWEEN_PASSES.end()
         self._passes[torch.is_grad_enabled()] += 1
         self._full = self._registered()
-        self._versions = [each._version for each in self._full]
+        self._versions = list(map(_VERSION, self._full))
         self._sums = self._sum() if self._is_compared() else []
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -127,7 +128,7 @@ class FullParameters:
         changed: list[bool] = []
         if any(map(operator.is_not, now, self._full)):
             changed = list(map(operator.is_not, now, self._full))
-        elif (versions := [each._version for each in now]) != self._versions:
+        elif (versions := list(map(_VERSION, now))) != self._versions:
             changed = list(map(operator.ne, versions, self._versions))
         if self._sums and not any(changed):  # torch counts no change by way of parameter.data
             changed = (torch.stack(self._sums) != torch.stack(self._sum())).tolist()

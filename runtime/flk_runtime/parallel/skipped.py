@@ -53,12 +53,13 @@ class SkippedUnits:
         if self._place < 0 or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return None
         self._reach(number)
-        given = [leaf for leaf in pytree.leaves(arguments) if _is_float(leaf)]
-        if self._may_skip and given and not self._passed and not any(each.requires_grad for each in given):
-            # FSDP2 reduces the gradients of a unit when its inputs have theirs, else after those of all other units. A
-            # rank that leaves the unit out cannot know which.
-            self._passed.append(torch.zeros((), device=given[0].device, requires_grad=True))
-        return self._joined(arguments)
+        if self._may_skip and not self._passed:
+            given = [leaf for leaf in pytree.leaves(arguments) if _is_float(leaf)]
+            if given and not any(each.requires_grad for each in given):
+                # FSDP2 reduces the gradients of a unit when its inputs have theirs, else after those of all other
+                # units. A rank that leaves the unit out cannot know which.
+                self._passed.append(torch.zeros((), device=given[0].device, requires_grad=True))
+        return self._joined(arguments) if self._passed else None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _end(self, _: nn.Module, arguments: Any, output: Any) -> Any:
@@ -71,7 +72,7 @@ class SkippedUnits:
                 if self._may_skip and number not in self._order:  # no rank has called it yet
                     self._order.insert(self._order.index(number - 1) + 1 if number else 0, number)
         self._place = -1
-        return self._joined(output)
+        return self._joined(output) if self._passed else output
 
     def _reach(self, number: int) -> None:
         """Take part in the gathering of the units before ``number``, which is the next on this rank."""
@@ -129,7 +130,7 @@ class SkippedUnits:
     def _joined(self, tree: Any) -> Any:
         """``tree`` with a tensor from which a backward pass goes through the units that were left out."""
         wanted = next((each for each in pytree.leaves(tree) if _is_float(each)), None)
-        if not self._passed or wanted is None:
+        if wanted is None:
             return tree
         joined = _Join.apply(wanted, *self._passed)  # type: ignore[no-untyped-call]
         self._passed = []

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -30,13 +28,14 @@ class _SummedGradient(ParallelStyle):
     """A module that is whole on all ranks, whose inputs are split: gradients of its parameters are added up."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group, own = device_mesh.get_group(), dict[str, Any]()
+        own = dict[str, Any]()
 
         def before(module: nn.Module, _: Any) -> None:
             own.update(module._parameters)
             for name, each in own.items():
                 if each is not None:
-                    module._parameters[name] = _SumGradient.apply(each, group)  # type: ignore[no-untyped-call]
+                    whole: Any = DTensor.from_local(each, device_mesh, [Replicate()], run_check=False)
+                    module._parameters[name] = whole.to_local(grad_placements=[Partial()])
 
         def after(module: nn.Module, *_: Any) -> None:
             module._parameters.update(own)
@@ -45,19 +44,6 @@ class _SummedGradient(ParallelStyle):
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after, always_call=True)
         return module
-
-
-class _SumGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        total = gradients[0].contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
 
 
 # The names are Hugging Face's. The splitting is Megatron-LM's (Shoeybi et al., arXiv 1909.08053, section 3).
