@@ -479,6 +479,7 @@ REFUSED = (
     refused(tp=3, tp_plan=PLAN)
     refused(tp=2)
     refused(tp=2, tp_plan={"layers.*.out": "colwise"})
+    refused(tp=2, tp_plan=PLAN, compile="aot_eager")
     refused(tp=2, tp_plan={"head": "packed_colwise"})
     refused(tp_plan=PLAN)
     refused(mesh={"tp": 2})
@@ -519,6 +520,7 @@ def test_what_a_mesh_cannot_do_is_refused_by_name(ranks: Ranks) -> None:
         r"the mesh \(tp 3\) does not divide the world size, 2: choose sizes that do",
         r"tp= needs a plan, and Model has none: pass tp_plan= with styles by paths",
         r"tp_plan= has 'layers\.\*\.out', and the model has no such module",
+        r"compile= with tensor parallelism has given wrong gradients with backends that trace backward passes, .*",
         r"the plan has the style 'packed_colwise' for 'head', which flk does not know: expected one of colwise, .*",
         r"tp_plan=: pass tp= with or without tp_plan=, or mesh= and parallelize=",
         r"mesh= and parallelize= need each other: pass sizes of dimensions, and a function",
