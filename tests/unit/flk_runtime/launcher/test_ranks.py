@@ -86,6 +86,7 @@ def test_a_rank_that_cannot_be_started_leaves_no_descriptor(
     settings = Settings(("train.py",))
     ranks = Ranks(settings, server, selector, NOTHING_WRITTEN, str(tmp_path), lambda lines: None, NOTHING)
     monkeypatch.setattr(ranks, "_status_variables", lambda prefix: {})
+    gc.collect()
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="Too many open files"):
         ranks.start(AttemptStarted(1, "", 0, [], "0"), {})
