@@ -36,8 +36,8 @@ def test_a_step_takes_the_loss_and_no_optimizer() -> None:
 
 def test_a_call_that_does_many_steps_prints_and_saves_what_was_due_on_the_way() -> None:
     """A worker of strategy diloco that has caught up."""
-    context: Any = SimpleNamespace(options=SimpleNamespace(log_every=10), page=ProgressPage.private())
-    saves, metrics = MagicMock(), MagicMock()
+    context: Any = SimpleNamespace(options=SimpleNamespace(log_every=10, sinks=()), page=ProgressPage.private())
+    saves, metrics = MagicMock(**{"manager.steps": 0}), MagicMock()
     steps = Steps(context, saves, metrics)
     printed: list[int] = []
     steps._print_line = lambda *_: printed.append(steps.done)  # type: ignore[method-assign]
