@@ -416,6 +416,24 @@ def spectral_norm(run):
     model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return train(run, model, optimizer, steps=3)
 
+def combined(run, keep=torch.clone):
+    model, optimizer = made(run)
+    seen = []
+    for step in range(3):
+        kept = []
+        for number in range(2):
+            found = loss(run, model, 2 * step + number)
+            found.backward()
+            kept.append([keep(each.grad) for each in model.parameters()])
+            optimizer.zero_grad()
+        for each, one, other in zip(model.parameters(), *kept):
+            each.grad = one - 2 * other
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
 RIGHT = (
     changed_after_an_evaluation,
     shared_modules,
@@ -431,6 +449,7 @@ RIGHT = (
     drawn_again,
     spectral_norm,
     penalty_before_the_forward_pass,
+    combined,
 )
 with group():
     if "RANK" not in os.environ:
@@ -479,6 +498,7 @@ with group():
                 "call optimizer.step() after backward()": steps_in_hooks,
                 "of shape (11, 6) of SGD was frozen": thawed,
                 "the script has set them itself, as with torch.autograd.grad": own_gradients,
+                "has dropped the gradient of 'embedding.weight'": functools.partial(combined, keep=lambda each: each),
             }
         if strategy == "full_shard":  # under ddp, torch.autograd.grad in a forward pass is refused
             with init(strategy) as run:
@@ -498,6 +518,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 29
+    assert len(found) == 31
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key
