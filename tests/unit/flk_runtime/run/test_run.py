@@ -44,7 +44,7 @@ def test_a_call_that_does_many_steps_prints_and_saves_what_was_due_on_the_way() 
     reached = iter((9, 23, 24))
     steps.outer = MagicMock(step=lambda _: next(reached))
     for _ in range(3):
-        steps.record(None, {}, samples=1, epoch=None)
+        steps.record(None, {}, samples=1, epoch=lambda: None)
     assert printed == [23]
     assert [call.args for call in saves.save_after_step.call_args_list] == [(0, 9), (9, 23), (23, 24)]
 
