@@ -50,7 +50,7 @@ class Sides:
         self.run = run
         model = make_model()
         self.flk_model, self.flk_optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters()))
-        self.model = DistributedDataParallel(make_model(), gradient_as_bucket_view=True)
+        self.model = DistributedDataParallel(make_model())
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.flk_loader = run.loader(dataset, batch_size=BATCH)
         self.sampler: DistributedSampler[object] = DistributedSampler(dataset)

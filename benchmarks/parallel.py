@@ -105,7 +105,7 @@ def step_by_hand(case: Case, device: torch.device, folder: Path) -> Callable[[],
     plain = make_model().to(device)
     model: nn.Module = plain
     if case.strategy == "ddp":
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        model = DistributedDataParallel(model)
     else:
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         reshard = case.strategy in ("full_shard", "hybrid_shard")

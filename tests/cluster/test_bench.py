@@ -1,4 +1,7 @@
-"""`flk bench` in a cluster: it measures in the pods of one job, which is gone at the end."""
+"""`flk bench` in a cluster: it measures in the pods of one job, which is gone at the end.
+
+`tests/local/test_bench.py` measures the other strategies.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ def test_strategies_are_measured_in_the_pods_of_one_job(flk: Any, kubectl: Any, 
     assert done.code == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["hardware"] == {"gpu": "CPU", "nodes": 2, "ranks": 1, "fabric": "auto"}
+    assert set(result["strategies"]) == {"ddp"}
     assert all(each["seconds"] > 0 and len(each["memory"]) == 2 for each in result["strategies"].values())
     assert result["alone"]["seconds"] > 0  # strategy none, which is measured first
     assert result["predicted"].keys() >= {"ddp", "full_shard"}

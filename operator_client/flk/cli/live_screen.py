@@ -66,9 +66,9 @@ class LiveScreen:
             enter()
             yield self
         finally:
-            leave()
             for number, handler in former.items():
                 signal.signal(number, handler)
+            leave()
 
     @property
     def size(self) -> tuple[int, int]:

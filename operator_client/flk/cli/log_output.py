@@ -56,9 +56,15 @@ class LogOutput:
                         self._write(line)
 
     def close(self) -> None:
-        """Close the files, and say how many were written."""
+        """Close the files, and say how many were written. Raises the error of the first that cannot be."""
+        errors: list[FlkError] = []
         while self._files:
-            _close(self._files.popitem()[1])
+            try:
+                _close(self._files.popitem()[1])
+            except FlkError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         if self._folder is not None:
             note(f"wrote {len(self._written)} files to {self._folder}")
 

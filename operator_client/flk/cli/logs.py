@@ -151,13 +151,12 @@ def follow_to_end(client: JobClient, name: str, uid: str | None, *, timeout: flo
     """Print the lines of a job until it ends, then raise the error of a job that failed: `flk submit --follow`."""
     from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
-    from flk.observe.client import JobRef
 
     options = job_logs.LogOptions(colour=_is_coloured(), fold=sys.stdout.isatty())
     try:
         return _follow_to_end(client, name, uid, options, LogOutput(), timeout=timeout)
     except KeyboardInterrupt:
-        note_detached(Chosen(client, [JobRef(name)], by_labels=False))
+        note_detached(Chosen(client, [client.ref(name)], by_labels=False))
         return int(ExitCode.INTERRUPTED)
 
 

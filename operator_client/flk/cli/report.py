@@ -63,17 +63,17 @@ def report(
         _refuse_other(path)
 
     opened = [open_job(job, context, namespace) for job in jobs]
-    told: set[str] = set()  # jobs that are gone, which is said once
+    told: set[int] = set()  # which jobs are gone, which is said once
 
-    def tell(name: str, text: str) -> None:
-        if name not in told:
-            told.add(name)
+    def tell(number: int, text: str) -> None:
+        if number not in told:
+            told.add(number)
             note(text)
 
     def collect() -> Sequence[Report]:
         from flk.report.collect import collect
 
-        return [collect(client, name, partial(tell, name)) for client, name in opened]
+        return [collect(*each, partial(tell, number)) for number, each in enumerate(opened)]
 
     if serve:
         return _serve(collect, port)

@@ -170,9 +170,9 @@ CAUSES: Final = (
         "The job waits in a queue",
         "The job names a queue, and the queue has not admitted it. flk reads the condition QuotaReserved of the job's "
         "Workload, which says what is missing, and where it may the place in the queue and who is ahead (Kueue's "
-        "Visibility API).",
-        "Wait, or ask for less. A queue that does not exist never admits a job: check its name. A cluster without "
-        "Kueue never starts a job with a queue.",
+        "Visibility API). A cluster without Kueue never starts a job with a queue, and an admission check that rejects "
+        "the job ends the wait: such a job is Stuck, and `flk wait` ends with exit code 104.",
+        "Wait, or ask for less. A queue that does not exist never admits a job: check its name.",
         _queued,
         cured_by="the queue",
     ),

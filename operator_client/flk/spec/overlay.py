@@ -163,11 +163,7 @@ def _number(text: str | None) -> int | str | None:
 
 def _decimal(text: str) -> float | int | str | None:
     """Convert a number. Return other text unchanged, so that the model reports what is wrong with it."""
-    return (
-        float(text)
-        if re.fullmatch(r"[0-9]*\.[0-9]+|[0-9]*\.?[0-9]+[eE][-+]?[0-9]{1,3}", text, re.ASCII)
-        else _number(text)
-    )
+    return float(text) if _DECIMAL.fullmatch(text) else _number(text)
 
 
 def _variables(texts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

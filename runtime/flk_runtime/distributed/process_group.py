@@ -183,8 +183,8 @@ class Timeouts:
     def long(self) -> Iterator[None]:
         """Change back to ``first`` inside the block, where ranks wait for a state that takes long to copy.
 
-        After a CheckpointError the script may go on, and steps have their timeout again. After other errors, which the
-        other ranks may not have, no rank waits for them.
+        After a CheckpointError and a SetupError, which all ranks have, the script may go on, and steps have their
+        timeout again. After other errors, which the other ranks may not have, no rank waits for them.
         """
         if self._step is None or not self._short:
             yield
@@ -192,7 +192,7 @@ class Timeouts:
         self._set(self.first)
         try:
             yield
-        except CheckpointError:
+        except (CheckpointError, SetupError):
             self._set(self._step)
             raise
         self._set(self._step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import MutableMapping
 from importlib import metadata
@@ -82,7 +83,7 @@ def _records_nothing() -> bool:
     It is on from torch 2.11, which warns of this name of the variable: the only one that all older ones know.
     """
     try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:  # a rank says so
+        version = re.match(r"(\d+)\.(\d+)", metadata.version("torch"))
+    except metadata.PackageNotFoundError:  # a build that was not installed is likely to be new
         return False
-    return tuple(map(int, version.split(".")[:2])) < (2, 11)
+    return version is not None and (int(version[1]), int(version[2])) < (2, 11)

@@ -121,7 +121,7 @@ class ForkServer:
         """Start one rank in a process group of its own, and return its process id.
 
         ``stdout``, ``stderr`` and ``report`` are descriptors to write to; the rank gets copies of them. Raises
-        ServerDiedError.
+        ServerDiedError, and OSError if they cannot be sent.
         """
         request = {"command": list(command), "environment": dict(environment), "folder": folder}
         self._ask(request, [stdout, stderr, report])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,7 +40,8 @@ class DDPModel(ParallelModel):
             module = _Wrapper(
                 model,
                 device_ids=[device] if device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
+                # Else a gradient that a script drops and keeps would be overwritten by the next backward pass.
+                gradient_as_bucket_view=False,
                 find_unused_parameters=find_unused_parameters,
             )
         except RuntimeError as error:
@@ -77,7 +76,7 @@ class _Wrapper(DistributedDataParallel):
 
 
 class _Passes:
-    """Refuses gradients that DDP does not average, or overwrites: it averages one backward pass after each call."""
+    """Refuses gradients that DDP does not average: it averages one backward pass after each of its calls."""
 
     def __init__(self, module: DistributedDataParallel, trained: Mapping[str, nn.Parameter]) -> None:
         self._module, self._trained = module, trained
@@ -85,7 +84,6 @@ class _Passes:
         # Parameters that have got a gradient since the latest call; None: DDP was not ready.
         self._passed: set[str] | None = None
         self._has_passed = False  # a backward pass has reached a parameter
-        self._views: list[torch.Tensor | None] = []  # of DDP's buckets, which are the gradients after each pass
         module.register_forward_pre_hook(self._call)
         for name, parameter in trained.items():
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
@@ -98,23 +96,8 @@ class _Passes:
         register_optimizer_step_pre_hook(check)
 
     def _call(self, *_: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
-        self._passed = set() if self._module.require_backward_grad_sync else None
-        counts = _references(self._views)
-        if all(count <= _NO_OTHER for count in counts):
-            return
-        for (name, parameter), view, count in zip(self._trained.items(), self._views, counts, strict=True):
-            if count > _NO_OTHER and view is not None and parameter.grad is not view:
-                raise SetupError(
-                    f"the script has dropped the gradient of {name!r}, as zero_grad does, and keeps the tensor, into "
-                    "which strategy ddp would write the next gradient: keep parameter.grad.clone()"
-                )
-
-    def _note_views(self) -> None:
-        parameters = self._trained.values()
-        if any(each.grad is not view for each, view in itertools.zip_longest(parameters, self._views)):
-            self._views = [each.grad for each in parameters]
+        if torch.is_grad_enabled():
+            self._passed = set() if self._module.require_backward_grad_sync else None
 
     def _accumulated(self, name: str, _: torch.Tensor) -> None:
         self._has_passed = True
@@ -125,8 +108,6 @@ class _Passes:
                 f"strategy ddp does not average this gradient of {name!r}: before each backward pass, call the module "
                 "that parallelize returned, outside of no_sync"
             )
-        if not self._passed:
-            torch.autograd.Variable._execution_engine.queue_callback(self._note_views)
         self._passed.add(name)
 
     def _check(self, optimizer: Optimizer) -> None:
@@ -154,21 +135,6 @@ class _Passes:
             f"strategy ddp averages no gradients of this step, because {name!r} {cause} in the latest backward pass on "
             f"rank {dist.get_rank()}: pass find_unused_parameters=True to parallelize if that is meant"
         )
-
-
-def _references(tensors: Sequence[torch.Tensor | None]) -> list[int]:
-    """How many references there are to each tensor, those of the list and of this count included."""
-    return [sys.getrefcount(each) for each in tensors]
-
-
-def _references_of_torch() -> int:
-    """How many `_references` has a tensor that otherwise only torch holds, as the gradient of a parameter."""
-    parameter = torch.empty(0, requires_grad=True)
-    parameter.grad = torch.empty(0)
-    return _references([parameter.grad])[0]
-
-
-_NO_OTHER = _references_of_torch()
 
 
 class GradientOrder:

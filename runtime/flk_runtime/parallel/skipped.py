@@ -100,9 +100,8 @@ class SkippedUnits:
     def _first_of_all(self, number: int) -> int:
         """The first of the units that come next on the ranks, as registered. Collective."""
         device = comm_device(torch.device("cpu"))
-        ends = torch.tensor(
-            [-number, number], device=device
-        )  # of all ranks, in one message that does not grow with them
+        # Of all ranks, in one message that does not grow with their number.
+        ends = torch.tensor([-number, number], device=device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         least, last = -int(ends[0]), int(ends[1])
         if least != last and not self._may_skip:

@@ -83,7 +83,8 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     kind = STRATEGIES[strategy]
     shards = shard_count(strategy, cluster, shard_size, work.tp)
     state = model_state(work.units, shards)
-    memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards)
+    buckets = state.gradients if strategy == "ddp" else 0
+    memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards, buckets=buckets)
     held = state.parameters + state.optimizer
     needed = memory.pools if cluster.gpu.overlaps else memory.peak  # a CPU has neither streams nor pools
     total = int((held + needed) / (1 - FRAGMENTATION))
@@ -155,9 +156,11 @@ class _Memory:
     of the pools' peaks, ``pools``. FSDP gathers parameters in one stream and sums gradients, which stay there, in
     another one (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). It copies what it has gathered out into the
     stream of the computation, and holds the output of one all-gather until the next one is copied.
+
+    DDP has ``buckets``, into which it copies gradients, at all times (Reducer in torch/csrc/distributed/c10d).
     """
 
-    def __init__(self, work: Workload, shards: int, *, reshards: bool, sharded: bool) -> None:
+    def __init__(self, work: Workload, shards: int, *, reshards: bool, sharded: bool, buckets: int) -> None:
         self.peak = self.gathered = self.buffers = 0
         self._reshards = reshards
         self._full, self._reduced, own = (
@@ -183,18 +186,18 @@ class _Memory:
         if len(work.synced) > 1 and sharded:
             trained = sum(each.trained_bytes(work.reduce_size) for each in work.units)
             kept, gradients = (0, all_gradients) if all(work.synced) else (trained, 0)
+        elif len(work.synced) > 1:
+            gradients = all_gradients
         compute = 0  # peak of the pool of the stream that computes
         for segment in work.trace.segments:
             gathered = output = summed = 0
             if sharded:
                 gathered = self._in_use(segment)
                 output, summed = self._in_flight(segment)
-            elif segment.backward:
-                gradients = all_gradients  # views of DDP's buckets, which are there from the beginning
             self.gathered, self.buffers = max(self.gathered, gathered), max(self.buffers, output + summed)
-            self.peak = max(self.peak, segment.peak + gathered + output + summed + gradients + kept)
+            self.peak = max(self.peak, segment.peak + gathered + output + summed + gradients + kept + buckets)
             compute = max(compute, segment.peak + gathered + summed + kept)
-            if sharded and segment.backward and len(work.synced) == 1:
+            if segment.backward and len(work.synced) == 1:
                 gradients += own.get(segment.block, 0)
         # Beside the gradients, the step of the optimizer has temporary tensors, in the stream that computes.
         local = [
@@ -204,7 +207,7 @@ class _Memory:
             (int(each.of_all * sum(local) + each.of_largest * max(local, default=0)) for each in work.optimizers),
             default=0,
         )
-        self.peak = max(self.peak, all_gradients + temporary)
+        self.peak = max(self.peak, all_gradients + buckets + temporary)
         compute = max(compute, temporary)
         self.pools = self.peak
         if sharded:
@@ -282,6 +285,6 @@ def _copied_bytes(each: Collective) -> float:
     """Bytes that FSDP reads and writes to split gathered data into parameters, or to copy gradients into a buffer.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (copy-out of the all-gather, copy-in of the
-    reduce-scatter). DDP's gradients lie in its buckets.
+    reduce-scatter). DDP's copies of gradients into its buckets and back are not counted.
     """
     return 0.0 if each.kind is Kind.ALL_REDUCE else 2 * each.full_bytes

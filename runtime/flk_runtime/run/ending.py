@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -42,7 +43,8 @@ def has_failed() -> bool:
 def _complete() -> None:
     """Wait for writes that are going on, unless the script has failed: other ranks may be gone then.
 
-    If one fails, this process reports it and ends with code 1, which an exception does not achieve here.
+    If one fails, this process reports it and ends with code 1, which an exception does not achieve here. Functions that
+    were registered with atexit before this module was imported are not called then, but for the end of logging.
     """
     if has_failed():
         return
@@ -58,4 +60,5 @@ def _complete() -> None:
             with contextlib.suppress(OSError, ValueError):
                 stream.write(text)
                 stream.flush()
+        logging.shutdown()
         os._exit(1)

@@ -100,7 +100,7 @@ class Saves:
                     self.manager.wait()
 
     def save_after_step(self, before: int, steps: int) -> bool:
-        """Save if a save is due after ``steps`` steps, ``before`` the last one so many. Collective where it saves.
+        """Save if a save is due after ``steps`` steps; ``before``: those at the last call. Collective where it saves.
 
         Returns whether later steps can save.
         """

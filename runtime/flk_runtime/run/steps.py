@@ -63,7 +63,7 @@ class Steps:
     ) -> None:
         """Count a step, with the samples and tokens of all ranks together, and do all that is due. Collective.
 
-        Each step takes the time of these lines, in which a call is what takes most of it.
+        It runs in each step, and calls take most of its time, so it makes few.
         ``report``: print a line of metrics, even if none is due.
         """
         first = not self.began

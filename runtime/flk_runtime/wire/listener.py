@@ -12,6 +12,7 @@ LOOPBACK: Final = "127.0.0.1"
 _ALL: Final = ("", "::")  # names of all addresses
 _BACKLOG: Final = 4096  # connections that wait to be accepted
 _PAUSE: Final = 0.1  # seconds
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CLOSED: Final = (errno.EBADF, errno.ENOTSOCK, errno.EINVAL)  # errors of a descriptor that is none, or another one
 
 
@@ -31,7 +32,7 @@ def listen(address: str, port: int) -> socket.socket:
 def accept(listener: socket.socket) -> tuple[socket.socket, Any] | None:
     """Accept a connection, and return it with its address; None if there is none within the listener's timeout.
 
-    Returns None after a pause if the other end has gone again, or no descriptor is free: the connection that waits
+    Returns None if the other end has gone again, and after a pause if no descriptor is free: the connection that waits
     would have a loop use a whole core until there is one. Raises OSError only if the listener is closed.
     """
     try:
@@ -41,7 +42,8 @@ def accept(listener: socket.socket) -> tuple[socket.socket, Any] | None:
     except OSError as error:
         if error.errno in _CLOSED:
             raise
-        time.sleep(_PAUSE)
+        if error.errno in _EXHAUSTED:
+            time.sleep(_PAUSE)
         return None
 
 

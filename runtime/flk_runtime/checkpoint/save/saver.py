@@ -27,7 +27,7 @@ from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, S
 from flk_runtime.shared.shard_file import ShardHeader
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
-_NAMES = re.compile(rb"c[\w.]+\n[\w.]+\n")  # of classes and functions in a pickle
+_NAMES = re.compile(rb"c[\w.]{1,200}\n[\w.]{1,200}\n")  # of classes and functions in a pickle
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
 _POLL = 0.1  # seconds
 _PAUSE = 2.0  # until the write begins, in times of the copy: other ranks on these cores may still be copying
@@ -124,10 +124,10 @@ class Saver:
         failed = error is not None and not self._passes(error)
         missing = self._memory is not None and not self._memory.is_held(wait=True)
         state = _FAILED if failed else _PLANS if changed else _GOES_ON
-        agree = process_group.begin_maximum(state, int(missing), int(problem is not None), int(writing))
-        values, unreadable = self._try_to_serialize(plain)  # meanwhile
+        values, unreadable = self._try_to_serialize(plain)
         problem = problem or unreadable
-        state, missing_anywhere, incomplete_anywhere, writing_anywhere = agree()
+        facts = state, int(missing), int(problem is not None), int(writing)
+        state, missing_anywhere, incomplete_anywhere, writing_anywhere = process_group.begin_maximum(*facts)()
         self._pass(error)
         if state == _FAILED and not failed:
             raise StorageError("the save before this one has failed on another rank, whose error says why")
@@ -135,10 +135,8 @@ class Saver:
             self._warn(f"{lost}; training goes on, and the next save tries again")
         if self._memory:
             self._memory.settle(whole=not missing_anywhere)
-        if incomplete_anywhere or self._staging is None:  # later states are mostly of the same types
+        if incomplete_anywhere or self._staging is None:
             _agree(problem)
-        elif problem is not None:
-            raise problem
         if state == _PLANS:
             self._pass(self._join())  # it reads files of the plan before
             self._plan(describe(chunks), len(values))
@@ -378,7 +376,9 @@ def _agree(problem: RuntimeFailure | None) -> None:
 def _refusal(plain: Mapping[str, Any], error: Exception) -> str:
     """Why the plain values cannot be saved, or not be read back: ``error``, and the object that it is about."""
     found = _GLOBAL.search(str(error))
-    reason = f"holds a {found[1]}" if found else f"cannot be read back: {(str(error).splitlines() or [''])[0]}"
+    reason = (
+        f"holds a {found[1]}" if found else f"cannot be saved and read back: {(str(error).splitlines() or [''])[0]}"
+    )
     for name, state in {**plain.get("objects", {}), **plain.get("own", {})}.items():
         buffer = io.BytesIO()
         try:

@@ -24,7 +24,7 @@ from flk_runtime.checkpoint.shard import entry_index, merge_entries
 from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest, StoredFile
-from flk_runtime.errors import StorageError, checkpoint_error
+from flk_runtime.errors import MismatchError, StorageError, checkpoint_error
 from flk_runtime.shared.shard_file import Entry, ShardHeader
 from flk_runtime.system.checksum import crc32
 
@@ -250,5 +250,5 @@ def _told(error: Exception) -> dict[str, Any]:
     """An error as the ranks tell it each other: its first line, its number, and whether another try cannot help."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     reason = (text.splitlines() or [type(error).__name__])[0]
-    final = not isinstance(error, OSError | StorageError)
+    final = isinstance(error, MismatchError | pickle.PickleError | TypeError | ValueError)
     return {"error": reason, "errno": getattr(error, "errno", None), "final": final}

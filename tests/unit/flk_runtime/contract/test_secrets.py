@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract.secrets import REDACTED, hidden, in_command, secrets_in
+from flk_runtime.contract.secrets import REDACTED, hidden, hidden_in_shell_command, in_command, secrets_in
 
 CANARY = "canary-7f3b"
 
@@ -23,6 +23,8 @@ CANARY = "canary-7f3b"
         ({"FLK_SETUP": f"HF_TOKEN={CANARY} ./get.sh"}, []),
         ({"FLK_ON_RESTART": f"--resume --api-token={CANARY}"}, []),
         ({"FLK_SETUP": f"echo it's; ./get.sh --token {CANARY}"}, []),
+        ({"FLK_SETUP": f"export HF_TOKEN={CANARY}; ./get.sh"}, []),
+        ({"FLK_SETUP": f"API_KEY='{CANARY}'&&./get.sh"}, []),
     ],
 )
 def test_secrets_of_variables_and_commands(variables: dict[str, str], words: list[str]) -> None:
@@ -64,3 +66,17 @@ def test_passwords_in_a_hostile_text_are_hidden_in_linear_time(piece: str) -> No
 def test_the_longest_secret_is_hidden_first() -> None:
     known = secrets_in({"A_TOKEN": "four", "B_TOKEN": "four-and-more"}, [])
     assert hidden("four-and-more, four, ftp://me:pw@host", known) == "***, ***, ftp://me:***@host"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (f"export HF_TOKEN={CANARY}; ./get.sh", "export HF_TOKEN=***; ./get.sh"),
+        (f"API_KEY='{CANARY}'&&./get.sh --lr 0.1", "API_KEY='***'&&./get.sh --lr 0.1"),
+        (r"TOKEN=ab\$cd ./get.sh", "***"),
+        ("TOKEN=a make data", "TOKEN=*** make data"),
+        ("make data --lr=0.1", "make data --lr=0.1"),
+    ],
+)
+def test_a_shell_command_is_shown_without_its_secrets(command: str, shown: str) -> None:
+    assert hidden_in_shell_command(command) == shown

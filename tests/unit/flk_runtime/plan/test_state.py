@@ -70,7 +70,7 @@ def test_a_cpu_has_no_foreach_kernels_by_default() -> None:
 
 
 def test_memory_has_the_temporary_tensors_of_the_optimizer() -> None:
-    """AdamW under ddp needs 20 bytes for each parameter, and not 16."""
+    """AdamW under ddp needs 24 bytes for each parameter, 4 of them in buckets, and not 20."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = nn.Linear(1 << 10, 1 << 10, bias=False)
     adamw = optimizer_sizes(torch.optim.AdamW(model.parameters()), H100)
@@ -82,7 +82,7 @@ def test_memory_has_the_temporary_tensors_of_the_optimizer() -> None:
         False,
         optimizers=[adamw],
     )
-    for optimizers, size in (([adamw], 20), ([], 16)):
+    for optimizers, size in (([adamw], 24), ([], 20)):
         live = predict("ddp", replace(work, optimizers=optimizers), Cluster(1, 8, H100, 1e9)).live
         assert live == pytest.approx(size << 20, rel=1e-4)
 
