@@ -29,9 +29,9 @@ from flk_runtime.preflight.report import RankReport
 
 LEAST: Final = 3  # nodes: with fewer there is nothing to compare a link with
 _SLOW: Final = 4.0  # times slower than the links of most nodes
-_SECONDS: Final = 0.05  # that one exchange shall take
+_SECONDS: Final = 0.03  # that one exchange shall take
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20  # bytes of an exchange
-_REPEATS: Final = 3
+_REPEATS: Final = 5  # the fastest counts, since a busy processor makes some slow
 
 
 def check(skipped: Collection[str], reports: Sequence[RankReport]) -> None:

@@ -300,6 +300,8 @@ def kill_adopted(keep: Iterable[int], *, spare_trackers: bool) -> int:
 def children() -> set[int]:
     """The child processes of this process, as far as /proc shows them (Linux with CONFIG_PROC_CHILDREN)."""
     found: set[int] = set()
+    if not platform.LINUX:
+        return found
     for thread in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
             found.update(map(int, thread.read_text().split()))
