@@ -37,6 +37,11 @@ class LogOptions:
         return {"tailLines": self.tail, "sinceSeconds": self.since, "previous": self.previous}
 
     @property
+    def cuts(self) -> bool:
+        """Whether the first request of a log leaves out its beginning."""
+        return self.tail is not None or self.since is not None
+
+    @property
     def of_ranks(self) -> bool:
         """Whether the lines are those of the ranks, which are kept as evidence."""
         return not self.container and not self.previous

@@ -46,7 +46,7 @@ class PodLog:
         self._client, self._pod, self._put, self._closed, self._keep = client, pod, put, closed, keep
         self._lines, self._of = chosen.lines(self.name), chosen.options.container
         self._query = chosen.options.query() if fresh else {}
-        self._position = LogPosition(cut=any(value not in (None, False) for value in self._query.values()))
+        self._position = LogPosition(cut=fresh and chosen.options.cuts)
 
     def read(self, *, follow: bool) -> bool:
         """Send one request, pass on what is new, and return whether there was anything. Raises nothing.

@@ -70,6 +70,14 @@ def test_lines_that_tail_left_out_do_not_come_after_a_resumption(
     assert got + again == shown
 
 
+@pytest.mark.parametrize(
+    ("options", "cuts"),
+    [({"tail": 0}, True), ({"tail": 5}, True), ({"since": 60}, True), ({}, False), ({"previous": True}, False)],
+)
+def test_only_tail_and_since_leave_out_the_beginning(options: dict[str, Any], cuts: bool) -> None:
+    assert LogOptions(**options).cuts is cuts
+
+
 def test_a_first_line_that_does_not_come_again_stops_nothing() -> None:
     position = LogPosition(cut=True)
     assert position.accept(line(1, "rotated away"))
