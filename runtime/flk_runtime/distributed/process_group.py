@@ -76,22 +76,11 @@ def all_true(flag: bool) -> Callable[[], bool]:
 
 def maximum(*values: int) -> list[int]:
     """The largest of all ranks' values, one for each argument, on every rank. Collective."""
-    return begin_maximum(*values)()
-
-
-def begin_maximum(*values: int) -> Callable[[], list[int]]:
-    """Begin to compute the result of `maximum`; the returned function waits for it. Collective."""
     if world_size() == 1:
-        return lambda: list(values)
+        return list(values)
     found = torch.tensor(values, device=comm_device(_CPU))
-    work = dist.all_reduce(found, op=dist.ReduceOp.MAX, async_op=True)
-
-    def result() -> list[int]:
-        if work is not None:
-            work.wait()
-        return [int(each) for each in found.tolist()]
-
-    return result
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return [int(each) for each in found.tolist()]
 
 
 def gather(value: Any) -> list[Any] | None:

@@ -127,7 +127,7 @@ class Saver:
         values, unreadable = self._try_to_serialize(plain)
         problem = problem or unreadable
         facts = state, int(missing), int(problem is not None), int(writing)
-        state, missing_anywhere, incomplete_anywhere, writing_anywhere = process_group.begin_maximum(*facts)()
+        state, missing_anywhere, incomplete_anywhere, writing_anywhere = process_group.maximum(*facts)
         self._pass(error)
         if state == _FAILED and not failed:
             raise StorageError("the save before this one has failed on another rank, whose error says why")

@@ -310,6 +310,6 @@ def test_a_save_that_failed_on_another_rank_only_is_an_error_here_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: Storage
 ) -> None:
     job = Job(tmp_path, storage)
-    monkeypatch.setattr(process_group, "begin_maximum", lambda state, *others: lambda: [saver_module._FAILED, *others])
+    monkeypatch.setattr(process_group, "maximum", lambda state, *others: [saver_module._FAILED, *others])
     with pytest.raises(StorageError, match="the save before this one has failed on another rank"):
         job.save(1)
