@@ -28,7 +28,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO
 
-from flk import units
+from flk import local_gpus, units
 from flk.errors import FlkError, UsageError
 from flk.manifest.environment import environment
 from flk.spec.job import Job
@@ -78,6 +78,7 @@ class LocalRun:
                 f"`flk run` needs Linux or macOS, because its launchers do (this is {sys.platform})",
                 hint="use flk submit, or run flk in a Linux container",
             )
+        self._gpus = local_gpus.shares(job, local_gpus.count_gpus())
         self._python, self._path = interpreter()
         self._pods: dict[int, _Pod] = {}
         self._selector = selectors.DefaultSelector()
@@ -86,6 +87,8 @@ class LocalRun:
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
         self._unwritten: FlkError | None = None  # why the output could not be written
+        self.on_cpu = self._gpus is not None and not any(self._gpus)
+        """Whether the ranks are more than the GPUs of this machine, so that they get none."""
         self.record: JobRecord | None = None
         """The last record of the launcher of pod 0."""
 
@@ -180,8 +183,8 @@ class LocalRun:
             pod_env.POD_INDEX: str(index),
             user_env.POD_NAME: f"{self._job.name}-worker-{index}",
         }
-        if self._job.resources.gpu:
-            values["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(self._job, index))
+        if self._gpus:
+            values[local_gpus.VARIABLE] = self._gpus[index]
         # In a session of its own, so that the terminal's Ctrl-C reaches only flk, which forwards it once.
         process = subprocess.Popen(
             [self._python, "-u", "-m", "flk_runtime", "--", *self._job.command],
@@ -393,24 +396,6 @@ def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, s
     state = os.stat(python)
     made_from = [python, state.st_mtime_ns, str(folder), job.pip, texts, contents, sources and time.time(), pip]
     return cache_folder() / "packages" / hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16] / "venv"
-
-
-def visible_devices(job: Job, index: int) -> list[str]:
-    """Return the GPUs of replica ``index``, which it shares with no other, as CUDA_VISIBLE_DEVICES names them.
-
-    Raises UsageError if CUDA_VISIBLE_DEVICES in this environment names fewer GPUs than the job needs.
-    """
-    gpus = job.resources.gpu
-    needed = job.created_pods * gpus
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    devices = visible.split(",") if visible else [str(number) for number in range(needed)]
-    if len(devices) < needed:
-        raise UsageError(
-            f"the job needs {needed} GPUs ({job.created_pods} replicas with {gpus} each), "
-            f"and CUDA_VISIBLE_DEVICES={visible} names {len(devices)}",
-            hint="unset CUDA_VISIBLE_DEVICES, or use fewer --replicas or --gpu",
-        )
-    return devices[index * gpus : (index + 1) * gpus]
 
 
 def free_port() -> int:
