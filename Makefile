@@ -101,6 +101,7 @@ gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/c
 	$(BIN)/pytest -m gpu -rP tests/gpu || failed=1; \
 	$(BIN)/python benchmarks/start.py --ranks 1 --goal 0.7 || failed=1; \
 	$(BIN)/python benchmarks/parallel.py --ranks 1 --rounds 20 --steps 50 || failed=1; \
+	$(BIN)/python benchmarks/gpu.py || failed=1; \
 	exit $$failed
 
 dist: $(INSTALLED) ## The wheel, the source archive and the chart, into dist/

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -223,6 +224,8 @@ def _commit() -> str:
     """The commit, with "-modified" if files that no page of the documentation is differ from it."""
     root = Path(__file__).parents[1]
     asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ".", ":(exclude)docs"])
+    if not shutil.which("git"):
+        return "unknown"
     commit, modified = (
         subprocess.run(["git", *words], cwd=root, capture_output=True, text=True).stdout.strip() for words in asked
     )

@@ -55,6 +55,16 @@ CODE: Final[dict[str, tuple[str, ...]]] = {
     "many_jobs": _WATCH,
     "slow_link": ("benchmarks/torchft_gpt.py", "runtime/flk_runtime/diloco"),
     "diloco_loss": ("runtime/flk_runtime/diloco",),
+    "gpu": (
+        "benchmarks/gpu_models.py",
+        "benchmarks/gpu_ranks.py",
+        *_LAUNCHER,
+        *_RUN,
+        "runtime/flk_runtime/checkpoint",
+        "runtime/flk_runtime/data",
+        "runtime/flk_runtime/parallel",
+        "runtime/flk_runtime/plan",
+    ),
 }
 
 _TABLE: Final = re.compile(

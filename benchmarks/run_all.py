@@ -50,6 +50,7 @@ NAMES: Final = (
     "many_jobs",
     "slow_link",
     "diloco_loss",
+    "gpu",
 )
 BEGIN: Final = "<!-- results: written by benchmarks/run_all.py -->"
 END: Final = "<!-- end of results -->"

@@ -153,6 +153,11 @@ def test_order_alternates_and_warm_up_is_not_kept() -> None:
     assert values == {"a": [3, 6, 7], "b": [4, 5, 8]}
 
 
+def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert measure.environment().startswith("commit unknown, load average ")
+
+
 def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = argparse.Namespace(json=tmp_path / "results")
     report = Report("b", options)
@@ -176,7 +181,7 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_runner_knows_every_benchmark() -> None:
     shared = {"example", "launch", "llama", "measure", "measured", "run_all", "simulated_launchers", "small_models"}
-    shared |= {"torchft_gpt", "torchtitan_cpu"}
+    shared |= {"torchft_gpt", "torchtitan_cpu", "gpu_models", "gpu_ranks"}
     assert set(run_all.NAMES) == {path.stem for path in BENCHMARKS.glob("*.py")} - shared
 
 
