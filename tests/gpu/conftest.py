@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.collection import in_folder
+from tests.support.gpu import Launch
 
 END = 300  # seconds for one job: the first kernels of a process take a while to load
 
@@ -52,13 +55,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a script (after MODEL) as the ranks of one pod that sees the first GPU only."""
+def root() -> Iterator[Path]:
+    """A folder in memory for the checkpoints of a test."""
+    folder = Path(tempfile.mkdtemp(prefix="flk-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """Run a script (after MODEL, and in several parts) as the ranks of one pod that sees the first GPU only."""
 
     def run(
-        script: str, processes: int = 1, failing: bool = False, **variables: str
+        *parts: str, processes: int = 1, failing: bool = False, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "train.py").write_text(textwrap.dedent(MODEL) + textwrap.dedent(script))
+        (tmp_path / "train.py").write_text("".join(map(textwrap.dedent, (MODEL, *parts))))
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": first, "FLK_PROCESSES": str(processes), **variables}
         ended = subprocess.run(

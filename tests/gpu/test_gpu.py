@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +16,10 @@ from flk.manifest.runtime import module_source
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.metrics import mfu
+from tests.support.gpu import Launch, said
 from tests.support.ports import held_ports
 
-Launch = Callable[..., subprocess.CompletedProcess[str]]
 SHARDED = ("shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
-
-
-def said(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The last object that rank 0 has printed."""
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("[rank 0] {")]
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("[rank 0] "))
-    print(json.dumps(found))  # `make gpu` shows it
-    return found
 
 
 def test_nccl_starts_on_the_device_of_the_rank(launch: Launch) -> None:

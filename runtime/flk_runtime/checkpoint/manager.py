@@ -22,6 +22,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, SetupError, checkpoint_error
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.shared.shard_file import value_name
+from flk_runtime.system import device as devices
 from flk_runtime.system import rng
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ class CheckpointManager:
         """
         if self._saver is None or not self._saver.can_save:
             return
+        devices.synchronize()  # a script may step on a stream of its own, for which the copy does not wait
         states, own, problem = self._collect()
         plain = {
             "steps": steps,

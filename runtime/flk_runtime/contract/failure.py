@@ -397,14 +397,18 @@ _SECONDARY_WORDS = (
     "recvValue failed",
     "sendBytes failed",
 )
-# NCCL or gloo refuses how it is used: two ranks on one GPU, sizes that differ between ranks. No connection broke.
-_MISUSE = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU detected|gloo::EnforceNotMet|enforce fail at")
+# No connection broke: NCCL or gloo refuses how it is used (two ranks on one GPU, sizes that differ between ranks), or
+# NCCL's thread or a collective meets an error that this rank's own kernels have left on its GPU.
+_OWN = re.compile(
+    r"ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU detected|gloo::EnforceNotMet|enforce fail at|CUDA error: |"
+    r"Cuda failure "
+)
 _TIMEOUT = re.compile(r"(?i)tim(ed |e)out|Watchdog caught")  # a rank waited for a peer that still ran
 
 
 def is_secondary(type_name: str, message: str) -> bool:
     """Return whether an exception says that the connection to a peer broke, so that it is not the root cause."""
-    if _MISUSE.search(message):
+    if _OWN.search(message):
         return False
     if type_name in _SECONDARY_TYPES:
         return True

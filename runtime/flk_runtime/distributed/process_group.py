@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from flk_runtime.errors import CheckpointError, RuntimeFailure, SetupError
+from flk_runtime.system import device as devices
 
 T = TypeVar("T")
 
@@ -187,8 +188,7 @@ class Timeouts:
         self._set(self._step)
 
     def _set(self, seconds: float) -> None:
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+        devices.synchronize()
         # The timeout changes while no collective is under way, so that it is the same on all ranks.
         dist.barrier()
         for group in list(_groups()):
@@ -206,7 +206,7 @@ def _groups() -> list[Any]:
 
 
 def leave(*, at_once: bool) -> None:
-    """Destroy the process group. With ``at_once``, do not wait for other ranks, which may be dead."""
+    """Destroy the process group. With ``at_once``, raise nothing, and wait for no rank: others may be dead."""
     if not dist.is_initialized():
         return
     # The destructor of a gloo group joins its threads while it holds the GIL, which a thread may still need to free a
@@ -215,7 +215,8 @@ def leave(*, at_once: bool) -> None:
     time.sleep(_THREADS_END)
     if at_once and "nccl" in str(dist.get_backend_config()):
         # Destroying NCCL communicators waits for kernels, which do not end if a peer is dead.
-        distributed_c10d._abort_process_group()
+        with contextlib.suppress(RuntimeError):  # the GPU may have the error that ends this rank, and NCCL meets it too
+            distributed_c10d._abort_process_group()
     else:
         dist.destroy_process_group()
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 from flk_runtime.contract.failure import Failure, Kind, is_secondary, kind_of_end, kind_of_loss
 from flk_runtime.contract.secrets import hidden
+from flk_runtime.system.faults import kind_of_text
 from flk_runtime.system.text import last_exception
 
 _STDERR_LINES = 20  # that are kept
-# In what faulthandler writes: frames that started the script, and a list of all extension modules.
+# In what faulthandler writes: frames that started the script, and a list of all extension modules; torch's C++ frames.
 _NOISE = re.compile(
-    r'\s*$|Extension modules: |  File ".*flk_runtime/(launcher/\w+|__main__)\.py"|  File "<frozen runpy>"'
+    r'\s*$|Extension modules: |frame #\d+: |  File ".*flk_runtime/(launcher/\w+|__main__)\.py"|  File "<frozen runpy>"'
 )
 # Lines on stderr of a process that a signal has ended, from the most to the least telling: a line of std::terminate,
 # a line of Python or the C library before they abort (not faulthandler's name of the signal), the innermost frame.
@@ -27,6 +28,7 @@ _LAST_WORDS = (
     re.compile(r'  File ".+", line \d+ in '),
 )
 _CRASH = re.compile(r"^(terminate called |Fatal Python error: )", re.MULTILINE)  # a process that aborts writes this
+_THROWN = re.compile(r"^terminate called after throwing an instance of '(?:\w+::)*(\w+)'", re.MULTILINE)
 _TRAILING_LINES = 2  # that may follow the traceback which ended a process
 _REPORTED_FIELDS = ("type", "message", "traceback", "time", "exit_code")
 
@@ -54,8 +56,8 @@ def from_report(failure: Failure, report: bytes, secrets: Sequence[str] = ()) ->
 def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Failure:
     """``failure`` with the exit code of the rank's process, negative for a signal, and its last 20 lines on stderr.
 
-    ``oom`` says whether the kernel has killed a process of this pod at its memory limit. SIGABRT is secondary if the
-    last lines say that the connection to a peer broke: NCCL's watchdog then aborts the process.
+    ``oom`` says whether the kernel has killed a process of this pod at its memory limit. NCCL's watchdog aborts the
+    process with SIGABRT where the connection to a peer broke, which is secondary, and where the GPU is lost.
     """
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)][-_STDERR_LINES:]
     failure = replace(failure, stderr="\n".join(lines))
@@ -68,6 +70,8 @@ def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Fa
         kind = Kind.OOM
     elif code == -signal.SIGABRT and is_secondary("", stderr):
         kind = kind_of_loss(stderr)
+    elif (thrown := _THROWN.search(stderr)) and kind_of_text(stderr) is Kind.GPU:
+        failure, kind = replace(failure, type=thrown[1]), Kind.GPU
     words = [
         line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
     ]

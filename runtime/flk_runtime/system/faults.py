@@ -47,13 +47,17 @@ def kind_of(error: BaseException) -> Kind:
     for link in links:
         if isinstance(link, OSError) and link.errno in _ERRNOS:
             return _ERRNOS[link.errno]
-    for kind, words in _WORDS.items():
-        if any(word in text_of(link) for link in links for word in words):
-            return kind
+    if found := kind_of_text("\n".join(map(text_of, links))):
+        return found
     if any("PytorchStreamWriter failed writing" in text_of(link) for link in links):
         return Kind.DISK_FULL if full_file_system(error) else Kind.IO  # torch.save does not say why
     kinds = [leaf.kind if isinstance(leaf, RuntimeFailure) else Kind.EXCEPTION for leaf in leaves(error)]
     return min(kinds, key=lambda kind: kind.meaning.precedence)
+
+
+def kind_of_text(text: str) -> Kind | None:
+    """The kind of a `Failure` that the messages of torch and CUDA in ``text`` tell; None if they tell none."""
+    return next((kind for kind, words in _WORDS.items() if any(word in text for word in words)), None)
 
 
 def full_file_system(error: BaseException) -> str:

@@ -27,6 +27,16 @@ SECONDARY = Failure(Kind.CONNECTION, 0, rank=0, time=9.0, type="RuntimeError")
 ENFORCE_NOT_MET = """terminate called after throwing an instance of 'gloo::EnforceNotMet'
   what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4
 """  # noqa: E501 - as gloo writes it
+# What NCCL's watchdog of torch 2.11 writes when a kernel of its own rank has failed, with an error of CUDA.
+WATCHDOG = """[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: \
+CUDA error: {0}
+CUDA kernel errors might be asynchronously reported at some other API call.
+Exception raised from c10_cuda_check_implementation at /pytorch/c10/cuda/CUDAException.cpp:44 (most recent call first):
+"""
+FRAMES = "frame #0: c10::Error::Error() + 0x80 (0x7f in /x/torch/lib/libc10.so)\n" * 30
+THROWN = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  "
+WATCHDOG = f"[rank0]:[E1126 14:00:00.1 ProcessGroupNCCL.cpp:2057] {WATCHDOG}{FRAMES}{THROWN}{WATCHDOG}{FRAMES}"
+ASSERTED, UNCORRECTABLE = map(WATCHDOG.format, ("device-side assert triggered", "uncorrectable ECC error encountered"))
 LATER = Failure(Kind.EXIT, 3, rank=7, time=11.0, exit_code=1)
 KILLED = Failure(Kind.LOST, 4, time=0.0)
 
@@ -74,6 +84,12 @@ def test_broken_connections_are_secondary(type_name: str, message: str) -> None:
             "DistBackendError",
             "NCCL error in: NCCLUtils.cpp:77\nncclInvalidArgument: Invalid value for an argument.",
         ),
+        (
+            "DistBackendError",
+            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.28.9\nncclUnhandledCudaError: Call "
+            "to CUDA function failed.\nLast error:\nCuda failure 710 'device-side assert triggered'",
+        ),
+        ("DistBackendError", ASSERTED),
         ("RuntimeError", "[enforce fail at /x/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4"),
     ],
 )
@@ -93,6 +109,8 @@ def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str)
         (-signal.SIGKILL, "", False, Kind.KILLED),
         (-signal.SIGSEGV, "NCCL", True, Kind.SIGNAL),
         (-signal.SIGABRT, ENFORCE_NOT_MET, False, Kind.SIGNAL),
+        (-signal.SIGABRT, ASSERTED, False, Kind.SIGNAL),
+        (-signal.SIGABRT, UNCORRECTABLE, False, Kind.GPU),
         (-signal.SIGABRT, "[Rank 3] Watchdog caught collective operation timeout", False, Kind.TIMEOUT),
         (-signal.SIGABRT, "[Rank 3] NCCL error: remote process exited", False, Kind.CONNECTION),
     ],
@@ -122,6 +140,18 @@ def test_the_last_lines_of_a_rank_are_kept_without_frames_of_the_launcher() -> N
     failure = from_exit_code(Failure(Kind.EXIT, 1, rank=2), -signal.SIGSEGV, "\n".join(stderr), oom=False)
     assert failure.stderr.splitlines() == [*before[-18:], "Fatal Python error: Segmentation fault", frames[0]]
     assert failure.summary == 'rank 2 in pod 1 was killed by SIGSEGV: File "train.py", line 9 in fail'
+
+
+@pytest.mark.parametrize(
+    ("stderr", "what"),
+    [(ASSERTED, "was killed by SIGABRT: [PG ID 0"), (UNCORRECTABLE, "raised DistBackendError: [PG ID 0")],
+)
+def test_an_error_of_a_rank_s_own_gpu_is_told_by_the_watchdog_of_nccl(stderr: str, what: str) -> None:
+    failure = from_exit_code(Failure(Kind.EXIT, 1, rank=2), -signal.SIGABRT, stderr, oom=False)
+    assert failure.summary.startswith(f"rank 2 in pod 1 {what}")
+    assert "CUDA error: " in failure.summary
+    assert not failure.secondary
+    assert "frame #" not in failure.stderr
 
 
 def test_an_invalid_use_of_nccl_is_final_when_it_happens_again() -> None:
