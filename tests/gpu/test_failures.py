@@ -42,7 +42,7 @@ def test_memory_of_the_gpu_that_is_not_there_is_the_cause(launch: Launch, tmp_pa
 NOTICED = {
     "script": "torch.cuda.synchronize()",
     "collective": "dist.all_reduce(torch.ones(1, device=run.device))\n            torch.cuda.synchronize()",
-    "watchdog": "dist.all_reduce(torch.ones(1, device=run.device))\n            time.sleep(60)",
+    "watchdog": "dist.all_reduce(torch.ones(1, device=run.device))\n            time.sleep(20)",
 }
 
 
@@ -69,7 +69,7 @@ def test_an_index_out_of_range_is_blamed_on_the_script(launch: Launch, tmp_path:
     assert record.quarantine == []
     assert "CUDA error: device-side assert triggered" in failure.summary
     if failure.kind == "exception":
-        assert failure.type == "AcceleratorError"
+        assert failure.type in ("AcceleratorError", "DistBackendError")
         assert "train.py" in failure.details
     else:
         assert (failure.kind, failure.signal, after) == ("signal", signal.SIGABRT, "watchdog")
