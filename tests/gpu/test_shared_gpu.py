@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from flk_runtime.contract import pod_env
+from tests.support.gpu import Launch
 
 SCRIPT = """
     import pathlib, signal
@@ -51,19 +48,11 @@ def losses(folder: Path, rank: int) -> dict[int, float]:
     return found
 
 
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory for the checkpoints of a launcher."""
-    folder = Path(tempfile.mkdtemp(prefix="flk-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "shard_grad_op", "full_shard", "hybrid_shard"])
 def test_a_killed_rank_restores_what_two_ranks_had_on_the_gpu(
-    launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, memory: Path, strategy: str
+    launch: Launch, tmp_path: Path, root: Path, strategy: str
 ) -> None:
-    variables = {pod_env.MEMORY_ROOT: str(memory), pod_env.RESTARTS: "3", "FLK_STRATEGY": strategy}
+    variables = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", "FLK_STRATEGY": strategy}
     launch(SCRIPT, processes=2, **variables)
     undisturbed = [losses(tmp_path, rank) for rank in range(2)]
     for rank in range(2):
