@@ -72,7 +72,8 @@ def test_an_index_out_of_range_is_blamed_on_the_script(launch: Launch, tmp_path:
         assert failure.type in ("AcceleratorError", "DistBackendError")
         assert "train.py" in failure.details
     else:
-        assert (failure.kind, failure.signal, after) == ("signal", signal.SIGABRT, "watchdog")
+        assert (failure.kind, failure.signal) == ("signal", signal.SIGABRT)
+        assert after != "script"  # the watchdog may be faster than the collective's exception
 
 
 def test_an_illegal_access_to_memory_is_named(launch: Launch, tmp_path: Path) -> None:

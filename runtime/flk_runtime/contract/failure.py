@@ -338,7 +338,7 @@ class Failure:
             subject = f"rank {self.rank} in {subject}"
         if self.count > 1:
             subject = f"{subject} and {plural(self.count - 1, 'other rank')}"
-        first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0])[:_LINE_LIMIT] if self.message else ""
+        first_line = _shortened(_SOURCE_FILE.sub("", self.message.splitlines()[0])) if self.message else ""
         if self.kind in (Kind.PREEMPTED, Kind.RESIZED) and self.node:
             subject = f"{subject} on {self.node}"
         if self.kind.meaning.message_is_predicate and first_line:
@@ -369,6 +369,18 @@ class Failure:
         if kind is Kind.LOST and message.startswith(("never joined", "did not answer")):
             kind = Kind.ABSENT
         return typed.read_fields(cls, {**data, "kind": kind.value})
+
+
+def _shortened(line: str) -> str:
+    """At most _LINE_LIMIT characters of a line: whole sentences if it has them, else whole words and an ellipsis."""
+    if len(line) <= _LINE_LIMIT:
+        return line
+    kept = line[:_LINE_LIMIT]
+    sentences, ended, _ = kept.rpartition(". ")
+    if ended:
+        return f"{sentences}."
+    words = kept[:-1].rpartition(" ")[0] or kept[:-1]
+    return f"{words}…"
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

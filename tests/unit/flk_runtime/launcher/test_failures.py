@@ -196,6 +196,27 @@ def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None
     assert finished.summary == "rank 3 in pod 3 ended with exit code 0 before the other ranks"
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "Tried to allocate 32 GiB. " + "GPU 0 has room. " * 16 + "Reserved memory is large.",
+            "Tried to allocate 32 GiB.",
+        ),
+        ("unexpected keys: " + "layer.weight, " * 30, "unexpected keys:"),
+        ("x" * 400, "x"),
+    ],
+)
+def test_a_long_message_is_not_cut_within_a_word_or_sentence(message: str, shown: str) -> None:
+    failure = Failure(Kind.EXCEPTION, pod=0, rank=0, type="RuntimeError", message=message)
+    line = failure.summary.removeprefix("rank 0 in pod 0 raised RuntimeError: ")
+    assert line.startswith(shown)
+    assert len(line) <= 300
+    kept = line.removesuffix("…")
+    assert message.startswith(kept)
+    assert kept.endswith(".") if "GPU" in message else line.endswith(("weight,…", "x…"))
+
+
 def test_build_paths_of_torch_are_not_in_the_summary() -> None:
     message = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"
     failure = Failure(Kind.EXCEPTION, 0, rank=0, type="RuntimeError", message=message)
