@@ -591,6 +591,20 @@ def test_a_setup_error_of_a_rank_is_final(forked_pods: Callable[..., Pods]) -> N
     assert len(record.attempts) == 1
 
 
+def test_what_all_ranks_must_mend_is_printed_once_in_a_pod(forked_pods: Callable[..., Pods]) -> None:
+    script = """
+        import os
+        import flk_runtime
+        flk_runtime.init(seed=int(os.environ["RANK"]))
+    """
+    job = forked_pods(1, 3, FLK_RESTARTS="3", script=script)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.USAGE], job.log()
+    lines = [line for line in job.log().splitlines() if line.startswith("[rank")]
+    assert [line.partition(" ")[2].split(" ")[0] for line in lines] == ["0]"] * 4, lines
+    assert "SetupError: 3 seeds: 0 on rank 0" in lines[-1]
+
+
 def test_a_port_that_is_taken_is_named(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(2, 1, FLK_JOIN_TIMEOUT="1")
     with socket.socket() as taken:

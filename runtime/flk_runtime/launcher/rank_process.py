@@ -63,12 +63,13 @@ def _fail(error: BaseException, *, reports: bool) -> int:
         report = failure_report.describe(error)
         left_to_launcher = Kind(report["kind"]).meaning.secondary and hook is sys.__excepthook__
         failure_report.send(report | {"output": failure_report.format_error(error)} if left_to_launcher else report)
-        if left_to_launcher:
+        said_elsewhere = getattr(error, "everywhere", False) and os.environ.get("LOCAL_RANK") != "0"
+        if left_to_launcher or said_elsewhere:
             return 1
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     try:
-        hook(type(error), error.with_traceback(failure_report.user_frames(error.__traceback__)), error.__traceback__)
+        hook(type(error), error.with_traceback(failure_report.user_frames(error)), error.__traceback__)
     except Exception:
         sys.__excepthook__(type(error), error, error.__traceback__)
     return 1

@@ -17,11 +17,13 @@ from typing import Any
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Kind, is_secondary, kind_of_loss
 from flk_runtime.contract.ranges import plural
-from flk_runtime.errors import RuntimeFailure
+from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.system import faults
 from flk_runtime.system.text import last_exception, text_of
 
-_LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher", "")
+_FLK = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+_LAUNCHER = os.path.join(_FLK, "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
 _MESSAGE_LIMIT = 4000  # characters of a message
 _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, ExceptionWrapper
@@ -65,10 +67,15 @@ def _of_worker(name: str, message: str) -> str:
 def format_error(error: BaseException) -> str:
     """The traceback and the message, as Python prints them. Raises nothing."""
     try:
-        lines = traceback.format_exception(type(error), error, user_frames(error.__traceback__))
+        lines = traceback.format_exception(type(error), error, user_frames(error))
     except Exception:  # a method of the exception, or of one in its chain, raises
-        lines = traceback.format_tb(user_frames(error.__traceback__))
+        lines = traceback.format_tb(user_frames(error))
     return "".join(lines)
+
+
+def _is_of_user(file: str) -> bool:
+    """Whether a file is neither flk's nor of Python's library, through whose context managers flk is called."""
+    return not file.startswith(_FLK) and (not file.startswith(_LIBRARY) or "site-packages" in file)
 
 
 def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset()) -> bool:
@@ -113,12 +120,24 @@ def write_all(fd: int, data: bytes) -> None:
             return
 
 
-def user_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without its leading frames in the launcher and in importlib, so that it starts in user code."""
-    begin = trace
-    while begin is not None:
-        name = begin.tb_frame.f_code.co_filename
-        if not name.startswith((_LAUNCHER, "<frozen importlib")):
-            return begin
-        begin = begin.tb_next
-    return trace
+def user_frames(error: BaseException) -> types.TracebackType | None:
+    """The exception's traceback without its leading frames in the launcher and in importlib.
+
+    It starts in user code. A SetupError's ends there too: its text says all that the frames in flk could tell.
+    """
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    names = [each.tb_frame.f_code.co_filename for each in frames]
+    begin = next(
+        (index for index, name in enumerate(names) if not name.startswith((_LAUNCHER, "<frozen importlib"))), 0
+    )
+    last = None
+    if isinstance(error, SetupError):
+        last = max((index for index, name in enumerate(names) if index >= begin and _is_of_user(name)), default=None)
+    kept = None
+    for each in reversed(frames[begin : None if last is None else last + 1]):
+        kept = types.TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept

@@ -11,6 +11,7 @@ import re
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +38,7 @@ from flk_runtime.errors import (
 )
 from flk_runtime.launcher.replication.store import NoRoomError, ShardStore
 from flk_runtime.preflight import bootstrap
-from flk_runtime.shared import memory_messages
+from flk_runtime.shared import failure_report, memory_messages
 from flk_runtime.shared.failure_report import describe
 from flk_runtime.shared.shard_file import ShardError, ShardHeader
 from flk_runtime.wire import VersionError, session
@@ -229,3 +230,14 @@ def test_a_module_that_has_not_travelled_is_named_with_what_brings_it(monkeypatc
         open_destination("s3://b/run")
     with pytest.raises(ModuleNotFoundError, match="no_such"):
         errors.shipped("no_such.module", "it", "that")
+
+
+@pytest.mark.parametrize(("kind", "last"), [(SetupError, "train.py"), (RuntimeError, "errors.py")])
+def test_the_traceback_of_a_setup_error_ends_in_the_script(tmp_path: Path, kind: type[Exception], last: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("shipped('flk_runtime.missing', 'it', 'its name')\n")
+    with pytest.raises(SetupError) as caught:
+        exec(compile(script.read_text(), str(script), "exec"), {"shipped": errors.shipped})
+    error = kind("no").with_traceback(caught.value.__traceback__)
+    assert Path(traceback.extract_tb(failure_report.user_frames(error))[-1].filename).name == last
+    assert failure_report.format_error(error).splitlines()[-1].endswith("no")

@@ -1,0 +1,24 @@
+"""What NVML says of a real GPU to the launcher's check before an attempt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from flk_runtime.launcher.gpu_health import Gpu, gpu_faults, read_gpus
+
+# A kernel that fails leaves an Xid error of the program in NVML's events.
+FAILS = "import torch; torch.zeros(4, device='cuda')[torch.full((4,), 9, device='cuda')]; torch.cuda.synchronize()"
+
+
+def test_a_gpu_is_healthy_before_and_after_a_program_has_failed_on_it() -> None:
+    for _ in range(2):
+        gpus = read_gpus()
+        assert gpus
+        assert set(gpus) == {Gpu()}
+        assert list(gpu_faults(len(gpus), gpus)) == []
+        failed = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=120)
+        assert "device-side assert triggered" in failed.stderr
+    assert list(gpu_faults(len(gpus) + 1, gpus)) == [
+        f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} of {len(gpus) + 1} can be seen"
+    ]
