@@ -212,6 +212,17 @@ raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")""",
         namespace="restricted",
     ),
     Case(
+        "gpu-assertion",
+        Expected(
+            "DeviceAssertion", "device-side assert", "device-side assert", "CUDA_LAUNCH_BLOCKING", ExitCode.TRAINING
+        ),
+        job={"replicas": 1, "restarts": 0},
+        script="""class AcceleratorError(RuntimeError):
+    __module__ = "torch"
+raise AcceleratorError("CUDA error: device-side assert triggered")""",
+        namespace="restricted",
+    ),
+    Case(
         "gpu-error",
         Expected("GpuFailed", "uncorrectable ECC error", "CUDA error", "cordon"),
         job={"replicas": 1, "restarts": 0, "disruptions": 0},

@@ -16,6 +16,7 @@ from flk_runtime.contract.failure import Failure, Kind
 
 _DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b")
 _READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")
+_DEVICE_ASSERTION: Final = "device-side assert triggered"
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
 _BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
 _OF_CODE: Final = (Kind.EXCEPTION, Kind.EXIT, Kind.IO, Kind.STORAGE)  # kinds whose text may say more
@@ -200,6 +201,22 @@ CAUSES: Final = (
             lambda view, failure: "use a smaller batch, --strategy full_shard, or activation checkpointing",
         ),
         ExitCode.TRAINING,
+    ),
+    Cause(
+        "DeviceAssertion",
+        "An assertion of the GPU failed",
+        "A kernel found a value that cannot be: an index outside of a tensor, as a token above the vocabulary or "
+        f"a label above the number of classes. CUDA tells the script later, at another line. {_RECORD}",
+        "The lines that the rank wrote before its traceback name the assertion. Run once with "
+        "--env CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then ends at the operation that failed.",
+        _ended(
+            lambda f: f.kind in (*_OF_CODE, Kind.SIGNAL) and _DEVICE_ASSERTION in f.message,
+            lambda view, failure: (
+                "check the indices: tokens below the vocabulary, labels below the number of classes; "
+                "--env CUDA_LAUNCH_BLOCKING=1 has the traceback end at the operation: " + view.flk("restart")
+            ),
+            ExitCode.TRAINING,
+        ),
     ),
     Cause(
         "DiskFull",
