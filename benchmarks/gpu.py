@@ -266,7 +266,11 @@ class Benchmark:
         stops, rates = found["stops"], found["rates"]
         state = f"state of {found['size'] / 1e9:.2g} GB"
         peers = {"torch.save": 0.1, "async_save": 1.0, "copy": 1.3}
+        for peer, error in found["errors"].items():
+            self.notes.append(f"{peer} was not measured: {error}")
         for peer, goal in peers.items():
+            if peer not in stops:
+                continue
             what = f"stop of a save, {state}, flk / {peer}"
             self.report.compare(what, stops["flk"], stops[peer], measure.at_most(goal), "s")
         if rates:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -258,8 +258,8 @@ def measure_saves(arguments: argparse.Namespace) -> None:
     name = arguments.model
     with flk.init(strategy="ddp", device=arguments.device, log_every=0, save_every=0) as run:
         with run.device:
-            plain: nn.Module = make(name)
-        model, optimizer = run.parallelize(plain, optimizer_of(plain))
+            model_of_torch: nn.Module = make(name)
+        model, optimizer = run.parallelize(model_of_torch, optimizer_of(model_of_torch))
         batch = tokens_of(name).to(run.device)
 
         def step() -> None:
@@ -271,7 +271,7 @@ def measure_saves(arguments: argparse.Namespace) -> None:
 
         step()
         free()
-        tensors = [each.detach() for each in plain.parameters()]
+        tensors = [each.detach() for each in model_of_torch.parameters()]
         tensors += [value for state in optimizer.state.values() for value in state.values()]
         size = sum(each.numel() * each.element_size() for each in tensors)
         for _ in range(3):  # the first two make the files
@@ -279,11 +279,19 @@ def measure_saves(arguments: argparse.Namespace) -> None:
         if not run._saves.manager.keeps_in_memory:
             raise SystemExit(f"the launcher keeps no checkpoints of {size / 1e9:.1f} GB in memory: see the line above")
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            ways = Ways(run, plain, optimizer, tensors, Path(folder))
-            stops = measure.alternate(ways.all(), arguments.rounds, warmup=1, show="{:.3f} s".format)
+            ways = Ways(run, model_of_torch, optimizer, tensors, Path(folder))
+            cases, errors = ways.working()
+            stops = measure.alternate(cases, arguments.rounds, warmup=1, show="{:.3f} s".format)
             ways.close()
         rates = rates_with_saves(run, step, ways, arguments.rounds) if arguments.rates else {}
-        launch.write_result({"size": size, "stops": stops, "rates": rates, **describe(run.device)})
+        launch.write_result({"size": size, "stops": stops, "errors": errors, "rates": rates, **describe(run.device)})
+
+
+def plain(state: Any) -> Any:
+    """A state with plain dictionaries and lists: the stager of torch 2.11 knows no other classes of them."""
+    if isinstance(state, Mapping):
+        return {key: plain(value) for key, value in state.items()}
+    return [plain(each) for each in state] if isinstance(state, (list, tuple)) else state
 
 
 class Ways:
@@ -319,6 +327,17 @@ class Ways:
             "copy": lambda: timed(self.run.device, self.copy),
         }
 
+    def working(self) -> tuple[dict[str, Callable[[], float]], dict[str, str]]:
+        """The ways that this version of torch has, each tried once, and the errors of the others."""
+        cases, errors = self.all(), {}
+        for way in [way for way in cases if way != "flk"]:
+            try:
+                cases[way]()
+            except Exception as error:
+                errors[way] = f"{type(error).__name__}: {error}".partition("\n")[0]
+                del cases[way]
+        return cases, errors
+
     def with_flk(self) -> float:
         seconds = timed(self.run.device, self.run.save)
         self.run._saves.complete()  # so that no way is measured beside the end of another
@@ -339,7 +358,7 @@ class Ways:
 
         def save() -> None:
             model, optimizer = get_state_dict(self.model, self.optimizer)
-            content = {"model": model, "optimizer": optimizer}
+            content = plain({"model": model, "optimizer": optimizer})
             place = self.folder / "async"
             pending.append(async_save(content, checkpoint_id=place, process_group=self.group, async_stager=self.stager))
 
