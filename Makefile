@@ -98,7 +98,7 @@ gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/c
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
 	@failed=0; \
-	$(BIN)/pytest -m gpu -rP tests/gpu || failed=1; \
+	$(BIN)/pytest -m gpu -rP -n 6 tests/gpu || failed=1; \
 	$(BIN)/python benchmarks/start.py --ranks 1 --goal 0.7 || failed=1; \
 	$(BIN)/python benchmarks/parallel.py --ranks 1 --rounds 20 --steps 50 || failed=1; \
 	$(BIN)/python benchmarks/gpu.py || failed=1; \
