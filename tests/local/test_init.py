@@ -77,7 +77,7 @@ def test_ranks_build_the_same_model_and_draw_different_numbers(ranks: Ranks) -> 
     [
         ({"FLK_STRATEGY": "zero4"}, "unknown strategy 'zero4': expected one of none, ddp"),
         ({"FLK_SEED": "x"}, "FLK_SEED=x: expected an integer"),
-        ({"FLK_SAVE_EVERY": "-1"}, "FLK_SAVE_EVERY=-1: expected an integer, 0 or more"),
+        ({"FLK_SAVE_EVERY": "-1"}, "FLK_SAVE_EVERY=-1: expected auto or a number of steps from 0 to 2147483647"),
         ({"RANK": "1"}, "must be set together with RANK=1"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
@@ -33,6 +33,7 @@ from flk_runtime.contract import durations, user_env
 from flk_runtime.contract.hang_timeout import PATTERN, parse_hang_timeout
 from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.pod_layout import is_address
+from flk_runtime.contract.save_interval import MOST, check_interval
 from flk_runtime.contract.sinks import SINKS, parse_sinks
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
 from flk_runtime.contract.variable import words
@@ -135,17 +136,20 @@ def _hang_timeout(value: Any) -> Any:
 
 
 def _sinks(value: str) -> str:
-    try:
-        parse_sinks(value)
-    except ValueError as error:
-        raise ValueError(f"{str(error).replace('expected', 'must be')} (is {value!r})") from None
+    _of_the_ranks(parse_sinks, value)
     return value
 
 
 def _save_every(value: Any) -> Any:
-    if value == AUTO or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31):
-        return value
-    raise ValueError(f"must be {AUTO} or a number of steps, at least 1 (is {value!r})")
+    return _of_the_ranks(lambda steps: check_interval(steps, 1), value)
+
+
+def _of_the_ranks(parse: Callable[[Any], Any], value: Any) -> Any:
+    """Return what the ranks' own function reads in ``value``; its error says what was expected."""
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ValueError(f"{str(error).replace('expected', 'must be')} (is {value!r})") from None
 
 
 def _shell_command(value: str) -> str:
@@ -267,7 +271,7 @@ Sinks = Annotated[str, AfterValidator(_sinks), WithJsonSchema(text_schema(SINKS)
 SaveEvery = Annotated[
     int | str,
     PlainValidator(_save_every),
-    WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}]}),
+    WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": MOST}]}),
 ]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
 FabricName = Annotated[str, OneOf(*fabrics())]

@@ -280,28 +280,12 @@ class JobOptions(StrictModel):
     )
     save_every: Annotated[
         SaveEvery | None,
-        Option(
-            "STEPS|auto",
-            Form.NUMBER,
-            help="steps between two checkpoints, or auto: computed from what a save costs",
-            example="100",
-            variable=user_env.SAVE_EVERY,
-        ),
-    ] = Field(default=None, description="steps between two checkpoints; auto: computed from what a save costs")
+        Option("STEPS|auto", Form.NUMBER, example="100", variable=user_env.SAVE_EVERY),
+    ] = Field(default=None, description=user_env.SAVE_EVERY.meaning)
     store_every: Annotated[
         SaveEvery | None,
-        Option(
-            "STEPS|auto",
-            Form.NUMBER,
-            help="steps between two checkpoints in storage, where memory keeps those of --save-every",
-            example="1000",
-            variable=user_env.STORE_EVERY,
-        ),
-    ] = Field(
-        default=None,
-        description="steps between two checkpoints in storage, where the memory of the pods keeps those of save_every; "
-        "auto: computed; left out: every checkpoint is stored",
-    )
+        Option("STEPS|auto", Form.NUMBER, example="1000", variable=user_env.STORE_EVERY),
+    ] = Field(default=None, description=user_env.STORE_EVERY.meaning)
     memory_path: Annotated[
         MemoryPath | None,
         Option(

@@ -7,13 +7,9 @@ from typing import Final
 
 from flk_runtime.contract.hang_timeout import parse_hang_timeout
 from flk_runtime.contract.preflight import parse_preflight
+from flk_runtime.contract.save_interval import parse_interval
 from flk_runtime.contract.strategies import AUTO
 from flk_runtime.contract.variable import Setting, Variable, choice, integer, number, size
-
-
-def _steps(text: str) -> int | str:
-    return text if text == AUTO else integer()(text)
-
 
 # A row for each variable: its name, what it means, its default, and how its text is read.
 JOB: Final = Variable("FLK_JOB", "name of the job", "")
@@ -89,14 +85,14 @@ CHECKPOINT: Final = Variable(
     "FLK_CHECKPOINT", "folder of the checkpoints, or their address in S3: s3://BUCKET/PREFIX", ""
 )
 SAVE_EVERY: Final[Setting[int | str]] = Setting(
-    "FLK_SAVE_EVERY", "steps between two checkpoints; auto: computed from what a save costs", 100, _steps
+    "FLK_SAVE_EVERY", "steps between two checkpoints; auto: computed from what a save costs", 100, parse_interval
 )
 STORE_EVERY: Final[Setting[int | str | None]] = Setting(
     "FLK_STORE_EVERY",
-    "steps between two checkpoints in storage, where the memory of the pods keeps those of FLK_SAVE_EVERY; auto: "
-    "computed; unset: every checkpoint is stored",
+    "steps between two checkpoints in storage, where the memory of the pods keeps more; auto: computed; without it, "
+    "every checkpoint is stored",
     None,
-    _steps,
+    parse_interval,
 )
 FULL_WORLD_SIZE: Final = Variable(
     "FLK_FULL_WORLD_SIZE", "ranks of the job when it has all its pods; set by the launcher", 0, integer()

@@ -13,6 +13,7 @@ import torch
 from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
+from flk_runtime.contract.save_interval import check_interval
 from flk_runtime.contract.strategies import AUTO, DILOCO
 from flk_runtime.contract.variable import T, Variable, VariableError
 from flk_runtime.diloco import DiLoCo, Membership, choose_options
@@ -162,12 +163,13 @@ def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float |
 def interval(name: str, value: int | str | None, variable: Variable[Any]) -> int | None:
     """A number of steps between checkpoints, or COMPUTED, from an argument, else from a variable."""
     if value is None:
-        value = _read(variable)
-    if value == AUTO:
-        return COMPUTED
-    if isinstance(value, str):
-        raise SetupError(f"{name}={value!r}: expected a number of steps, or auto")
-    return None if value is None else _checked_count(name, value)
+        steps = _read(variable)
+    else:
+        try:
+            steps = check_interval(value)
+        except ValueError as error:
+            raise SetupError(f"{name}={value!r}: {error}") from None
+    return COMPUTED if isinstance(steps, str) else steps
 
 
 def _count(name: str, value: int | None, variable: Variable[int]) -> int:

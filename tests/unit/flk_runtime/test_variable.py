@@ -52,7 +52,7 @@ def test_text_is_converted(row: Variable[Any], text: str, value: Any) -> None:
         (user_env.LEASE, "nan", "expected a number of seconds, 0.5 or more"),
         (user_env.SLOW_FACTOR, "x", "expected a number"),
         (user_env.SEED, str(1 << 63), "expected an integer, 0 or more"),
-        (user_env.SAVE_EVERY, "1e3", "expected an integer"),
+        (user_env.SAVE_EVERY, "1e3", "expected auto or a number of steps from 0 to 2147483647"),
         (pod_env.PODS, "0", "expected an integer, 1 or more"),
         (pod_env.BATCH, "halve", "expected keep or scale"),
         (user_env.MEMORY_LIMIT, "8GB", "expected a number of bytes such as 8Gi or 500Mi"),

@@ -39,7 +39,7 @@ def test_only_an_elastic_job_that_scales_its_batch_does_not_keep_it(monkeypatch:
     ("given", "expected"),
     [
         ({"seed": -1}, "seed=-1: expected an integer, 0 or more"),
-        ({"save_every": "often"}, "save_every='often': expected a number of steps, or auto"),
+        ({"save_every": "often"}, "save_every='often': expected auto or a number of steps from 0 to 2147483647"),
         ({"step_timeout": 0.0}, "step_timeout=0: expected more than 0 seconds"),
         ({"diloco": object()}, "diloco= has no effect under strategy ddp, only under diloco"),
     ],
