@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk_runtime.contract.failure import is_secondary
+from flk_runtime.contract.failure import kind_of_text
 
 # torch puts the rank before each line of a traceback that ends a process.
 _PREFIX: Final = re.compile(r"\[rank\d+\]: ?")
@@ -51,7 +51,7 @@ def find_errors(lines: Sequence[str]) -> list[LoggedError]:
         if text.lstrip(" |+-") == _TRACEBACK:
             error = _traceback(texts, position)
         elif not text.startswith((" ", "\t")) and (match := _NATIVE.match(text)):
-            secondary = is_secondary("", match["message"])
+            secondary = kind_of_text("", match["message"]).meaning.secondary
             error = LoggedError(position, position + 1, match["type"], match["message"].strip(), secondary)
         if error is None:
             chained = chained or text.strip() in _CHAINED
@@ -75,7 +75,8 @@ def _traceback(texts: Sequence[str], begin: int) -> LoggedError | None:
             if match is None:
                 return None
             name, message = match["type"].rpartition(".")[2], match["message"] or ""
-            return LoggedError(begin, position + 1, name, message.strip(), is_secondary(name, message))
+            secondary = kind_of_text(name, message).meaning.secondary
+            return LoggedError(begin, position + 1, name, message.strip(), secondary)
     return None
 
 

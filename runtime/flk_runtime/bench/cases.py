@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from flk_runtime.contract.failure import kind_of_text
 from flk_runtime.discovery import RankInfo
 from flk_runtime.shared.progress import heartbeat
 from flk_runtime.system import trial
@@ -28,7 +29,6 @@ from flk_runtime.system.text import last_line
 _POLL: Final = 0.1  # seconds
 _GRACE: Final = 3.0  # seconds
 _OTHER: Final = "another rank failed"
-_BROKEN: Final = re.compile(r"(?i)connection (closed|reset|refused)|broken pipe|timed out|timeout|gloo|nccl")
 _LINES: Final = 200  # of a failed case's output that are shown
 
 
@@ -120,8 +120,14 @@ class Cases:
 def first_cause(errors: Sequence[str]) -> str:
     """The error of the first rank that has failed by itself: not because its connections to another one broke."""
     ranks = [rank for rank, error in enumerate(errors) if error]
-    first = min(ranks, key=lambda rank: (errors[rank] == _OTHER, bool(_BROKEN.search(errors[rank])), rank))
+    first = min(ranks, key=lambda rank: (errors[rank] == _OTHER, _is_secondary(errors[rank]), rank))
     return f"rank {first}: {errors[first]}"
+
+
+def _is_secondary(error: str) -> bool:
+    """Whether an error, such as ``exit code 1: RuntimeError: text``, says that the connection to another rank broke."""
+    name, _, message = error.partition(": ")[2].partition(": ")
+    return kind_of_text(name.rpartition(".")[2], message).meaning.secondary
 
 
 def _ends_by_itself(process: subprocess.Popen[bytes]) -> bool:

@@ -8,9 +8,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flk_runtime.contract.failure import Failure, Kind, is_secondary, kind_of_end, kind_of_loss
+from flk_runtime.contract.failure import Failure, Kind, kind_of_end, kind_of_text
 from flk_runtime.contract.secrets import hidden
-from flk_runtime.system.faults import kind_of_text
 from flk_runtime.system.text import last_exception
 
 _STDERR_LINES = 20  # that are kept
@@ -68,9 +67,9 @@ def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Fa
     kind = kind_of_end(None, -code)
     if oom and code == -signal.SIGKILL:
         kind = Kind.OOM
-    elif code == -signal.SIGABRT and is_secondary("", stderr):
-        kind = kind_of_loss(stderr)
-    elif (thrown := _THROWN.search(stderr)) and kind_of_text(stderr) is Kind.GPU:
+    elif code == -signal.SIGABRT and (told := kind_of_text("", stderr)).meaning.secondary:
+        kind = told
+    elif (thrown := _THROWN.search(stderr)) and kind_of_text("", stderr) is Kind.GPU:
         failure, kind = replace(failure, type=thrown[1]), Kind.GPU
     words = [
         line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)

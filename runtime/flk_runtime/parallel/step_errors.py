@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from flk_runtime.contract.failure import Kind, is_secondary
+from flk_runtime.contract.failure import Kind, kind_of_text
 from flk_runtime.errors import SetupError
 from flk_runtime.system.faults import kind_of
 
@@ -49,7 +49,8 @@ def explain_errors(optimizer: Optimizer) -> None:
 def _is_of_shards(error: Exception) -> bool:
     """Whether DTensor itself has raised the error. What is beneath it fails for other reasons."""
     name, text = type(error).__name__, str(error)
-    if is_secondary(name, text) or kind_of(error) is not Kind.EXCEPTION or _BENEATH.search(f"{name}: {text}"):
+    kinds = {kind_of(error), kind_of_text(name, text)}
+    if kinds != {Kind.EXCEPTION} or _BENEATH.search(f"{name}: {text}"):
         return False
     frames = traceback.extract_tb(error.__traceback__)
     return "DTensor" in text or any("torch/distributed/tensor/" in frame.filename for frame in frames)

@@ -15,7 +15,7 @@ import types
 from typing import Any
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.failure import Kind, is_secondary, kind_of_loss
+from flk_runtime.contract.failure import Kind, kind_of_loss, kind_of_text
 from flk_runtime.contract.ranges import plural
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.system import faults
@@ -90,7 +90,7 @@ def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset(
         if faults.members(link):
             # A group is often raised from one of its own exceptions, which does not decide for the others.
             return all(_has_secondary_cause(leaf, seen) for leaf in faults.leaves(link))
-        if is_secondary(type(link).__name__, text_of(link)):
+        if kind_of_text(type(link).__name__, text_of(link)).meaning.secondary:
             return True
     return False
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.failure import Kind, kind_of_text
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system.text import text_of
 
@@ -23,22 +23,6 @@ _ERRNOS: Final = {
     errno.ESTALE: Kind.IO,
     errno.EADDRINUSE: Kind.ADDRESS,
 }
-# Parts of messages of torch and CUDA. CUDA's messages are the texts of cudaGetErrorString for errors of the device or
-# its driver: 46, 100, 214, 220, 714, 721, 802. Errors that a kernel may cause too (an illegal address) are not among
-# them.
-_WORDS: Final = {
-    Kind.GPU: (
-        "CUDA-capable device(s) is/are busy or unavailable",
-        "no CUDA-capable device is detected",
-        "uncorrectable ECC error encountered",
-        "uncorrectable NVLink error detected",
-        "hardware stack error",
-        "Invalid access of peer GPU memory over nvlink or a hardware error",
-        "system not yet initialized",
-        "GPU is lost",
-    ),
-    Kind.ADDRESS: ("EADDRINUSE",),
-}
 
 
 def kind_of(error: BaseException) -> Kind:
@@ -47,17 +31,12 @@ def kind_of(error: BaseException) -> Kind:
     for link in links:
         if isinstance(link, OSError) and link.errno in _ERRNOS:
             return _ERRNOS[link.errno]
-    if found := kind_of_text("\n".join(map(text_of, links))):
-        return found
-    if any("PytorchStreamWriter failed writing" in text_of(link) for link in links):
-        return Kind.DISK_FULL if full_file_system(error) else Kind.IO  # torch.save does not say why
+    told = {kind_of_text(type(link).__name__, text_of(link)) for link in links}
+    for kind in (Kind.GPU, Kind.ADDRESS, Kind.IO):
+        if kind in told:
+            return Kind.DISK_FULL if kind is Kind.IO and full_file_system(error) else kind
     kinds = [leaf.kind if isinstance(leaf, RuntimeFailure) else Kind.EXCEPTION for leaf in leaves(error)]
     return min(kinds, key=lambda kind: kind.meaning.precedence)
-
-
-def kind_of_text(text: str) -> Kind | None:
-    """The kind of a `Failure` that the messages of torch and CUDA in ``text`` tell; None if they tell none."""
-    return next((kind for kind, words in _WORDS.items() if any(word in text for word in words)), None)
 
 
 def full_file_system(error: BaseException) -> str:

@@ -73,6 +73,9 @@ def test_the_error_of_a_case_is_that_of_the_rank_that_failed_by_itself() -> None
     other = "another rank failed"
     assert first_cause([broken, other, "exit code 1: MemoryError: no room", ""]).startswith("rank 2: exit code 1: Mem")
     assert first_cause(["", other, broken]) == f"rank 2: {broken}"
+    store = "exit code 1: torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients"
+    misuse = "exit code 1: torch.distributed.DistBackendError: NCCL error: ncclInvalidUsage: Duplicate GPU detected"
+    assert first_cause([store, misuse]) == f"rank 1: {misuse}"
 
 
 def test_a_fit_finds_latency_and_bandwidth() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import Failure, Kind, is_secondary, root_cause
+from flk_runtime.contract.failure import Failure, Kind, kind_of_text, root_cause
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.coordinator.policy import decide
@@ -66,7 +66,7 @@ def test_the_earliest_failure_that_is_not_secondary_is_the_root_cause(
     ],
 )
 def test_broken_connections_are_secondary(type_name: str, message: str) -> None:
-    assert is_secondary(type_name, message)
+    assert kind_of_text(type_name, message) is Kind.CONNECTION
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_broken_connections_are_secondary(type_name: str, message: str) -> None:
     ],
 )
 def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str) -> None:
-    assert not is_secondary(type_name, message)
+    assert kind_of_text(type_name, message) is Kind.EXCEPTION
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,7 @@ def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str)
         (-signal.SIGABRT, UNCORRECTABLE, False, Kind.GPU),
         (-signal.SIGABRT, "[Rank 3] Watchdog caught collective operation timeout", False, Kind.TIMEOUT),
         (-signal.SIGABRT, "[Rank 3] NCCL error: remote process exited", False, Kind.CONNECTION),
+        (-signal.SIGABRT, "NCCL watchdog: CUDA error: uncorrectable ECC error encountered", False, Kind.SIGNAL),
     ],
 )
 def test_failure_of_a_rank_by_its_exit_code(code: int, stderr: str, oom: bool, kind: Kind) -> None:
