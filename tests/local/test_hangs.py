@@ -15,7 +15,7 @@ import pytest
 from flk_runtime.contract import log_format, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.record import JobRecord
-from flk_runtime.launcher.hangs.collect import Target, take
+from flk_runtime.launcher.hangs.collect import ObservedRank, take
 from flk_runtime.shared import observer
 from tests.support.pods import Pods
 from tests.support.processes import until
@@ -261,7 +261,7 @@ def test_stacks_that_a_busy_node_delays_are_read_to_their_end(tmp_path: Path) ->
     with subprocess.Popen([sys.executable, "-c", script]) as process:
         try:
             until((tmp_path / "ready").exists, "the process runs")
-            (snapshot,) = take([Target(0, process.pid, path)], 0, "test-worker-0", "", "")
+            (snapshot,) = take([ObservedRank(0, process.pid, path)], 0, "test-worker-0", "", "")
         finally:
             process.kill()
     assert [frame.function for frame in snapshot.main] == ["step"]

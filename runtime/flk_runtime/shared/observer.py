@@ -23,12 +23,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from flk_runtime.contract import platform, pod_env
 from flk_runtime.shared.progress import Phase, ProgressPage, own_page
-from flk_runtime.wire import accept
+from flk_runtime.wire import Registry, accept
 
 STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
 SOCKET: Final = ".socket"  # and the socket
@@ -36,6 +37,39 @@ _SAMPLE_SECONDS: Final = (0.1, 0.3)  # between two samples; random, so that they
 _PENDING_LIMIT: Final = 20  # collectives in an answer
 _OTHERS: Final = "_dump_fr_trace_json"  # functions of torch: what the recorders of gloo and others have,
 _NCCL: Final = "_dump_nccl_trace_json"  # and NCCL's
+
+
+def is_default(group: str) -> bool:
+    """Return whether a group, as in `Pending`, is a backend's part of the default group."""
+    return group.endswith(":0")
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A collective that a rank has begun and that has not ended, by torch's flight recorder."""
+
+    group: str  # backend and name of the process group: nccl:0
+    number: int  # of the collective in its group, from 1
+    name: str  # all_reduce, broadcast, …
+    sizes: str = ""  # of its tensors
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.number}" + ("" if is_default(self.group) else f" of group {self.group}")
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """A rank's collectives, by torch's flight recorders: the observer's answer to an empty request.
+
+    The name of a group begins with its backend: the CPU and the GPUs count the collectives of a group apart. Empty
+    without process groups, and with a torch that records nothing.
+    """
+
+    groups: Mapping[str, int]  # number of the latest collective of each group
+    pending: tuple[Pending, ...]
+
+
+ANSWERS: Final[Registry[Collectives]] = Registry([Collectives])
 
 
 def stack_signal() -> int:
@@ -119,7 +153,7 @@ def _answer(connection: socket.socket, page: ProgressPage) -> None:
         threading.Thread(target=_run, args=(connection, page, request), name="flk-program", daemon=True).start()
         return
     with connection:
-        connection.sendall(json.dumps(collectives()).encode())
+        connection.sendall(ANSWERS.encode(collectives()))
 
 
 def _run(connection: socket.socket, page: ProgressPage, request: dict[str, Any]) -> None:
@@ -157,14 +191,10 @@ def _goes_on(group: dict[str, str], what: str) -> bool:
     return int(group[f"last_{what}_collective"]) > max(0, int(group["last_completed_collective"]))
 
 
-def collectives() -> dict[str, Any]:
-    """The flight recorders' ``groups`` (name → number of the latest collective) and ``pending`` collectives.
-
-    The name of a group begins with its backend: the CPU and the GPUs count the collectives of a group apart. Empty
-    without process groups, and with a torch that records nothing.
-    """
+def collectives() -> Collectives:
+    """What torch's flight recorders know of this process."""
     groups: dict[str, int] = {}
-    pending = {}
+    pending: dict[tuple[str, int, str], Pending] = {}
     entries = [entry for trace in _traces(entries=True).values() for entry in trace.get("entries", [])]
     for entry in sorted(entries, key=lambda each: int(each["time_created_ns"])):
         backend, _, name = str(entry["profiling_name"]).rpartition(":")
@@ -174,9 +204,8 @@ def collectives() -> dict[str, Any]:
         else:
             groups[group] = max(number, groups.get(group, 0))
         if not entry["retired"] and entry["state"] != "completed":
-            sizes = str(entry["input_sizes"])[:100]
-            pending[group, number, name] = {"group": group, "number": number, "name": name, "sizes": sizes}
-    return {"groups": groups, "pending": list(pending.values())[:_PENDING_LIMIT]}
+            pending[group, number, name] = Pending(group, number, name, str(entry["input_sizes"])[:100])
+    return Collectives(groups, tuple(pending.values())[:_PENDING_LIMIT])
 
 
 def _traces(*, entries: bool) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,6 @@ hold Python's lock in native code.
 from __future__ import annotations
 
 import contextlib
-import json
 import linecache
 import os
 import re
@@ -18,10 +17,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from flk_runtime.launcher.hangs.snapshot import FRAMES, OTHER_THREADS, Frame, Pending, Snapshot
+from flk_runtime.launcher.hangs.snapshot import FRAMES, OTHER_THREADS, Frame, Snapshot
 from flk_runtime.shared import observer
+from flk_runtime.wire import MessageError
 
 _STACKS_TIMEOUT: Final = 2.0  # seconds in which a process writes its stacks
 _SETTLED: Final = 0.05  # seconds without a change after which they are complete,
@@ -41,7 +41,7 @@ _OBSERVER = re.compile(r"(^|/)flk_runtime/shared/observer\.py$")
 
 
 @dataclass(frozen=True)
-class Target:
+class ObservedRank:
     """A rank of this pod to look at."""
 
     rank: int
@@ -51,30 +51,30 @@ class Target:
     idle: float = 0.0
 
 
-def take(targets: Sequence[Target], pod: int, pod_name: str, node: str, folder: str) -> list[Snapshot]:
+def take(ranks: Sequence[ObservedRank], pod: int, pod_name: str, node: str, folder: str) -> list[Snapshot]:
     """Snapshots of the ranks, within 15 seconds. ``folder`` is their working folder, which is cut from paths."""
-    if not targets:
+    if not ranks:
         return []
 
-    def one(target: Target) -> Snapshot:
-        return _take_one(target, pod, pod_name, node, folder)
+    def one(observed: ObservedRank) -> Snapshot:
+        return _take_one(observed, pod, pod_name, node, folder)
 
-    with ThreadPoolExecutor(min(_THREADS, len(targets))) as pool:
-        return list(pool.map(one, targets))
+    with ThreadPoolExecutor(min(_THREADS, len(ranks))) as pool:
+        return list(pool.map(one, ranks))
 
 
-def _take_one(target: Target, pod: int, pod_name: str, node: str, folder: str) -> Snapshot:
-    stacks = Path(target.path + observer.STACKS)
-    threads = parse_stacks(_ask_for_stacks(target.pid, stacks), folder)
-    answer = _ask_for_collectives(target.path)
+def _take_one(observed: ObservedRank, pod: int, pod_name: str, node: str, folder: str) -> Snapshot:
+    stacks = Path(observed.path + observer.STACKS)
+    threads = parse_stacks(_ask_for_stacks(observed.pid, stacks), folder)
+    answer = _ask_for_collectives(observed.path)
     workers = []
     deadline = time.monotonic() + _WORKERS_TIMEOUT
-    for worker in _descendants(target.pid)[:_WORKERS]:
+    for worker in _descendants(observed.pid)[:_WORKERS]:
         if time.monotonic() < deadline:
             workers += [stack[:_OTHER_FRAMES] for stack in parse_stacks(_ask_for_stacks(worker, stacks), folder)[-1:]]
-    state = process_state(target.pid)
+    state = process_state(observed.pid)
     return Snapshot(
-        target.rank,
+        observed.rank,
         pod,
         pod_name,
         node,
@@ -82,12 +82,12 @@ def _take_one(target: Target, pod: int, pod_name: str, node: str, folder: str) -
         main=threads[-1] if threads else (),  # faulthandler writes the main thread last
         threads=tuple(stack[:_OTHER_FRAMES] for stack in threads[:-1][:OTHER_THREADS]),
         workers=tuple(workers),
-        native=_native_stack(target.pid) if state != "T" and (answer is None or not threads) else "",
+        native=_native_stack(observed.pid) if state != "T" and (answer is None or not threads) else "",
         answers=answer is not None,
-        groups=(answer or {}).get("groups", {}),
-        pending=tuple(Pending(**each) for each in (answer or {}).get("pending", [])),
-        step=target.step,
-        idle=round(target.idle, 1),
+        groups=answer.groups if answer else {},
+        pending=answer.pending if answer else (),
+        step=observed.step,
+        idle=round(observed.idle, 1),
     )
 
 
@@ -182,7 +182,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _ask_for_collectives(path: str) -> dict[str, Any] | None:
+def _ask_for_collectives(path: str) -> observer.Collectives | None:
     """The answer of the observer of the rank with this FLK_OBSERVER; None if there is none in time."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT
     data = b""
@@ -195,10 +195,9 @@ def _ask_for_collectives(path: str) -> dict[str, Any] | None:
                 if not chunk:
                     break
                 data += chunk
-        answer = json.loads(data)
-    except (OSError, ValueError):
+        return observer.ANSWERS.decode(data)
+    except (OSError, MessageError):
         return None
-    return answer if isinstance(answer, dict) else None
 
 
 def _native_stack(pid: int) -> str:

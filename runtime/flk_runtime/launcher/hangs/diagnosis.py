@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from flk_runtime.contract.ranges import numbered
-from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot, is_default
+from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
+from flk_runtime.shared.observer import Pending, is_default
 
 _DATA_LOADER: Final = "waits in its DataLoader"
 _IMPORT: Final = "imports a module"

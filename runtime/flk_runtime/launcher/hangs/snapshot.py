@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
+from flk_runtime.shared.observer import Pending
+
 FRAMES: Final = 40  # of one thread that are kept, from the innermost one
 OTHER_THREADS: Final = 6  # beside the main thread
 
@@ -26,24 +28,6 @@ class Frame(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.place}: {self.text}" if self.text else self.place
-
-
-def is_default(group: str) -> bool:
-    """Return whether a group, as in `Pending`, is a backend's part of the default group."""
-    return group.endswith(":0")
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A collective that a rank has begun and that has not ended, by torch's flight recorder."""
-
-    group: str  # backend and name of the process group: nccl:0
-    number: int  # of the collective in its group, from 1
-    name: str  # all_reduce, broadcast, …
-    sizes: str = ""  # of its tensors
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.number}" + ("" if is_default(self.group) else f" of group {self.group}")
 
 
 @dataclass(frozen=True)

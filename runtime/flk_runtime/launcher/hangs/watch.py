@@ -107,7 +107,7 @@ class Watch:
         settings = self._settings
         now = time.monotonic()
         targets = [
-            collect.Target(
+            collect.ObservedRank(
                 each.process.rank,
                 each.process.pid,
                 each.process.environment[pod_env.OBSERVER],

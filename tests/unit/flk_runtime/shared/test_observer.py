@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flk_runtime.shared import observer
+from flk_runtime.shared.observer import Collectives, Pending
 from flk_runtime.shared.progress import ProgressPage
 
 Recorders = Callable[..., None]
@@ -61,8 +62,8 @@ NCCL = {
         entry("nccl:recv 0<-1", 3, is_p2p=True, p2p_seq_id=4, state="started", time_created_ns=9),
     ],
 }
-REDUCE = {"group": "nccl:0", "number": 3, "name": "all_reduce", "sizes": "[[10]]"}
-RECEIVE = {"group": "nccl:0 (p2p)", "number": 4, "name": "recv 0<-1", "sizes": "[[10]]"}
+REDUCE = Pending("nccl:0", 3, "all_reduce", "[[10]]")
+RECEIVE = Pending("nccl:0 (p2p)", 4, "recv 0<-1", "[[10]]")
 
 
 @pytest.mark.parametrize(
@@ -78,15 +79,15 @@ RECEIVE = {"group": "nccl:0 (p2p)", "number": 4, "name": "recv 0<-1", "sizes": "
     ids=["both", "a torch before 2.8", "a build for the CPU", "no recorder", "one recorder by two names", "no group"],
 )
 def test_collectives_of_all_recorders_are_told(
-    recorders: Recorders, traces: dict[str, Any], groups: dict[str, int], pending: list[dict[str, Any]]
+    recorders: Recorders, traces: dict[str, Any], groups: dict[str, int], pending: list[Pending]
 ) -> None:
     recorders(**traces)
-    assert observer.collectives() == {"groups": groups, "pending": pending}
+    assert observer.collectives() == Collectives(groups, tuple(pending))
 
 
 def test_before_torch_is_imported_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._C._distributed_c10d", raising=False)
-    assert observer.collectives() == {"groups": {}, "pending": []}
+    assert observer.collectives() == Collectives({}, ())
 
 
 def test_a_rank_that_waits_in_nccl_is_seen_to_wait(recorders: Recorders) -> None:

@@ -18,10 +18,11 @@ from flk_runtime.launcher.hangs.collect import parse_stacks
 from flk_runtime.launcher.hangs.detector import HangDetector
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, odd_first
 from flk_runtime.launcher.hangs.phases import PhaseLimits
-from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
+from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
 from flk_runtime.launcher.hangs.status import NEVER, CpuMeter, PodStatus, RankStatus
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.hangs.watchdog import CPU_PATIENCE, hangs, interval
+from flk_runtime.shared.observer import Pending
 
 LIMIT = 100.0
 QUIET = RankStatus(0, -1, idle=500, beat=NEVER, cpu_idle=500, waits=0, samples=0, pending=0)

@@ -11,20 +11,22 @@ import pytest
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord, QuarantinedNode, SlowRank, Standstill
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Telemetry
-from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
+from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, Restore, ShardId
-from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
     MESSAGES,
+    AttemptEnded,
+    AttemptStarted,
     BoundaryReport,
     CopiesUnreadable,
     DrainRequest,
     FailureReport,
     Heartbeat,
     Hello,
+    JobEnded,
     Join,
     Leave,
     Message,
@@ -46,6 +48,7 @@ from flk_runtime.launcher.transport.messages import (
     WaitsChanged,
     Welcome,
 )
+from flk_runtime.shared.observer import Pending
 from flk_runtime.wire import MessageError, Refused
 from tests.support.messages import check_types, replaced
 
