@@ -71,7 +71,7 @@ def top(
 
 
 def _job(job: str, context: str | None, namespace: str | None, output: str) -> int | None:
-    from flk.cli.top_text import SORTS, Picture, job_lines
+    from flk.cli.top_text import SORTS, TopData, job_lines
     from flk.jobs.live import LiveJob
     from flk.jobs.wait import get_state
 
@@ -88,13 +88,13 @@ def _job(job: str, context: str | None, namespace: str | None, output: str) -> i
             data = {"schema": SCHEMA, "job": state.to_dict(), "telemetry": measured, "missing": live.missing}
             print(json_text(data))
         else:
-            _print(job_lines(Picture(state, client.now(), live.telemetry, live.missing), _width(), SORTS[0]))
+            _print(job_lines(TopData(state, client.now(), live.telemetry, live.missing), _width(), SORTS[0]))
         return None
 
     def lines(width: int, sort: str) -> list[Line]:
         if live.error is not None:
             raise live.error
-        seen = Picture(live.state, client.now(), live.telemetry, live.missing, live.outage, live.events)
+        seen = TopData(live.state, client.now(), live.telemetry, live.missing, live.outage, live.events)
         return job_lines(seen, width, sort)
 
     live.start()

@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Picture:
+class TopData:
     """What is known of a job at one moment. Times are in seconds since the epoch, by the API server's clock."""
 
     state: State
@@ -88,10 +88,10 @@ def pace_of(state: State, telemetry: Telemetry | None) -> Pace:
     return Pace(first.step, first.total, first.step_time, first.loss, first.rate)
 
 
-def job_lines(picture: Picture, width: int, sort: str = SORTS[0]) -> list[Line]:
+def job_lines(data: TopData, width: int, sort: str = SORTS[0]) -> list[Line]:
     """Return the lines of one job: head, sparklines, nodes with their ranks, the worst first, and events."""
-    state, telemetry = picture.state, picture.telemetry
-    lines = _head(picture)
+    state, telemetry = data.state, data.telemetry
+    lines = _head(data)
     if telemetry is not None and telemetry.history:
         lines += [Line(""), *_sparklines(telemetry.history, width)]
     if telemetry is not None and telemetry.diverged is not None:
@@ -101,12 +101,12 @@ def job_lines(picture: Picture, width: int, sort: str = SORTS[0]) -> list[Line]:
     if telemetry is not None and telemetry.ranks:
         lines += _nodes(state, telemetry, sort)
     else:
-        if picture.missing and not state.finished and any(pod.phase == "Running" for pod in state.pods):
-            lines.append(Line(f"no measurements of ranks: {picture.missing}", "dim"))
+        if data.missing and not state.finished and any(pod.phase == "Running" for pod in state.pods):
+            lines.append(Line(f"no measurements of ranks: {data.missing}", "dim"))
         lines += _pods(state)
-    if picture.events:
+    if data.events:
         lines += [Line(""), Line("NEWEST EVENTS", "bold")]
-        lines += [Line(f"{_clock(at)}  {text}") for at, text in reversed(picture.events[-_EVENTS:])]
+        lines += [Line(f"{_clock(at)}  {text}") for at, text in reversed(data.events[-_EVENTS:])]
     return [_cut(line, width) for line in lines]
 
 
@@ -142,14 +142,14 @@ def jobs_lines(states: Sequence[State], now: float, width: int, sort: str = JOB_
     return [_cut(line, width) for line in lines]
 
 
-def _head(picture: Picture) -> list[Line]:
-    state, telemetry = picture.state, picture.telemetry
-    since = f" for {short_duration(picture.now - state.since)}" if state.since and not state.finished else ""
+def _head(data: TopData) -> list[Line]:
+    state, telemetry = data.state, data.telemetry
+    since = f" for {short_duration(data.now - state.since)}" if state.since and not state.finished else ""
     attempt = f"   attempt {state.attempt}" if state.attempts else ""
     first = f"{state.name}   {state.phase}{since}{attempt}   {state.ready}/{plural(state.replicas, 'pod')}"
-    lines = [Line(f"{first}   {_clock(picture.now)}", _style(str(state.phase)) or "bold")]
-    if picture.outage:
-        lines.append(Line(picture.outage, "bad"))
+    lines = [Line(f"{first}   {_clock(data.now)}", _style(str(state.phase)) or "bold")]
+    if data.outage:
+        lines.append(Line(data.outage, "bad"))
     if state.message:
         lines.append(Line(f"{state.reason}: {state.message}" if state.reason else state.message, "warn"))
     pace = pace_of(state, telemetry)

@@ -56,7 +56,7 @@ class When(enum.Enum):
     OPTIMIZER = "the optimizer's step"
 
 
-class Kind(enum.Enum):
+class CollectiveKind(enum.Enum):
     """The kind of a collective."""
 
     ALL_GATHER = "all-gather"
@@ -70,7 +70,7 @@ class Collective:
 
     unit: Unit | None  # None: parameters of several
     when: When
-    kind: Kind
+    kind: CollectiveKind
     sent: float
     ranks: int
     stride: int  # distance between neighbouring ranks
@@ -78,7 +78,7 @@ class Collective:
     @property
     def full_bytes(self) -> float:
         """Bytes of the whole tensor."""
-        rounds = 2 if self.kind is Kind.ALL_REDUCE else 1
+        rounds = 2 if self.kind is CollectiveKind.ALL_REDUCE else 1
         return self.sent / rounds * self.ranks / (self.ranks - 1)
 
     def seconds(self, cluster: Cluster) -> float:
@@ -124,14 +124,16 @@ def collectives(
         reduced = sent_bytes(unit, shards, reduce_size, trained_only=True)
         if shards > 1:
             share = (shards - 1) / shards
-            yield Collective(unit, When.FORWARD, Kind.ALL_GATHER, gathered * share, shards, stride)
+            yield Collective(unit, When.FORWARD, CollectiveKind.ALL_GATHER, gathered * share, shards, stride)
             if kind.reshards and not unit.is_kept:
-                yield Collective(unit, When.BACKWARD, Kind.ALL_GATHER, gathered * share, shards, stride)
+                yield Collective(unit, When.BACKWARD, CollectiveKind.ALL_GATHER, gathered * share, shards, stride)
             if trained:
-                yield Collective(unit, When.OPTIMIZER, Kind.REDUCE_SCATTER, reduced * share, shards, stride)
+                yield Collective(unit, When.OPTIMIZER, CollectiveKind.REDUCE_SCATTER, reduced * share, shards, stride)
         if replicas > 1 and trained:
             share = 2 * (replicas - 1) / replicas
-            yield Collective(unit, When.OPTIMIZER, Kind.ALL_REDUCE, reduced / shards * share, replicas, shards * stride)
+            yield Collective(
+                unit, When.OPTIMIZER, CollectiveKind.ALL_REDUCE, reduced / shards * share, replicas, shards * stride
+            )
 
 
 def _bucketed(units: Sequence[Unit], world_size: int) -> list[Collective]:
@@ -149,7 +151,7 @@ def _bucketed(units: Sequence[Unit], world_size: int) -> list[Collective]:
             found.append(ready)
             ready = 0
     found += [ready] * (ready > 0)
-    sent = [Collective(None, When.OPTIMIZER, Kind.ALL_REDUCE, size * share, world_size, 1) for size in found]
+    sent = [Collective(None, When.OPTIMIZER, CollectiveKind.ALL_REDUCE, size * share, world_size, 1) for size in found]
     return sent[::-1]
 
 

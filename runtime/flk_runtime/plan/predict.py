@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from flk_runtime.parallel.strategies import STRATEGIES
-from flk_runtime.plan.communication import Cluster, Collective, Kind, When, collectives, shard_count
+from flk_runtime.plan.communication import Cluster, Collective, CollectiveKind, When, collectives, shard_count
 from flk_runtime.plan.hardware import COLLECTIVE_PROCESSORS, FRAGMENTATION, LINK_EFFICIENCY, MEMORY_EFFICIENCY, RESERVED
 from flk_runtime.plan.state import OptimizerSizes, StateBytes, Unit, model_state
 from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
@@ -141,8 +141,8 @@ def _of_split_layers(work: Workload) -> Iterator[Collective]:
     for segment in work.trace.segments:
         when = When.BACKWARD if segment.backward else When.FORWARD
         for name, size in segment.sums:
-            kind = Kind(name)
-            share = (2 if kind is Kind.ALL_REDUCE else 1) * (work.tp - 1) / work.tp
+            kind = CollectiveKind(name)
+            share = (2 if kind is CollectiveKind.ALL_REDUCE else 1) * (work.tp - 1) / work.tp
             yield Collective(None, when, kind, size * share, work.tp, 1)
 
 
@@ -287,4 +287,4 @@ def _copied_bytes(each: Collective) -> float:
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (copy-out of the all-gather, copy-in of the
     reduce-scatter). DDP's copies of gradients into its buckets and back are not counted.
     """
-    return 0.0 if each.kind is Kind.ALL_REDUCE else 2 * each.full_bytes
+    return 0.0 if each.kind is CollectiveKind.ALL_REDUCE else 2 * each.full_bytes

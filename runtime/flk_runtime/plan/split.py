@@ -18,7 +18,7 @@ from torch import nn
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelOptions
-from flk_runtime.plan.communication import Kind
+from flk_runtime.plan.communication import CollectiveKind
 
 Communicate = Callable[[str, int], None]  # takes the kind of a collective, and the bytes of the whole tensor
 
@@ -29,20 +29,20 @@ class _Split:
 
     linear: int | None  # dimension of a linear layer's weight that is split
     embedding: int | None  # dimension of an embedding's
-    forward: Kind | None = None  # collective on the output
-    backward: Kind | None = None  # collective on the gradient of the input
+    forward: CollectiveKind | None = None  # collective on the output
+    backward: CollectiveKind | None = None  # collective on the gradient of the input
     parts: bool = False  # the input is whole, and the module takes its part
 
 
 _SPLITS: Final[Mapping[str, _Split]] = {
-    "colwise": _Split(0, 1, backward=Kind.ALL_REDUCE),
-    "colwise_gather_output": _Split(0, 1, Kind.ALL_GATHER, Kind.ALL_REDUCE),
-    "colwise_rep": _Split(0, 1, Kind.ALL_GATHER, Kind.ALL_REDUCE),
-    "embedding_colwise": _Split(0, 1, Kind.ALL_GATHER, Kind.ALL_REDUCE),
-    "rowwise": _Split(1, None, Kind.ALL_REDUCE),
-    "rowwise_split_input": _Split(1, 0, Kind.ALL_REDUCE, Kind.ALL_GATHER, parts=True),
-    "rowwise_rep": _Split(1, 0, Kind.ALL_REDUCE, Kind.ALL_GATHER, parts=True),
-    "embedding_rowwise": _Split(1, 0, Kind.ALL_REDUCE, Kind.ALL_GATHER, parts=True),
+    "colwise": _Split(0, 1, backward=CollectiveKind.ALL_REDUCE),
+    "colwise_gather_output": _Split(0, 1, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE),
+    "colwise_rep": _Split(0, 1, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE),
+    "embedding_colwise": _Split(0, 1, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE),
+    "rowwise": _Split(1, None, CollectiveKind.ALL_REDUCE),
+    "rowwise_split_input": _Split(1, 0, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, parts=True),
+    "rowwise_rep": _Split(1, 0, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, parts=True),
+    "embedding_rowwise": _Split(1, 0, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, parts=True),
 }
 
 
@@ -102,21 +102,23 @@ class SplitModel:
         given = args[0]
         if not given.is_floating_point():
             return args
-        if split.backward is Kind.ALL_REDUCE:
-            given = cast(Any, _Collective.apply)(given, None, functools.partial(_tell, communicate, Kind.ALL_REDUCE), 1)
+        if split.backward is CollectiveKind.ALL_REDUCE:
+            given = cast(Any, _Collective.apply)(
+                given, None, functools.partial(_tell, communicate, CollectiveKind.ALL_REDUCE), 1
+            )
         elif split.parts:
-            tell = functools.partial(_tell, communicate, Kind.ALL_GATHER)
+            tell = functools.partial(_tell, communicate, CollectiveKind.ALL_GATHER)
             given = cast(Any, _Part.apply)(given, tell, self.ranks)
         return (given, *args[1:])
 
     def _after(self, split: _Split, communicate: Communicate, module: nn.Module, args: Any, output: Any) -> Any:
         if split.forward is None:
             return output
-        factor = self.ranks if split.forward is Kind.ALL_GATHER else 1
+        factor = self.ranks if split.forward is CollectiveKind.ALL_GATHER else 1
         return cast(Any, _Collective.apply)(output, functools.partial(_tell, communicate, split.forward), None, factor)
 
 
-def _tell(communicate: Communicate, kind: Kind, whole: torch.Tensor) -> None:
+def _tell(communicate: Communicate, kind: CollectiveKind, whole: torch.Tensor) -> None:
     communicate(kind.value, whole.numel() * whole.element_size())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from flk.cli.top_text import JOB_SORTS, SORTS, Line, Picture, job_lines, jobs_lines, pace_of, sparkline
+from flk.cli.top_text import JOB_SORTS, SORTS, Line, TopData, job_lines, jobs_lines, pace_of, sparkline
 from flk.jobs.state import State
 from flk.observe.progress import Progress
 from flk_runtime.contract.record import Attempt, JobRecord
@@ -82,50 +82,50 @@ EVENTS = [(NOW - 20.0, "attempt 2 began after: rank 1 was killed"), (NOW - 5.0, 
 
 def test_a_loss_that_is_no_number_is_said() -> None:
     found = replace(telemetry(), diverged=1200)
-    assert "! the loss is infinite or no number since step 1,200" in text(job_lines(Picture(state(), NOW, found), 100))
+    assert "! the loss is infinite or no number since step 1,200" in text(job_lines(TopData(state(), NOW, found), 100))
     assert str(pace_of(state(), found).loss) == "nan"
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_job(snapshot: SnapshotAssertion, width: int) -> None:
-    lines = job_lines(Picture(state(), NOW, telemetry(), events=EVENTS), width)
+    lines = job_lines(TopData(state(), NOW, telemetry(), events=EVENTS), width)
     assert max(len(line.text) for line in lines) <= width
     assert text(lines) == snapshot
 
 
 def test_a_rank_has_the_gpu_of_its_place_where_there_is_one_for_each() -> None:
     found = telemetry(2)
-    lines = [line.text for line in job_lines(Picture(state(2), NOW, found), 100, SORTS[1])]
+    lines = [line.text for line in job_lines(TopData(state(2), NOW, found), 100, SORTS[1])]
     (header,) = (each for each in lines if "RANK" in each)
     at = header.index("GPU")
     ranks = [each for each in lines if re.match(r"[> ] +\d", each)]
     assert [each[at:].split()[0] for each in ranks] == ["97%", "40%", "-", "-"]
     pods = [replace(each, gpus=each.gpus[:1]) for each in found.pods]
-    lines = [line.text for line in job_lines(Picture(state(2), NOW, replace(found, pods=pods)), 100)]
+    lines = [line.text for line in job_lines(TopData(state(2), NOW, replace(found, pods=pods)), 100)]
     assert not [each for each in lines if "RANK" in each and "GPU" in each]
 
 
 def test_a_job_by_rank_in_an_outage(snapshot: SnapshotAssertion) -> None:
-    picture = Picture(state(), NOW, telemetry(), outage="no answer for 12 s, this is the last one: refused")
-    assert text(job_lines(picture, 120, SORTS[1])) == snapshot
+    data = TopData(state(), NOW, telemetry(), outage="no answer for 12 s, this is the last one: refused")
+    assert text(job_lines(data, 120, SORTS[1])) == snapshot
 
 
 def test_a_job_without_telemetry_shows_its_pods_and_says_why(snapshot: SnapshotAssertion) -> None:
     found = JobBuilder(3).pod(0).pod(1).ended(2, 1, "boom").state()
     found = replace(found, progress=[Progress(0, 40, NOW, 100, 0.5, 2.25, 64.0)])
-    lines = job_lines(Picture(found, NOW, missing="the flk of this job measures none"), 100)
+    lines = job_lines(TopData(found, NOW, missing="the flk of this job measures none"), 100)
     assert text(lines) == snapshot
 
 
 def test_a_thousand_pods_take_bounded_rows_and_little_time() -> None:
-    picture = Picture(state(1000, 8), NOW, telemetry(1000, 8))
+    data = TopData(state(1000, 8), NOW, telemetry(1000, 8))
     began = time.process_time()
-    lines = job_lines(picture, 200)
+    lines = job_lines(data, 200)
     assert time.process_time() - began < 0.5
     assert len(lines) < RANKS_LIMIT + PODS_LIMIT + 30
     assert lines[-1].text == f"and {8000 - RANKS_LIMIT:,} more ranks, none of them slower"
     assert "slow: 1.8 times the median" in next(line.text for line in lines if line.text.startswith(">"))
-    plain = job_lines(replace(picture, telemetry=None), 200)
+    plain = job_lines(replace(data, telemetry=None), 200)
     assert plain[-1].text == "and 744 more pods"
 
 
@@ -158,7 +158,7 @@ def test_the_pace_comes_from_telemetry_before_metrics() -> None:
 def test_two_samples_at_nearly_the_same_time_are_no_peak_of_the_throughput() -> None:
     history = [Sample(NOW + each, 0, 10 * each) for each in range(8)]
     history.insert(4, Sample(NOW + 3.02, 0, 34))
-    lines = [line.text for line in job_lines(Picture(jobs()[0], NOW, Telemetry(NOW, 0, 100, history)), 80)]
+    lines = [line.text for line in job_lines(TopData(jobs()[0], NOW, Telemetry(NOW, 0, 100, history)), 80)]
     assert [line for line in lines if line.startswith("steps/s 10 ")] == [f"{'steps/s 10':22} ▄▄▄▄▄▄ ▄"]
 
 
@@ -166,5 +166,5 @@ def test_a_job_that_tells_only_steps_has_their_rate_as_throughput_and_what_was_m
     history = [Sample(NOW + each, 0, 10 + each * each, step_seconds=0.5 if each == 1 else None) for each in range(4)]
     found = Telemetry(NOW, 0, 100, history)
     assert pace_of(jobs()[0], found).step_seconds == 0.5
-    lines = [line.text for line in job_lines(Picture(jobs()[0], NOW, found), 80)]
+    lines = [line.text for line in job_lines(TopData(jobs()[0], NOW, found), 80)]
     assert [line for line in lines if line.startswith("steps/s 5 ")] == [f"{'steps/s 5':22} ▁▅█"]
