@@ -1,4 +1,4 @@
-"""BetweenPasses: what a script reads and sets of sharded parameters between two passes is that of one process.
+"""BetweenPasses: what a script reads and sets of sharded parameters between two passes is as in one process.
 
 After a forward pass full parameters are in the place of shards, which have the gradients. After a backward pass in
 no_sync full parameters have them. So ``parameter.grad = None`` would drop nothing, and what is read would be wrong.
@@ -23,14 +23,21 @@ _REQUIRES_GRAD: Final[Any] = torch.Tensor.requires_grad
 
 
 class BetweenPasses:
-    """Gives the classes of parameters attributes that know of shards, as long as a script may use them."""
+    """Gives the classes of parameters attributes that know of shards as long as a script may use them.
+
+    The attributes stay and are torch's own in a pass: Python 3.13 no longer caches the attributes of a class that is
+    changed a thousand times.
+    """
 
     def __init__(self) -> None:
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._is_active = False
         self._records: dict[int, Any] = {}  # FSDP2's, by the ids of the shard and of the full parameter
+        plain = torch.Tensor.requires_grad_
 
         def requires_grad_(parameter: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+            if not self._is_active:
+                return plain(parameter, requires_grad)
             self._train(parameter, requires_grad)
             return parameter
 
@@ -42,27 +49,24 @@ class BetweenPasses:
 
     def watch(self, model: nn.Module) -> None:
         """Know the parameters of ``model``, which is sharded."""
+        if not self._models:
+            for kind in _KINDS:
+                for name, value in self._attributes.items():
+                    setattr(kind, name, value)
         self._models.add(model)
 
     def begin(self) -> None:
         """From now on the script may use parameters, unless this is inside of a backward pass, which may call units."""
         if not self._is_active and torch._C._current_graph_task_id() == -1:
             self._is_active = True
-            for kind in _KINDS:
-                for name, value in self._attributes.items():
-                    setattr(kind, name, value)
 
     def end(self) -> None:
         """A pass begins, in which FSDP2 uses parameters."""
-        if self._is_active:
-            self._is_active, self._records = False, {}
-            for kind in _KINDS:
-                for name in self._attributes:
-                    delattr(kind, name)
+        self._is_active, self._records = False, {}
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, the attributes are torch's own, which are faster."""
+        """Inside, the attributes do what torch's own do, which is faster."""
         was_active = self._is_active
         self.end()
         try:
@@ -72,7 +76,9 @@ class BetweenPasses:
                 self.begin()
 
     def _record_of(self, parameter: torch.Tensor) -> Any:
-        """FSDP2's record of a parameter; None for another one."""
+        """FSDP2's record of a parameter; None for another one, and in a pass."""
+        if not self._is_active:
+            return None
         if not self._records:
             for model in self._models:
                 for record in sharded_parameters(model):
