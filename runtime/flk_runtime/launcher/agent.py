@@ -34,24 +34,8 @@ from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.record_writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
-from flk_runtime.launcher.transport import (
-    AttemptEnded,
-    AttemptStarted,
-    Event,
-    JobEnded,
-    LeaderLost,
-    Member,
-    PreemptionStarted,
-    Release,
-    SaveAt,
-    StacksGathered,
-    StacksRequested,
-    TelemetryGathered,
-    ThreadFailed,
-    Transfer,
-    WaitsChanged,
-)
-from flk_runtime.launcher.transport.messages import BEFORE_FIRST
+from flk_runtime.launcher.transport import Member, messages
+from flk_runtime.launcher.transport.messages import Event
 from flk_runtime.launcher.transport.thread import start_thread
 from flk_runtime.shared import failure_report
 from flk_runtime.system import host
@@ -138,13 +122,17 @@ class Agent:
         self.member = Member(
             settings, port, wakeup.post, self.records.log, inventory, self.records.former, self._check_health
         )
-        questions = {"stacks": self.member.want_stacks, "metrics": self.member.want_telemetry}
+        send = self.member.send
+        questions = {
+            "stacks": lambda asker: send(messages.StacksWanted(asker)),
+            "metrics": lambda asker: send(messages.TelemetryWanted(asker)),
+        }
         self.control = Control(error_folder, questions, self.records.log)
         self.meter = _start_meter(settings) if settings.telemetry else None
         self.watch = Watch(
             settings,
             self.member.post_status,
-            self.member.report_stacks,
+            lambda number, snapshots: send(messages.StacksReport(number, snapshots)),
             lambda: self.memory.received_at if self.memory else 0.0,
             self.meter,
         )
@@ -203,7 +191,7 @@ class Agent:
         else:
             join()
 
-    def _check_health(self, attempt: int = BEFORE_FIRST) -> list[Failure]:
+    def _check_health(self, attempt: int = messages.BEFORE_FIRST) -> list[Failure]:
         """The fault of this pod's node, if there is one. Takes milliseconds, or seconds where something hangs."""
         settings = self.settings
         if not (settings.health and settings.trains):
@@ -221,22 +209,27 @@ class Agent:
     def _handle_event(self, event: Event) -> None:
         running = self._running
         match event:
-            case AttemptStarted():
+            case messages.AttemptStarted():
                 self._start_attempt(event)
-            case PreemptionStarted() if running:
+            case messages.PreemptionStarted() if running:
                 if running.preemption is None:
                     running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
                 if event.urgent:
                     self.ranks.kill_within(self.settings.grace)
                 if self.rendezvous:
                     self.records.log(f"{event.failure.summary}; all ranks have to end")
-            case SaveAt() if running and running.preemption:
+            case messages.SaveAt() if running and running.preemption:
                 self._stop_ranks(running.preemption, event.step)
-            case Transfer() if self.memory:
-                self.memory.transfer(event.pod, (event.host, event.port), event.shards, self.member.report_transferred)
-            case Release() if self.stop:
+            case messages.Transfer() if self.memory:
+                self.memory.transfer(
+                    event.pod,
+                    (event.host, event.port),
+                    event.shards,
+                    lambda *held: self.member.send(messages.Transferred(*held)),
+                )
+            case messages.Release() if self.stop:
                 self.stop.draining = False
-            case AttemptEnded() if running:
+            case messages.AttemptEnded() if running:
                 self._end_in_ledger(event.failure)
                 running.end = event.failure
                 running.print_secondary()
@@ -245,27 +238,27 @@ class Agent:
                     # The cause is chosen when all pods have reported. The line of the next attempt names it.
                     cause = "" if event.failure.secondary else f": {event.failure.summary}"
                     self.records.log(f"attempt {running.started.number + 1} ended{cause}")
-            case LeaderLost() if running:
+            case messages.LeaderLost() if running:
                 self._end_in_ledger(event.failure)
                 running.failures.append(event.failure)
                 self._end_ranks()
-            case StacksRequested():
+            case messages.StacksRequested():
                 self.watch.take_stacks(event.number)
-            case StacksGathered():
+            case messages.StacksGathered():
                 self.control.answer(event.asker, event.report)
-            case TelemetryGathered():
+            case messages.TelemetryGathered():
                 self.control.answer(event.asker, asdict(event.telemetry))
-            case WaitsChanged():
+            case messages.WaitsChanged():
                 self.records.write_waits(event.slow, event.standstill)
-            case JobEnded():
+            case messages.JobEnded():
                 self.final_record = event.record
                 if self.records.ledger:
                     self.records.ledger.close(time.monotonic(), failed=event.record.outcome == "failed")
                 self._end_ranks()
-            case ThreadFailed():
+            case messages.ThreadFailed():
                 raise event.error
 
-    def _start_attempt(self, attempt: AttemptStarted) -> None:
+    def _start_attempt(self, attempt: messages.AttemptStarted) -> None:
         self.phase, self.attempt = _Phase.RUNNING, PodAttempt(attempt)
         if self.stop:
             return
@@ -306,8 +299,8 @@ class Agent:
         return MemoryService.open(
             self.settings,
             wake=wakeup.wake,
-            failed=lambda error: wakeup.post(ThreadFailed(error)),
-            unreadable=lambda copies: self.member.report_unreadable(copies),
+            failed=lambda error: wakeup.post(messages.ThreadFailed(error)),
+            unreadable=lambda copies: self.member.send(messages.CopiesUnreadable(copies)),
             log=self.records.log,
         )
 
@@ -380,11 +373,11 @@ class Agent:
         If they have saved to end, the partner must have its copies first: the memory of this pod may be gone soon.
         """
         if not attempt.failures and len(attempt.finished) == self.settings.processes:
-            self.member.report_success(attempt.started)
+            self.member.send(messages.SuccessReport(attempt.started.number))
         elif not attempt.failures and attempt.preemption:
             if self.memory and self.memory.busy and not self._overdue:
                 return
-            self.member.report_ranks_ended(attempt.started, attempt.preemption.saved)
+            self.member.send(messages.RanksEnded(attempt.started.number, attempt.preemption.saved))
         attempt.ranks_ended = False
 
     def _handle_failure(self, rank: RankProcess, failure: Failure) -> None:
@@ -423,7 +416,7 @@ class Agent:
         else:
             self.ranks.kill_within(self.settings.grace)
             failure = replace(self.ranks.new_failure(Kind.PREEMPTED), message=message)
-            self.member.request_preemption(running.started, failure)
+            self.member.send(messages.PreemptionRequest(running.started.number, failure))
 
     def _must_wait(self, stop: _Stop) -> bool:
         """Whether this launcher, told to stop, has to wait, though its ranks have ended.
@@ -459,7 +452,7 @@ class Agent:
         """Send the leader the reports of the running attempt that are due."""
         boundaries = attempt.preemption.boundaries(time.monotonic()) if attempt.preemption else None
         if boundaries is not None:
-            self.member.report_boundaries(attempt.started, boundaries)
+            self.member.send(messages.BoundaryReport(attempt.started.number, boundaries))
         if attempt.ranks_ended:
             self._report_end_of_ranks(attempt)
         if time.monotonic() >= self.watch.due:
@@ -512,7 +505,7 @@ class Agent:
         if self.records.ledger:
             self.records.ledger.begin_after(page.restored)
         source = SOURCES[page.restored_from]
-        self.member.report_restored(attempt.started, page.restored, source)
+        self.member.send(messages.Restored(attempt.started.number, page.restored, source))
         attempt.history[-1] = replace(attempt.history[-1], restored=page.restored, restored_from=source)
         if self.rendezvous:
             self.records.write_running(attempt.history)

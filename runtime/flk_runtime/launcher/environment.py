@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.system import host
 
 

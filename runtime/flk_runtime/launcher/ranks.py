@@ -20,7 +20,7 @@ from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.rank_failure import from_exit_code, from_report, is_crash
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from flk_runtime.launcher.transport import Event
+    from flk_runtime.launcher.transport.messages import Event
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STACKS_SIGNAL: Final = signal.SIGQUIT  # prints the stacks of all ranks of the job, as a JVM prints its threads

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport import Event, Server
-from flk_runtime.launcher.transport.messages import Message
+from flk_runtime.launcher.transport import Server
+from flk_runtime.launcher.transport.messages import Event, Message
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.telemetry.keeper import Keeper

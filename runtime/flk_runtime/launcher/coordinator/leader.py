@@ -30,33 +30,8 @@ from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport.messages import (
-    AttemptEnded,
-    AttemptStarted,
-    BoundaryReport,
-    CopiesUnreadable,
-    DrainRequest,
-    FailureReport,
-    Heartbeat,
-    JobEnded,
-    Join,
-    Leave,
-    Message,
-    PreemptionRequest,
-    PreemptionStarted,
-    RanksEnded,
-    Restored,
-    SaveAt,
-    StacksGathered,
-    StacksReport,
-    StacksRequested,
-    StacksWanted,
-    SuccessReport,
-    TelemetryGathered,
-    TelemetryWanted,
-    Transferred,
-    WaitsChanged,
-)
+from flk_runtime.launcher.transport import messages
+from flk_runtime.launcher.transport.messages import Message
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.telemetry.keeper import Keeper
@@ -107,7 +82,7 @@ class Leader:
         self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
         self._membership = Membership(settings)
         self._checkpoints: dict[CheckpointId, CheckpointId] = {}  # in the memory of the members that have joined
-        self._joined: dict[int, Join] = {}  # members that are ready for the next attempt, spares included
+        self._joined: dict[int, messages.Join] = {}  # members that are ready for the next attempt, spares included
         self._waiting: dict[int, float] = {}  # pods that joined while an attempt ran without them, and when
         self._drain = Drain()
         self._memory_plans = MemoryPlans(settings.processes, log)
@@ -128,9 +103,9 @@ class Leader:
         self._hang_detector = HangDetector(
             limits or PhaseLimits(settings.hang_timeouts),
             Stragglers(settings.slow_factor, settings.slow_window),
-            request=lambda pod, number: send([pod], StacksRequested(number)),
-            answer=lambda asker, report: send([asker[0]], StacksGathered(asker[1], report)),
-            show=lambda *waits: send([0], WaitsChanged(*waits)),
+            request=lambda pod, number: send([pod], messages.StacksRequested(number)),
+            answer=lambda asker, report: send([asker[0]], messages.StacksGathered(asker[1], report)),
+            show=lambda *waits: send([0], messages.WaitsChanged(*waits)),
             log=log,
             compare=telemetry.compare if telemetry else None,
         )
@@ -174,52 +149,52 @@ class Leader:
     def received(self, pod: int, message: Message, now: float) -> None:
         """Handle a message of a member."""
         match message:
-            case Join():
+            case messages.Join():
                 self._join(pod, message, now)
-            case FailureReport(attempt, failure) if self._is_current(attempt):
+            case messages.FailureReport(attempt, failure) if self._is_current(attempt):
                 self._handle_failure(failure, now)
-            case SuccessReport(attempt) if self._is_current(attempt):
+            case messages.SuccessReport(attempt) if self._is_current(attempt):
                 self._done.add(pod)
                 if len(self._done) == len(self._admitted):
                     self._history = self._ended(None)
                     self._end_job(job_record(None, self._history, self._settings.limits))
                 else:
                     self._handle_ranks_end(pod, None, now)
-            case PreemptionRequest(attempt, failure) if self._is_current(attempt):
+            case messages.PreemptionRequest(attempt, failure) if self._is_current(attempt):
                 self._membership.leave(pod)
                 self._start_preemption(replace(failure, kind=self._stop_kind), urgent=True)
-            case BoundaryReport(attempt, boundaries) if self._is_current(attempt) and self._preemption:
+            case messages.BoundaryReport(attempt, boundaries) if self._is_current(attempt) and self._preemption:
                 self._send_target(self._preemption.add_boundaries(pod, boundaries))
-            case RanksEnded(attempt, saved) if self._is_current(attempt):
+            case messages.RanksEnded(attempt, saved) if self._is_current(attempt):
                 self._handle_ranks_end(pod, saved, now)
-            case Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
+            case messages.Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
                 reached = max(step, self._history[-1].step or step)
                 self._history[-1] = replace(self._history[-1], restored=step, restored_from=source, step=reached)
                 if self._phase is _Phase.RUNNING:
                     self._move_spares()
-            case DrainRequest(memory):
+            case messages.DrainRequest(memory):
                 self._start_drain(pod, memory, now)
-            case Transferred(target, shards):
+            case messages.Transferred(target, shards):
                 self._drain.transferred(pod)
                 join = self._joined.get(target)
                 if join and join.memory:
                     self._joined[target] = replace(join, memory=with_shards(join.memory, shards))
                 self._start_if_ready(now)
-            case CopiesUnreadable(copies):
+            case messages.CopiesUnreadable(copies):
                 self._memory_plans.exclude(copies)
-            case Leave():
+            case messages.Leave():
                 self._left.add(pod)
-            case Heartbeat(status) if status:
+            case messages.Heartbeat(status) if status:
                 self._hang_detector.heartbeat(pod, status)
                 if self._telemetry:
                     self._telemetry.heartbeat(pod, status)
-            case StacksReport(number, snapshots):
+            case messages.StacksReport(number, snapshots):
                 self._hang_detector.received_stacks(pod, number, snapshots)
-            case StacksWanted(asker):
+            case messages.StacksWanted(asker):
                 self._hang_detector.want_stacks((pod, asker), now)
-            case TelemetryWanted(asker):
+            case messages.TelemetryWanted(asker):
                 found = self._telemetry.read() if self._telemetry else Telemetry(time.time())
-                self._send([pod], TelemetryGathered(asker, found))
+                self._send([pod], messages.TelemetryGathered(asker, found))
 
     def tick(self, now: float) -> None:
         """Do all that is due at the time ``now``."""
@@ -270,10 +245,10 @@ class Leader:
         self._join_deadline = now + (self._settings.join_timeout if restart else _LAST_REPORTS_TIMEOUT)
         self._progress_at = now + _PROGRESS_INTERVAL
 
-    def _join(self, pod: int, join: Join, now: float) -> None:
+    def _join(self, pod: int, join: messages.Join, now: float) -> None:
         if self._phase is _Phase.DONE:
             if self._record:
-                self._send([pod], JobEnded(self._record))
+                self._send([pod], messages.JobEnded(self._record))
             return
         self._joined[pod] = join.compact(self._checkpoints)
         if self._phase is _Phase.RUNNING:
@@ -307,7 +282,7 @@ class Leader:
         """Have a launcher that has to stop transfer the shards that only it holds, before the next attempt starts."""
         if self._phase is _Phase.DONE:
             if self._record:
-                self._send([pod], JobEnded(self._record))
+                self._send([pod], messages.JobEnded(self._record))
             return
         self._membership.leave(pod)
         self._drain.add(pod, memory)
@@ -389,7 +364,7 @@ class Leader:
         for pod, failure in pods.items():
             self._joined.pop(pod)
             record = new_record("replaced", ExitCode.UNUSABLE, failure, self._history, self._settings.limits)
-            self._send([pod], JobEnded(record))
+            self._send([pod], messages.JobEnded(record))
 
     @property
     def _unhealthy_pods(self) -> dict[int, Failure]:
@@ -469,7 +444,9 @@ class Leader:
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()
-        self._send(pods, AttemptStarted(number, address, port, self._history, order, readers, None, links, again))
+        self._send(
+            pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, links, again)
+        )
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:
@@ -487,7 +464,7 @@ class Leader:
             self._preemption = Preemption(self._admitted.keys() - self._done, failure)
         if first or (urgent and not self._urgent):
             self._urgent = urgent
-            self._send(self._admitted, PreemptionStarted(self._history[-1].number, failure, urgent))
+            self._send(self._admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
 
     def _grows_at(self) -> float | None:
         """The time at which pods that wait are admitted to the attempt that runs; None if that is not planned."""
@@ -509,7 +486,7 @@ class Leader:
 
     def _send_target(self, step: int | None) -> None:
         if step is not None:
-            self._send(self._admitted, SaveAt(self._history[-1].number, step))
+            self._send(self._admitted, messages.SaveAt(self._history[-1].number, step))
 
     def _handle_ranks_end(self, pod: int, saved: int | None, now: float) -> None:
         if self._preemption:
@@ -523,7 +500,7 @@ class Leader:
             self._failures.add(self._preemption.failure)
             self._preemption = None
         self._history = self._ended(failure)
-        self._send(self._admitted, AttemptEnded(failure.attempt, failure))
+        self._send(self._admitted, messages.AttemptEnded(failure.attempt, failure))
         self._hang_detector.attempt_ended()
         self._membership.start_round()
         self._start_joining(now)
@@ -532,7 +509,7 @@ class Leader:
         self._phase = _Phase.DONE
         self._record = record
         self._hang_detector.attempt_ended()
-        self._send(self._connected, JobEnded(record))
+        self._send(self._connected, messages.JobEnded(record))
 
     # Facts -------------------------------------------------------------------------------------------------------
 

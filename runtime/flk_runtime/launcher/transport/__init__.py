@@ -31,39 +31,6 @@ torch is imported when the ranks' store is opened.
 """
 
 from flk_runtime.launcher.transport.member import Member
-from flk_runtime.launcher.transport.messages import (
-    AttemptEnded,
-    AttemptStarted,
-    Event,
-    JobEnded,
-    LeaderLost,
-    PreemptionStarted,
-    Release,
-    SaveAt,
-    StacksGathered,
-    StacksRequested,
-    TelemetryGathered,
-    ThreadFailed,
-    Transfer,
-    WaitsChanged,
-)
 from flk_runtime.launcher.transport.server import Server
 
-__all__ = [
-    "AttemptEnded",
-    "AttemptStarted",
-    "Event",
-    "JobEnded",
-    "LeaderLost",
-    "Member",
-    "PreemptionStarted",
-    "Release",
-    "SaveAt",
-    "Server",
-    "StacksGathered",
-    "StacksRequested",
-    "TelemetryGathered",
-    "ThreadFailed",
-    "Transfer",
-    "WaitsChanged",
-]
+__all__ = ["Member", "Server"]

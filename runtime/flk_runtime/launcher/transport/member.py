@@ -15,48 +15,12 @@ from dataclasses import dataclass, replace
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
-from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.history import job_record, new_record
-from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
-from flk_runtime.launcher.replication.plan import Copy, ShardId
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport.messages import (
-    MESSAGES,
-    AttemptEnded,
-    AttemptStarted,
-    BoundaryReport,
-    CopiesUnreadable,
-    DrainRequest,
-    Event,
-    FailureReport,
-    FromMember,
-    Heartbeat,
-    Hello,
-    JobEnded,
-    Join,
-    LeaderLost,
-    Leave,
-    Message,
-    PreemptionRequest,
-    PreemptionStarted,
-    RanksEnded,
-    Release,
-    Restored,
-    SaveAt,
-    StacksGathered,
-    StacksReport,
-    StacksRequested,
-    StacksWanted,
-    SuccessReport,
-    TelemetryGathered,
-    TelemetryWanted,
-    Transfer,
-    Transferred,
-    WaitsChanged,
-    Welcome,
-)
+from flk_runtime.launcher.transport import messages
+from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
 from flk_runtime.launcher.transport.thread import start_thread
 from flk_runtime.wire import Backoff, Connection, Refused, Unreadable, VersionError, was_closed
 
@@ -123,7 +87,7 @@ class Member:
         self._step: int | None = None  # that its ranks had done
         self._ready = True  # for the next attempt: no rank runs
         self._plan: MemoryPlan | None = None  # of the attempt that starts next
-        self._attempt: AttemptStarted | None = None  # that runs
+        self._attempt: messages.AttemptStarted | None = None  # that runs
         self._over = False
         self._connected = self._draining = False
         self._ahead, self._skew_logged = 0.0, False  # of the leader's clock, in seconds, if that is much
@@ -137,35 +101,19 @@ class Member:
         """Start the thread, which connects to the leader and joins the first attempt."""
         start_thread("rendezvous-member", self._run, self._post)
 
-    def report_failure(self, attempt: AttemptStarted, failure: Failure) -> None:
+    def send(self, message: FromMember) -> None:
+        """Send the leader a message, or its successor. Any thread may call this."""
+        self._put(message)
+
+    def report_failure(self, attempt: messages.AttemptStarted, failure: Failure) -> None:
         """End the attempt in all pods, unless another failure has ended it already."""
-        self._put(FailureReport(attempt.number, _bounded([failure])[0]))
+        self._put(messages.FailureReport(attempt.number, _bounded([failure])[0]))
 
     def wait_until_sent(self, seconds: float) -> None:
         """Wait at most ``seconds`` until all messages that were put before have been sent."""
         sent = threading.Event()
         self._put(sent)
         sent.wait(seconds)
-
-    def report_success(self, attempt: AttemptStarted) -> None:
-        """Say that all ranks of this pod succeeded. When all pods have, the job has ended."""
-        self._put(SuccessReport(attempt.number))
-
-    def request_preemption(self, attempt: AttemptStarted, failure: Failure) -> None:
-        """Have all ranks of the job save and end, because this pod has to stop, as ``failure`` says."""
-        self._put(PreemptionRequest(attempt.number, failure))
-
-    def report_boundaries(self, attempt: AttemptStarted, boundaries: list[Boundary]) -> None:
-        """Report the boundaries that the ranks of this pod have reached, after PreemptionStarted."""
-        self._put(BoundaryReport(attempt.number, boundaries))
-
-    def report_ranks_ended(self, attempt: AttemptStarted, saved: int | None) -> None:
-        """Say that all ranks of this pod have ended in a preemption, and after which step they have saved."""
-        self._put(RanksEnded(attempt.number, saved))
-
-    def report_restored(self, attempt: AttemptStarted, step: int, source: str) -> None:
-        """Say after which step the ranks have begun, and from which source."""
-        self._put(Restored(attempt.number, step, source))
 
     def join_next_round(self, failures: list[Failure], step: int | None) -> None:
         """Join the next attempt. Call when the ranks of the last attempt have ended, with the failures among them.
@@ -183,16 +131,8 @@ class Member:
         if not (self._connected and inventory and inventory.held):
             return False
         self._draining = True
-        self._put(DrainRequest(inventory))
+        self._put(messages.DrainRequest(inventory))
         return True
-
-    def report_transferred(self, pod: int, shards: list[ShardId]) -> None:
-        """Say which shards the pod of Transfer holds now. Any thread may call this."""
-        self._put(Transferred(pod, shards))
-
-    def report_unreadable(self, copies: list[Copy]) -> None:
-        """Say which copies of a shard could not be read. Any thread may call this."""
-        self._put(CopiesUnreadable(copies))
 
     def post_status(self, status: PodStatus) -> None:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader.
@@ -201,18 +141,6 @@ class Member:
         """
         former = self._status
         self._status = replace(status, usage=status.usage or (former.usage if former else None))
-
-    def report_stacks(self, number: int, snapshots: list[Snapshot]) -> None:
-        """Answer StacksRequested. Any thread may call this."""
-        self._put(StacksReport(number, snapshots))
-
-    def want_stacks(self, asker: str) -> None:
-        """Ask the leader for the stacks of all ranks of the job, which StacksGathered brings."""
-        self._put(StacksWanted(asker))
-
-    def want_telemetry(self, asker: str) -> None:
-        """Ask the leader for the measurements of the job, which TelemetryGathered brings."""
-        self._put(TelemetryWanted(asker))
 
     def _put(self, item: FromMember | _Ready | threading.Event) -> None:
         self._outbox.put(item)
@@ -245,7 +173,7 @@ class Member:
                 if connection:
                     connection.close()
                 if self._draining:
-                    self._post(Release())
+                    self._post(messages.Release())
 
     def _serve(self, connection: Connection[Message]) -> None:
         """Exchange messages with the leader until the job ends. Raises OSError if the connection breaks."""
@@ -259,7 +187,7 @@ class Member:
                 now = time.monotonic()
                 if now >= heartbeat_at:
                     status = self._status
-                    connection.send(Heartbeat(status))
+                    connection.send(messages.Heartbeat(status))
                     if status and status.usage and self._status is status:
                         self._status = replace(status, usage=None)
                     heartbeat_at = now + connection.lease.interval
@@ -286,7 +214,7 @@ class Member:
             elif isinstance(item, threading.Event):
                 item.set()
             else:
-                if isinstance(item, Restored) and self._attempt and self._attempt.number == item.attempt:
+                if isinstance(item, messages.Restored) and self._attempt and self._attempt.number == item.attempt:
                     last = replace(self._history[-1], restored=item.step, restored_from=item.source)
                     self._history = [*self._history[:-1], last]  # for another leader, if this one is lost
                 connection.send(item)
@@ -299,27 +227,34 @@ class Member:
         settings = self._settings
         memory, place = self._inventory(), settings.topology
         own = settings.pod_name, settings.node
-        connection.send(Join(*own, history, failures, memory, self._step, place, self._ahead, self._again))
+        connection.send(messages.Join(*own, history, failures, memory, self._step, place, self._ahead, self._again))
 
     def _handle(self, message: Message | Unreadable, connection: Connection[Message]) -> None:
         match message:
             case MemoryPlan():
                 self._plan = message
-            case AttemptStarted():
+            case messages.AttemptStarted():
                 message, self._plan = replace(message, memory=self._plan), None
                 self._attempt, self._ready = message, False
                 self._history, self._history_from = message.history, self._leader
                 self._post(message)
-            case PreemptionStarted() | SaveAt() if self._attempt:
+            case messages.PreemptionStarted() | messages.SaveAt() if self._attempt:
                 self._post(message)
-            case AttemptEnded() if self._attempt:
+            case messages.AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)
                 self._post(message)
-            case StacksRequested() | StacksGathered() | TelemetryGathered() | WaitsChanged() | Transfer() | Release():
+            case (
+                messages.StacksRequested()
+                | messages.StacksGathered()
+                | messages.TelemetryGathered()
+                | messages.WaitsChanged()
+                | messages.Transfer()
+                | messages.Release()
+            ):
                 self._post(message)
-            case JobEnded():
+            case messages.JobEnded():
                 with contextlib.suppress(OSError):
-                    connection.send(Leave())
+                    connection.send(messages.Leave())
                 self._end(message.record)
             case Refused():
                 raise _RefusedError(message.reason)
@@ -335,7 +270,7 @@ class Member:
             if was_closed(error):  # unless the same launcher answers again (see `_join`)
                 cause = replace(cause, kind=Kind.CONTAINER_KILLED, message="")
             self._end_attempt(cause)
-            self._post(LeaderLost(cause))
+            self._post(messages.LeaderLost(cause))
 
     def _end_attempt(self, failure: Failure) -> None:
         self._attempt = None
@@ -343,7 +278,7 @@ class Member:
 
     def _end(self, record: JobRecord) -> None:
         self._over = True
-        self._post(JobEnded(record))
+        self._post(messages.JobEnded(record))
 
     def _end_with(self, failure: Failure) -> None:
         self._end(job_record(failure, self._history, self._settings.limits))
@@ -384,11 +319,11 @@ class Member:
             session = settings.session(serves=False, other="the leader at this address")
             connection = Connection(sock, session, MESSAGES, settings.lease, time.monotonic())
             _wait(connection, lambda: session.met)
-            connection.send(Hello(settings.pod, self._incarnation, time.monotonic() - self._began))
+            connection.send(messages.Hello(settings.pod, self._incarnation, time.monotonic() - self._began))
             answer = _wait(connection, lambda: session.authenticated)[0]
             if isinstance(answer, Refused):
                 raise _RefusedError(answer.reason)
-            if not isinstance(answer, Welcome):
+            if not isinstance(answer, messages.Welcome):
                 raise ConnectionError("the answer is not from a leader")
         except BaseException:
             sock.close()
@@ -423,7 +358,7 @@ def _connect_to_any(hosts: tuple[str, ...], port: int) -> socket.socket:
 def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Message | Unreadable]:
     """Receive until ``ready``, and return the messages. Raises OSError, also if nothing comes in time."""
     deadline = time.monotonic() + _CONNECT_TIMEOUT
-    messages: list[Message | Unreadable] = []
+    received: list[Message | Unreadable] = []
     with selectors.DefaultSelector() as selector:
         selector.register(connection.socket, selectors.EVENT_READ)
         while not ready():
@@ -431,8 +366,8 @@ def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Me
             if left <= 0:
                 raise TimeoutError(f"no answer within {_CONNECT_TIMEOUT:g} s")
             selector.select(left)
-            messages += connection.receive(time.monotonic())
-    return messages
+            received += connection.receive(time.monotonic())
+    return received
 
 
 def _bounded(failures: list[Failure]) -> list[Failure]:

@@ -14,7 +14,7 @@ from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptStarted
 
 
 @pytest.fixture

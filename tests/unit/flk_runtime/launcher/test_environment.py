@@ -12,7 +12,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher import environment
 from flk_runtime.launcher.environment import prepare_environment, rank_environment
 from flk_runtime.launcher.settings import Limits, Settings
-from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.system import host
 
 

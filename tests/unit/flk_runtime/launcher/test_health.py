@@ -17,7 +17,7 @@ from flk_runtime.launcher import health
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptStarted
 
 
 def found(folders: dict[str, str]) -> str:

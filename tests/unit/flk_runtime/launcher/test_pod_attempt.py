@@ -12,7 +12,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
-from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 
 RAISED = Failure(Kind.EXCEPTION, 0, 0, type="ValueError", message="sample 7")

@@ -17,7 +17,7 @@ import pytest
 from flk_runtime.contract.failure import Kind
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 

@@ -7,8 +7,15 @@ import pytest
 from flk_runtime.launcher.coordinator import drain
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
-from flk_runtime.launcher.transport import AttemptStarted, Release, Transfer
-from flk_runtime.launcher.transport.messages import MESSAGES, DrainRequest, Join, Transferred
+from flk_runtime.launcher.transport.messages import (
+    MESSAGES,
+    AttemptStarted,
+    DrainRequest,
+    Join,
+    Release,
+    Transfer,
+    Transferred,
+)
 from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
 from tests.unit.flk_runtime.launcher.coordinator.test_membership import save_and_end, stop
 
@@ -50,11 +57,11 @@ def started(job: Job, pod: int) -> AttemptStarted | None:
     return message if isinstance(message, AttemptStarted) and message.number else None
 
 
-def test_parts_that_only_pods_hold_that_stop_go_to_a_pod_that_stays(job: Job) -> None:
+def test_shards_that_only_pods_hold_that_stop_go_to_a_pod_that_stays(job: Job) -> None:
     drains(job, 2, 1, 2)
     drains(job, 3, 2, 3)
     holds(job, 0, 0, 3)
-    assert not isinstance(job.sent[2][-1], Transfer), "pod 1 may hold the parts"
+    assert not isinstance(job.sent[2][-1], Transfer), "pod 1 may hold the shards"
     holds(job, 1, 0, 1)
     assert job.sent[2][-1] == Transfer(0, "10.0.0.1", 5000, [ShardId(CHECKPOINT, 2)])
     assert job.sent[3][-1] == Release(), "pod 0 holds part 3 and pod 2 gives part 2"
@@ -69,7 +76,7 @@ def test_parts_that_only_pods_hold_that_stop_go_to_a_pod_that_stays(job: Job) ->
     assert [(plan.partner, plan.copied) for plan in plans] == [(1, 1), (0, 0)]
 
 
-def test_parts_are_spread_over_the_pods_that_stay(job: Job) -> None:
+def test_shards_are_spread_over_the_pods_that_stay(job: Job) -> None:
     drains(job, 2, 2)
     drains(job, 3, 3)
     holds(job, 0, 0)
@@ -86,9 +93,9 @@ def test_another_pod_takes_what_the_first_one_could_not(job: Job) -> None:
     gives(job, 2, 0)
     assert job.sent[2][-1] == Transfer(1, "10.0.0.1", 5001, [ShardId(CHECKPOINT, 2)])
     gives(job, 2, 1)
-    assert job.sent[2][-1] == Release(), "nobody can take the part"
+    assert job.sent[2][-1] == Release(), "nobody can take the shard"
     assert started(job, 0) is not None
-    assert "the checkpoint in memory after step 7 is incomplete: the part of rank 2 is lost" in job.log
+    assert "the checkpoint in memory after step 7 is incomplete: the shard of rank 2 is lost" in job.log
 
 
 def test_a_launcher_that_breaks_off_is_not_waited_for(job: Job) -> None:

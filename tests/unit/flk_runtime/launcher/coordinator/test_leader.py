@@ -16,14 +16,16 @@ from flk_runtime.launcher.preemption import NO_STEP, Boundary
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
-from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
     BEFORE_FIRST,
     MESSAGES,
+    AttemptEnded,
+    AttemptStarted,
     BoundaryReport,
     CopiesUnreadable,
     FailureReport,
     FromMember,
+    JobEnded,
     Join,
     Leave,
     Message,

@@ -9,10 +9,12 @@ from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
+    AttemptEnded,
+    AttemptStarted,
     BoundaryReport,
     FailureReport,
+    JobEnded,
     Join,
     PreemptionRequest,
     PreemptionStarted,
