@@ -16,17 +16,17 @@ from flk_runtime.contract import user_env
 from tests.support.memory import SAVES_TWICE, TRAIN, own_loop
 
 KILLS = 8
-SIZE = 64 << 20  # bytes of a part: most of the time, one is being copied
+SIZE = 64 << 20  # bytes of a shard: most of the time, one is being copied
 VARIABLES = {user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1"}
 
 
 @pytest.mark.soak
-def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(
+def test_ranks_that_are_killed_while_large_shards_are_copied_restore_from_memory(
     flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
 ) -> None:
     """The ranks save in every step. The launchers stay, and the script asserts that no state is mixed.
 
-    Each run of the tests kills ranks so on one machine, in tests/local, and a rank with small parts in test_faults.py.
+    Each run of the tests kills ranks so on one machine, in tests/local, and a rank with small shards in test_faults.py.
     """
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
     options = ["--replicas", "2", "--cpu", "100m", "--image", image, "--restarts", "10"]
@@ -68,9 +68,9 @@ def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(
 def test_saves_after_the_same_step_are_not_mixed(
     flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
 ) -> None:
-    """A script saves three times after step 1. The part of the deleted pod is as new as that of the other one.
+    """A script saves three times after step 1. The shard of the deleted pod is as new as that of the other one.
 
-    The pods keep the parts on a disk: whether they are in memory makes no difference.
+    The pods keep the shards on a disk: whether they are in memory makes no difference.
     """
     (tmp_path / "train.py").write_text(own_loop(SAVES_TWICE))
     options = ["--replicas", "2", "--cpu", "100m", "--image", image, "--memory-path", "/disk"]

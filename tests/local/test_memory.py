@@ -106,7 +106,7 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(job: Calla
     reach(run, 21)
     delete_pods(run, root, 1)
     newest = 0
-    for path in root.glob("*/*.part"):  # the only copies of the shards of rank 1
+    for path in root.glob("*/*.shard"):  # the only copies of the shards of rank 1
         with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory, contextlib.suppress(ShardError):
             preamble = read_preamble(memory)
             newest = max(newest, preamble.step)
@@ -144,12 +144,12 @@ def test_partners_that_are_lost_together_start_the_training_again(job: Callable[
     assert begun(run) == [0, 0]
     assert re.search(
         r"\[pod 0\] the checkpoint in memory after step \d+ is incomplete: "
-        r"the (part of rank [12] is|parts of ranks 1-2 are) lost",  # a copy may be under way
+        r"the (shard of rank [12] is|shards of ranks 1-2 are) lost",  # a copy may be under way
         run.log(0),
     ), run.log(0)
 
 
-def test_a_killed_launcher_finds_the_parts_of_its_pod_again(job: Callable[..., Pods], root: Path) -> None:
+def test_a_killed_launcher_finds_the_shards_of_its_pod_again(job: Callable[..., Pods], root: Path) -> None:
     run = job(1, 2)
     start(run, 40)
     reach(run, 12)
@@ -185,7 +185,7 @@ NO_ROOM = """
         run.step()
         pathlib.Path(f"step.{run.rank}").write_text(str(run.steps))
         if run.steps == 8:
-            print("copies:", pathlib.Path("/proc/self/maps").read_text().count("flk-part"))
+            print("copies:", pathlib.Path("/proc/self/maps").read_text().count("flk-shard"))
         time.sleep(0.02)
 """
 
@@ -257,7 +257,7 @@ def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[...,
     assert "AssertionError" not in run.logs_of_all()
 
 
-def test_ranks_that_are_killed_while_large_parts_are_copied_restart(job: Callable[..., Pods]) -> None:
+def test_ranks_that_are_killed_while_large_shards_are_copied_restart(job: Callable[..., Pods]) -> None:
     run = job(2, 1, **{user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1", pod_env.RESTARTS: "10"})
     start(run, 1_000_000, save_every=1, pause=0.0, size=64 << 20)
     for attempt in range(4):
@@ -269,7 +269,7 @@ def test_ranks_that_are_killed_while_large_parts_are_copied_restart(job: Callabl
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.3, 1.0])
-def test_partners_that_leave_an_elastic_job_hand_over_their_parts(
+def test_partners_that_leave_an_elastic_job_hand_over_their_shards(
     job: Callable[..., Pods], root: Path, pause: float
 ) -> None:
     """Pods 2 and 3 are partners. Pod 3 is told to stop at once, while all save, and when it trains without pod 2."""
@@ -294,5 +294,5 @@ def test_partners_that_leave_an_elastic_job_hand_over_their_parts(
         if attempt.failure and "saved after step" in attempt.failure.message:
             assert attempt.failure.message.endswith(f"saved after step {attempt.step}"), attempt
             saved = attempt.step
-    if not pause:  # later, the partner has copied the parts to another pod already
+    if not pause:  # later, the partner has copied the shards to another pod already
         assert "this pod ends; pod" in run.log(2) + run.log(3), run.logs_of_all()

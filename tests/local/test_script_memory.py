@@ -91,14 +91,14 @@ def test_the_launcher_hears_that_a_checkpoint_is_complete(
 
 
 def test_saves_after_the_same_step_are_not_mixed(forked_pods: Callable[..., Pods], root: Path) -> None:
-    """The part of the lost pod is as new as that of the other one."""
+    """The shard of the lost pod is as new as that of the other one."""
     job = start(forked_pods, root, own_loop(SAVES_TWICE))
     lose_pod(job, root)
     assert [ends[-1] for ends in begun(job)] == ["1 with 3.0 3.0"] * 2
 
 
 @pytest.mark.parametrize("pod", [0, 1])
-def test_the_last_whole_checkpoint_stays_while_later_ones_lack_a_part(
+def test_the_last_whole_checkpoint_stays_while_later_ones_lack_a_shard(
     forked_pods: Callable[..., Pods], root: Path, pod: int
 ) -> None:
     """The ranks agree at each save on whether the one before is whole, and only then write over an older one.

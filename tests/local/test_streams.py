@@ -25,7 +25,7 @@ TRIES = 5
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Iterator[mmap.mmap]:
-    path = tmp_path / "part"
+    path = tmp_path / "shard"
     path.touch()
     os.truncate(path, LENGTH)
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), LENGTH) as memory:
@@ -107,7 +107,7 @@ def memory_of(content: bytes) -> mmap.mmap:
     return memory
 
 
-def test_a_part_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_shard_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.socket, socket.socket]) -> None:
     """Messages come before and after it, the files are longer than it, and its preamble is not written yet."""
     content = a_part(os.urandom((5 << 19) + 123))
     before = b"before" * (1 << 19)
@@ -140,7 +140,7 @@ def test_a_part_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.sock
     ],
     ids=["data", "preamble", "length", "short"],
 )
-def test_after_a_part_that_was_damaged_before_it_was_sent_the_connection_can_be_used(
+def test_after_a_shard_that_was_damaged_before_it_was_sent_the_connection_can_be_used(
     ends: tuple[socket.socket, socket.socket], damaged: Callable[[bytes], bytes], reason: str
 ) -> None:
     content = damaged(a_part(bytes(1000)))

@@ -117,12 +117,12 @@ class ShardPreamble(NamedTuple):
     def from_bytes(cls, data: bytes, magic: bytes = _SEALED) -> ShardPreamble:
         """Read the preamble of a sealed shard, or of an open one. Raises ShardError if ``data`` is not a whole one."""
         if len(data) < DATA_BEGIN:
-            raise ShardError(f"it has {len(data)} bytes, fewer than the beginning of a part")
+            raise ShardError(f"it has {len(data)} bytes, fewer than the beginning of a shard")
         found, version, *fields = _LAYOUT.unpack_from(data)
         if found in (bytes(len(magic)), _OPEN) and found != magic:
             raise ShardError("it was not finished")
         if found != magic:
-            raise ShardError("it is not a part of a checkpoint of flk")
+            raise ShardError("it is not a shard of a checkpoint of flk")
         if version > FORMAT:
             raise ShardError(f"a newer flk wrote it in format {version}, and this one reads up to {FORMAT}")
         if _CHECKSUM.unpack_from(data, _LAYOUT.size) != (crc32(data[: _LAYOUT.size]),):
@@ -146,7 +146,7 @@ class ShardFile:
         """
         self.entries, self.metadata = tuple(entries), metadata
         if path is None:
-            self._file = os.memfd_create("flk-part") if hasattr(os, "memfd_create") else _unnamed_file()
+            self._file = os.memfd_create("flk-shard") if hasattr(os, "memfd_create") else _unnamed_file()
         else:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._end = _end(entries)

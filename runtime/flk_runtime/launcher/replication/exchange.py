@@ -103,7 +103,7 @@ class Exchange:
             check_shard(preamble, shard)
         except ShardError as error:
             self._store.cancel(slot)
-            peer.send(Failed(f"the part arrived damaged: {error}"))
+            peer.send(Failed(f"the shard arrived damaged: {error}"))
         except BaseException:
             self._store.cancel(slot)
             raise

@@ -277,5 +277,5 @@ def make_plan(
         return plan, ""
     step, ranks = partial
     which = numbered("rank", ranks)
-    lost = f"the part of {which} is lost" if len(ranks) == 1 else f"the parts of {which} are lost"
+    lost = f"the shard of {which} is lost" if len(ranks) == 1 else f"the shards of {which} are lost"
     return plan, f"the checkpoint in memory after step {step} is incomplete: {lost}"

@@ -252,7 +252,7 @@ class MemoryService:
             partner.stop()
             if sent:
                 ranks = numbered("rank", (shard.rank for shard in sent))
-                self._log(f"this pod ends; pod {pod} holds the parts of {ranks} of the checkpoint in memory now")
+                self._log(f"this pod ends; pod {pod} holds the shards of {ranks} of the checkpoint in memory now")
             done(pod, sent)
 
         self._start_thread("memory-transfer", send)
@@ -313,7 +313,7 @@ class MemoryService:
             return Failed("nothing is restored")
         shard = ShardId(restore.checkpoint, rank)
         if rank not in restore.holders and not self._store.path(shard):
-            return Failed(f"the part of rank {rank} is read in another pod")
+            return Failed(f"the shard of rank {rank} is read in another pod")
         holders = restore.holders.get(rank, [self._settings.pod])
         try:
             attempt.fetcher.fetch(shard, holders)
@@ -321,7 +321,7 @@ class MemoryService:
         except (OSError, CheckpointError) as error:
             self._unreadable([(pod, shard) for pod in holders])
             why = reason(error) if isinstance(error, OSError) else str(error)
-            return Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
+            return Failed(f"cannot get the shard of rank {rank} from {_pods(holders)}: {why}")
 
     def _reserve(self, attempt: _Attempt, rank: int, wanted: messages.Reserve) -> Answer:
         """Make room for the shards that this pod holds. Its partner makes room when a rank there asks."""

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _FILES: Final = 2  # for each rank whose shards are held; storage may read a third one
 _NOBODY: Final = -1
-_SUFFIX: Final = ".part"
+_SUFFIX: Final = ".shard"
 
 
 class NoRoomError(StorageError):
@@ -90,7 +90,7 @@ class ShardStore:
                 else:  # it was being written
                     path.unlink()
             except (OSError, ValueError, ShardError) as error:
-                log(f"dropped a part of a checkpoint in memory: {error}")
+                log(f"dropped a shard of a checkpoint in memory: {error}")
                 path.unlink(missing_ok=True)
 
     # What is held ------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class ShardStore:
         with self._changed:
             slot = next((slot for slot in self._slots if slot.path == path), None)
             if slot is None:
-                raise ValueError(f"{path} is no file for parts")
+                raise ValueError(f"{path} is no file for shards")
             slot.readers += 1
         try:
             preamble = shard_file.sealed_preamble(slot.memory, attempt)  # computes the checksum, which takes a while
@@ -450,7 +450,7 @@ def _too_much(need: int, limit: int) -> str:
 def check_shard(preamble: ShardPreamble, shard: ShardId) -> None:
     """Raise ShardError if ``preamble`` is not the preamble of this shard."""
     if _id_of(preamble) != shard:
-        raise ShardError(f"it is the part of rank {preamble.rank} of {preamble.world_size} after step {preamble.step}")
+        raise ShardError(f"it is the shard of rank {preamble.rank} of {preamble.world_size} after step {preamble.step}")
 
 
 def _id_of(preamble: ShardPreamble) -> ShardId:

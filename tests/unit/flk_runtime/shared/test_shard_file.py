@@ -53,8 +53,8 @@ def write(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, 
     return header
 
 
-def test_a_part_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "part"
+def test_a_shard_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
     written = write(path, torch.ones(2, 3), 0, rank=1)
     assert read_header(path.read_bytes()) == written
     assert ShardHeader.from_json(written.to_json()) == written
@@ -69,8 +69,8 @@ def test_a_part_is_read_back(tmp_path: Path) -> None:
     assert (preamble.step, preamble.rank) == (8, 0)
 
 
-def test_the_size_of_a_part_is_known_before_it_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "part"
+def test_the_size_of_a_shard_is_known_before_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
     written = write(path, torch.ones(2, 3), 0, rank=1)
     assert verify(path.read_bytes()).end == shard_file.shard_size(written.entries[:-1], written.metadata) + len(VALUES)
 
@@ -102,25 +102,25 @@ def damage(kind: str, content: bytes) -> bytes:
         ("data", "its data has another checksum"),
         ("value", "its data has another checksum"),
         ("unfinished", "it was not finished"),
-        ("foreign", "it is not a part of a checkpoint of flk"),
+        ("foreign", "it is not a shard of a checkpoint of flk"),
     ],
 )
-def test_a_damaged_part_is_refused(tmp_path: Path, kind: str, reason: str) -> None:
-    path = tmp_path / "part"
+def test_a_damaged_shard_is_refused(tmp_path: Path, kind: str, reason: str) -> None:
+    path = tmp_path / "shard"
     write(path, torch.ones(2, 3), 0, rank=0)
     with pytest.raises(ShardError, match=reason):
         verify(damage(kind, path.read_bytes()))
 
 
 def test_a_damaged_header_is_refused_where_the_data_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "part"
+    path = tmp_path / "shard"
     write(path, torch.ones(2, 3), 0, rank=0)
     with pytest.raises(ShardError, match="its header is damaged"):
         read_header(damage("header", path.read_bytes()))
 
 
-def test_a_part_is_not_whole_until_it_is_sealed(tmp_path: Path) -> None:
-    path = tmp_path / "part"
+def test_a_shard_is_not_whole_until_it_is_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
     write(path, torch.ones(2, 3), 0, rank=0)
     finish(path, torch.ones(2, 3), 0, rank=0)
     for check in (read_header, verify):
@@ -133,8 +133,8 @@ def test_a_part_is_not_whole_until_it_is_sealed(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_part_that_does_not_fit_into_its_file_is_not_sealed(tmp_path: Path) -> None:
-    path = tmp_path / "part"
+def test_a_shard_that_does_not_fit_into_its_file_is_not_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
     finish(path, torch.ones(2, 3), 0, rank=0)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ShardError, match="contradicts its size"):
@@ -142,7 +142,7 @@ def test_a_part_that_does_not_fit_into_its_file_is_not_sealed(tmp_path: Path) ->
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "part"
+    path = tmp_path / "shard"
     with monkeypatch.context() as newer:
         newer.setattr(shard_file, "FORMAT", 9)
         write(path, torch.ones(2, 3), 0, rank=0)
@@ -157,14 +157,14 @@ def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (b'"length":24', b'"length":999', "its header contradicts the size of the data"),
     ],
 )
-def test_a_header_that_contradicts_the_part_is_refused(
+def test_a_header_that_contradicts_the_shard_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes, changed: bytes, reason: str
 ) -> None:
     """The checksum of the header is right: it was written so."""
     make = shard_file._header
     monkeypatch.setattr(shard_file, "_header", lambda *arguments: make(*arguments).replace(written, changed))
-    write(tmp_path / "part", torch.ones(2, 3), 0, rank=0)
-    content = (tmp_path / "part").read_bytes()
+    write(tmp_path / "shard", torch.ones(2, 3), 0, rank=0)
+    content = (tmp_path / "shard").read_bytes()
     assert changed in content
     assert verify(content)
     with pytest.raises(ShardError, match=reason):
@@ -178,7 +178,7 @@ def test_a_preamble_travels_as_bytes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable):UserWarning")
-def test_torch_loads_a_checkpoint_from_its_parts(tmp_path: Path) -> None:
+def test_torch_loads_a_checkpoint_from_its_shards(tmp_path: Path) -> None:
     full = torch.arange(15.0).view(5, 3)
     write(tmp_path / "0", full[:3], 0, rank=0)
     write(tmp_path / "1", full[3:], 3, rank=1)

@@ -46,7 +46,7 @@ class Memory(PodMemory):
             return Failed(f"{need} bytes are too much")
         if self._request.third and not self.free:
             return Failed("others have filled the file system")
-        return Files([str(self.folder / f"{number}.part") for number in range(3 if self._request.third else 2)])
+        return Files([str(self.folder / f"{number}.shard") for number in range(3 if self._request.third else 2)])
 
 
 class Storage(FolderDestination):
@@ -125,7 +125,7 @@ def test_a_state_that_outgrows_the_memory_is_not_copied_where_nothing_would_read
     job.save(1)
     for step in (2, 3):
         job.save(step, log="x" * (1 << 18))
-    assert copies == [tmp_path / "0.part"]
+    assert copies == [tmp_path / "0.shard"]
     with pytest.raises(StorageError, match=r"after step 3 is not in memory: \d+ bytes are too much"):
         job.saver.wait()
     assert job.saved == [1]
@@ -144,7 +144,7 @@ def test_a_save_in_memory_never_waits_for_storage(tmp_path: Path, storage: Stora
     for step in range(2, 7):
         assert not job.save(step, store=step > 3)
         job.saver.poll()
-    steps = sorted(ShardPreamble.from_bytes(path.read_bytes(), b"flk-open").step for path in tmp_path.glob("*.part"))
+    steps = sorted(ShardPreamble.from_bytes(path.read_bytes(), b"flk-open").step for path in tmp_path.glob("*.shard"))
     assert steps == [1, 5, 6], "the third file is what storage reads, and the latest whole one stays"
     assert (job.saved[-1], job.stored) == (5, [])
     assert [line for line in job.lines if "takes longer than its interval" in line] == job.lines
@@ -162,13 +162,13 @@ def test_a_third_file_is_made_when_storage_is_slower_than_memory(tmp_path: Path,
     for step in range(1, 6):  # each is stored before the next save
         assert job.save(step)
         job.ended()
-    assert len(list(tmp_path.glob("*.part"))) == 2
+    assert len(list(tmp_path.glob("*.shard"))) == 2
     storage.open_.clear()
     assert job.save(6)
     job.save(7, store=False)
-    assert len(list(tmp_path.glob("*.part"))) == 2
+    assert len(list(tmp_path.glob("*.shard"))) == 2
     job.save(8, store=False)
-    assert len(list(tmp_path.glob("*.part"))) == 3
+    assert len(list(tmp_path.glob("*.shard"))) == 3
     storage.open_.set()
     job.saver.wait()
     assert job.stored == [1, 2, 3, 4, 5, 6, 8]
@@ -235,7 +235,7 @@ def test_every_save_is_stored_where_storage_has_no_interval(tmp_path: Path, stor
     assert all(job.save(step) for step in (1, 2, 3))
     job.saver.wait()
     assert (job.saved, job.stored) == ([1, 2, 3], [1, 2, 3])
-    assert len(list(tmp_path.glob("*.part"))) == 2
+    assert len(list(tmp_path.glob("*.shard"))) == 2
     storage.full = True
     job.save(4)
     with pytest.raises(CheckpointError, match="No space left"):
@@ -249,7 +249,7 @@ def test_without_room_for_a_third_file_a_save_waits_for_storage(tmp_path: Path, 
     assert line.startswith("a save waits for storage while that still writes: ")
     assert not job.save(2, store=False)
     assert job.stored == [1]
-    assert len(list(tmp_path.glob("*.part"))) == 2
+    assert len(list(tmp_path.glob("*.shard"))) == 2
     job.saver.wait()
     assert job.stored == [1, 2]
 

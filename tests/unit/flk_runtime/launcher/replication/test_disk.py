@@ -31,10 +31,10 @@ def test_what_launchers_have_left_on_a_disk_is_removed_an_hour_later(tmp_path: P
     own, old, young, used, other = (tmp_path / name for name in names)
     for folder in (own, old, young, used, other):
         folder.mkdir()
-        (folder / "0.part").touch()
-        for path in (folder / "0.part", folder):
+        (folder / "0.shard").touch()
+        for path in (folder / "0.shard", folder):
             os.utime(path, (time.time() - 7200,) * 2)
-    os.utime(young / "0.part")
+    os.utime(young / "0.shard")
     in_use = disk._lock(used)
     descriptor = disk.take(own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "flk-a-0", "flk-b-1", "flk-c-0"]

@@ -48,11 +48,11 @@ def test_after_the_same_step_of_two_attempts_the_one_with_more_copies_is_restore
     assert newest_whole({0: held(first, second), 1: held(first)}) == Restore(first, {0: [0, 1], 1: [0, 1]})
 
 
-def test_parts_of_two_attempts_make_no_checkpoint() -> None:
+def test_shards_of_two_attempts_make_no_checkpoint() -> None:
     inventories = {0: held(saved(5, 1), ranks=(0,)), 1: held(saved(5, 1, "second"), ranks=(1,))}
     assert newest_whole(inventories) is None
     _, line = make_plan("third", inventories, {0: "node-a", 1: "node-b"})
-    assert line == "the checkpoint in memory after step 5 is incomplete: the part of rank 0 is lost"
+    assert line == "the checkpoint in memory after step 5 is incomplete: the shard of rank 0 is lost"
 
 
 def test_each_rank_reads_its_own_shard() -> None:

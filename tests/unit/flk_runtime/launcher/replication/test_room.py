@@ -22,8 +22,8 @@ shm /dev/shm tmpfs rw 0 0
         ("/dev/shm/flk-run-x/pods", "/dev/shm", True),
         ("/dev/shm", "/dev/shm", True),
         ("/dev/shmoo", "/dev", True),
-        ("/dev/shm/disk/parts", "/dev/shm/disk", False),
-        ("/var/parts", "/", False),
+        ("/dev/shm/disk/shards", "/dev/shm/disk", False),
+        ("/var/shards", "/", False),
     ],
 )
 def test_mount_point_of_a_folder(tmp_path: Path, folder: str, point: str, in_memory: bool) -> None:
@@ -34,8 +34,8 @@ def test_mount_point_of_a_folder(tmp_path: Path, folder: str, point: str, in_mem
 
 
 def test_a_folder_without_known_mounts_is_not_taken_for_memory(tmp_path: Path) -> None:
-    assert room.mount_point("/parts", tmp_path / "missing") == "/parts"
-    assert not room.is_in_memory("/parts", tmp_path / "missing")
+    assert room.mount_point("/shards", tmp_path / "missing") == "/shards"
+    assert not room.is_in_memory("/shards", tmp_path / "missing")
 
 
 def test_the_limit_is_what_was_wanted_or_half_of_what_there_is(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ ENTRY = Entry("x", ("x",), DATA_BEGIN, 1000)
 
 @pytest.fixture
 def store(tmp_path: Path) -> ShardStore:
-    return ShardStore(tmp_path / "parts", 1 << 20)
+    return ShardStore(tmp_path / "shards", 1 << 20)
 
 
 def shard(step: int, written_in: str = "first", rank: int = 0, number: int | None = None) -> ShardId:
@@ -52,7 +52,7 @@ def reserve(store: ShardStore, *ranks: int, size: int = SIZE) -> list[Path]:
 
 def taken(store: ShardStore) -> int:
     """The bytes of all files."""
-    return sum(path.stat().st_size for path in store.folder.glob("*.part"))
+    return sum(path.stat().st_size for path in store.folder.glob("*.shard"))
 
 
 def hold_two(store: ShardStore) -> list[Path]:
@@ -108,7 +108,7 @@ def test_a_rank_writes_into_two_files_in_turn(store: ShardStore) -> None:
     assert store.shards() == [shard(2), shard(3)]
 
 
-def test_a_part_is_not_held_any_more_when_its_rank_overwrites_it(store: ShardStore) -> None:
+def test_a_shard_is_not_held_any_more_when_its_rank_overwrites_it(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
     path, _ = reserve(store, 0)
     finish(path, 1)
@@ -157,7 +157,7 @@ def test_a_rank_waits_for_a_copy_that_is_still_received_into_its_file(store: Sha
     assert time.monotonic() - begin < 10
 
 
-def test_a_part_that_is_sealed_after_its_attempt_is_not_held(store: ShardStore) -> None:
+def test_a_shard_that_is_sealed_after_its_attempt_is_not_held(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
     path, _ = reserve(store, 0)
     finish(path, 1)
@@ -173,7 +173,7 @@ def test_a_part_that_is_sealed_after_its_attempt_is_not_held(store: ShardStore) 
 
 def test_only_files_of_the_store_are_sealed(store: ShardStore, tmp_path: Path) -> None:
     finish(tmp_path / "other", 1)
-    with pytest.raises(ValueError, match="is no file for parts"):
+    with pytest.raises(ValueError, match="is no file for shards"):
         store.seal(tmp_path / "other", "")
 
 
@@ -220,7 +220,7 @@ def test_what_the_attempt_began_from_stays_until_another_checkpoint_is_whole(sto
     assert store.shards() == [shard(7, "second"), shard(8, "second")]
 
 
-def test_files_of_ranks_whose_parts_go_elsewhere_are_removed(store: ShardStore) -> None:
+def test_files_of_ranks_whose_shards_go_elsewhere_are_removed(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
     for rank in (0, 1):
         receive(store, shard(1, rank=rank))
@@ -228,7 +228,7 @@ def test_files_of_ranks_whose_parts_go_elsewhere_are_removed(store: ShardStore) 
     receive(store, shard(2, "second"))
     store.settle(shard(2, "second").checkpoint, {0})
     assert store.shards() == [shard(2, "second")]
-    assert len(list(store.folder.glob("*.part"))) == 2
+    assert len(list(store.folder.glob("*.shard"))) == 2
 
 
 def hold_as_partner_of_rank_1(store: ShardStore) -> None:
@@ -366,21 +366,23 @@ def test_memory_is_taken_while_others_use_the_store(store: ShardStore, monkeypat
     assert answers == [[], [], []]
 
 
-def test_a_launcher_finds_whole_parts_of_the_one_before(tmp_path: Path, store: ShardStore) -> None:
+def test_a_launcher_finds_whole_shards_of_the_one_before(tmp_path: Path, store: ShardStore) -> None:
     one, two = hold_two(store)
     finish(one, 3)  # not sealed
     lines: list[str] = []
-    found = ShardStore(tmp_path / "parts", 1 << 20)
+    found = ShardStore(tmp_path / "shards", 1 << 20)
     found.load(lines.append)
     assert (found.shards(), lines) == ([shard(2)], [])
     content = bytearray(two.read_bytes())
     content[DATA_BEGIN] ^= 1
     two.write_bytes(content)
-    damaged = ShardStore(tmp_path / "parts", 1 << 20)
+    damaged = ShardStore(tmp_path / "shards", 1 << 20)
     damaged.load(lines.append)
     assert damaged.shards() == []
-    assert lines == ["dropped a part of a checkpoint in memory: its data has another checksum than its beginning names"]
-    assert list(store.folder.glob("*.part")) == []
+    assert lines == [
+        "dropped a shard of a checkpoint in memory: its data has another checksum than its beginning names"
+    ]
+    assert list(store.folder.glob("*.shard")) == []
 
 
 def test_an_attempt_that_starts_again_leaves_nothing_for_a_later_launcher(tmp_path: Path, store: ShardStore) -> None:
@@ -388,12 +390,12 @@ def test_an_attempt_that_starts_again_leaves_nothing_for_a_later_launcher(tmp_pa
     hold_two(store)
     store.settle(shard(2).checkpoint, {0})
     store.keep_only(None, attempt="second")
-    found = ShardStore(tmp_path / "parts", 1 << 20)
+    found = ShardStore(tmp_path / "shards", 1 << 20)
     found.load(lambda line: None)
     assert found.shards() == []
 
 
-def test_parts_that_grow_keep_their_files_and_what_these_hold(store: ShardStore) -> None:
+def test_shards_that_grow_keep_their_files_and_what_these_hold(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
     paths = reserve(store, 0)
     finish(paths[1], 1)
