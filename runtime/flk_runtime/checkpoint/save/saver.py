@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
-import re
 import secrets
 import threading
 import time
@@ -13,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-import torch
-
 from flk_runtime.checkpoint.memory import PodMemory, SaveKey
+from flk_runtime.checkpoint.save.plain_values import PlainValues
 from flk_runtime.checkpoint.save.plan import Described, describe, make_plan
 from flk_runtime.checkpoint.save.staging import StagedShard, Staging
 from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
@@ -26,8 +23,6 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, StorageError
 from flk_runtime.shared.shard_file import ShardHeader
 
-_GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
-_NAMES = re.compile(rb"c[\w.]{1,200}\n[\w.]{1,200}\n")  # of classes and functions in a pickle
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
 _POLL = 0.1  # seconds
 _PAUSE = 2.0  # until the write begins, in times of the copy: other ranks on these cores may still be copying
@@ -86,7 +81,7 @@ class Saver:
         self._slow = False  # the log has said that storage is slower than its interval
         self.behind = False
         """Whether the latest save is not in storage, because it was not sent there or the write failed."""
-        self._checked: set[bytes] | None = None  # names in plain values that were read back; None: none were yet
+        self._values = PlainValues()
 
     @property
     def can_save(self) -> bool:
@@ -124,8 +119,11 @@ class Saver:
         failed = error is not None and not self._passes(error)
         missing = self._memory is not None and not self._memory.is_held(wait=True)
         state = _FAILED if failed else _PLANS if changed else _GOES_ON
-        values, unreadable = self._try_to_serialize(plain)
-        problem = problem or unreadable
+        values = b""
+        try:
+            values = self._values.to_bytes(plain)
+        except MismatchError as unreadable:
+            problem = problem or unreadable
         facts = state, int(missing), int(problem is not None), int(writing)
         state, missing_anywhere, incomplete_anywhere, writing_anywhere = process_group.maximum(*facts)
         self._pass(error)
@@ -327,28 +325,6 @@ class Saver:
             process_group.maximum(0)  # no rank gives up what another one has reserved since then
         return refusal
 
-    def _try_to_serialize(self, plain: Mapping[str, Any]) -> tuple[bytes, CheckpointError | None]:
-        try:
-            return self._serialize(plain), None
-        except CheckpointError as error:
-            return b"", error
-
-    def _serialize(self, plain: Mapping[str, Any]) -> bytes:
-        buffer = io.BytesIO()
-        try:
-            torch.save(plain, buffer)
-            values = buffer.getvalue()
-            names = set(_NAMES.findall(values))
-            if self._checked is None or not names <= self._checked:
-                torch.load(io.BytesIO(values), weights_only=True)
-                self._checked = names.union(self._checked or ())
-        except Exception as error:
-            raise MismatchError(
-                f"cannot save this state: {_refusal(plain, error)}; a state_dict may hold tensors, numbers, strings, "
-                "lists, tuples and dictionaries"
-            ) from error
-        return values
-
     def _write(self, writer: StorageWriter, shard: StagedShard, header: ShardHeader, pause: float) -> None:
         """Write the shard to storage in the background, after ``pause`` seconds unless a caller waits for it."""
         self._awaited.wait(pause)
@@ -371,20 +347,3 @@ def _agree(problem: RuntimeFailure | None) -> None:
                 raise each
 
     process_group.on_main(choose)
-
-
-def _refusal(plain: Mapping[str, Any], error: Exception) -> str:
-    """Why the plain values cannot be saved, or not be read back: ``error``, and the object that it is about."""
-    found = _GLOBAL.search(str(error))
-    reason = (
-        f"holds a {found[1]}" if found else f"cannot be saved and read back: {(str(error).splitlines() or [''])[0]}"
-    )
-    for name, state in {**plain.get("objects", {}), **plain.get("own", {})}.items():
-        buffer = io.BytesIO()
-        try:
-            torch.save(state, buffer)
-            buffer.seek(0)
-            torch.load(buffer, weights_only=True)
-        except Exception:
-            return f"the state_dict() of {name} {reason}"
-    return f"it {reason}"

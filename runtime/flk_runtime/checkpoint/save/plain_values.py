@@ -1,0 +1,56 @@
+"""PlainValues: the values of a state that are no tensors, as bytes that can be read back."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flk_runtime.errors import MismatchError
+
+_GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
+_NAMES = re.compile(rb"c[\w.]{1,200}\n[\w.]{1,200}\n")  # of classes and functions in a pickle
+
+
+class PlainValues:
+    """Serializes the plain values of one save after another, and reads them back if they have new classes."""
+
+    def __init__(self) -> None:
+        self._checked: set[bytes] | None = None  # names in values that were read back; None: none were yet
+
+    def to_bytes(self, plain: Mapping[str, Any]) -> bytes:
+        """The result of torch.save. Raises CheckpointError if a value cannot be saved, or not be read back."""
+        buffer = io.BytesIO()
+        try:
+            torch.save(plain, buffer)
+            values = buffer.getvalue()
+            names = set(_NAMES.findall(values))
+            if self._checked is None or not names <= self._checked:
+                torch.load(io.BytesIO(values), weights_only=True)
+                self._checked = names.union(self._checked or ())
+        except Exception as error:
+            raise MismatchError(
+                f"cannot save this state: {_refusal(plain, error)}; a state_dict may hold tensors, numbers, strings, "
+                "lists, tuples and dictionaries"
+            ) from error
+        return values
+
+
+def _refusal(plain: Mapping[str, Any], error: Exception) -> str:
+    """Why the plain values cannot be saved, or not be read back: ``error``, and the object that it is about."""
+    found = _GLOBAL.search(str(error))
+    reason = (
+        f"holds a {found[1]}" if found else f"cannot be saved and read back: {(str(error).splitlines() or [''])[0]}"
+    )
+    for name, state in {**plain.get("objects", {}), **plain.get("own", {})}.items():
+        buffer = io.BytesIO()
+        try:
+            torch.save(state, buffer)
+            buffer.seek(0)
+            torch.load(buffer, weights_only=True)
+        except Exception:
+            return f"the state_dict() of {name} {reason}"
+    return f"it {reason}"
