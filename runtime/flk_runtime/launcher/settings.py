@@ -7,8 +7,9 @@ import math
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 from flk_runtime.contract import platform, pod_env, pod_layout, user_env
 from flk_runtime.contract.secrets import secrets_in
@@ -20,17 +21,28 @@ from flk_runtime.wire import Session
 _PROGRAMS = ("flk_runtime.bench", "flk_runtime.plan", "flk_runtime.diloco")
 _CHECK = "flk_runtime.check"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_VARIABLE: Final = "variable"  # in the metadata of fields
+
+
+def _of(variable: Variable[T]) -> T:
+    """A field that is read from a variable of the environment, and has its default."""
+    return field(default_factory=lambda: variable.default, metadata={_VARIABLE: variable})
+
+
+def _values(kind: type, read: Callable[[Variable[Any]], Any]) -> dict[str, Any]:
+    """The values of the fields of ``kind`` that are read from variables."""
+    return {each.name: read(each.metadata[_VARIABLE]) for each in fields(kind) if _VARIABLE in each.metadata}
 
 
 @dataclass(frozen=True)
 class Limits:
     """The limits of a job for the restart policy. Times are in seconds."""
 
-    restarts: int = pod_env.RESTARTS.default
-    disruptions: int = pod_env.DISRUPTIONS.default
-    reset: float = user_env.BUDGET_RESET.default  # an attempt that ran as long with progress renews both; 0: never
-    backoff: float = user_env.BACKOFF.default  # longest delay after quick failures in a row; 0: no delay
-    node_memory: float = user_env.NODE_MEMORY.default  # until failures on a node are forgotten
+    restarts: int = _of(pod_env.RESTARTS)
+    disruptions: int = _of(pod_env.DISRUPTIONS)
+    reset: float = _of(user_env.BUDGET_RESET)  # an attempt that ran as long with progress renews both; 0: never
+    backoff: float = _of(user_env.BACKOFF)  # longest delay after quick failures in a row; 0: no delay
+    node_memory: float = _of(user_env.NODE_MEMORY)  # until failures on a node are forgotten
     retry_same: bool = False  # the same failure twice in a row without progress is not final
 
 
@@ -39,57 +51,57 @@ class Settings:
     """Settings of one launcher. Times are in seconds."""
 
     command: tuple[str, ...]  # script.py args, or -m module args
-    on_restart: tuple[str, ...] = ()  # more arguments in every attempt but the first
-    workers: int = 1  # of strategy diloco, among which the pods of the job are divided
+    on_restart: tuple[str, ...] = _of(pod_env.ON_RESTART)  # more arguments in every attempt but the first
+    workers: int = _of(user_env.WORKERS)  # of strategy diloco, among which the pods of the job are divided
     worker: int = 0  # number of this pod's worker
     first_pod: int = 0  # index, in the job, of the first pod of that worker
     meet_secret: str = ""  # with which the workers and the hub authenticate each other
     hub_port: int = 0  # on which this launcher serves the hub; 0: another one does, or there is none
     job: str = "local"
-    job_uid: str = ""  # of the PyTorchJob; empty: not known
+    job_uid: str = _of(pod_env.JOB_UID)  # of the PyTorchJob; empty: not known
     secrets: tuple[str, ...] = ()  # values that are hidden in what the ranks print and in records, the longest first
-    secret: str = ""  # with which the launchers of the job authenticate each other; empty: there is none
+    secret: str = _of(pod_env.RDZV_SECRET)  # with which the launchers authenticate each other; empty: none
     rendezvous_host: str = "127.0.0.1"  # of the launcher of pod 0
     rendezvous_port: int = 0  # 0: any free port, in a job of one pod
     pod: int = 0  # index of this pod
     pods: int = 1  # number of pods, spares included; of an elastic job the most that it may have
-    min_pods: int = 0  # with which an attempt may start; 0: all that train
-    spares: int = 0  # pods that wait to take the place of a lost one
-    last_call: float = user_env.LAST_CALL.default
-    processes: int = 1  # number of ranks in each pod
+    min_pods: int = _of(pod_env.MIN_PODS)  # with which an attempt may start; 0: all that train
+    spares: int = _of(pod_env.SPARES)  # pods that wait to take the place of a lost one
+    last_call: float = _of(user_env.LAST_CALL)
+    processes: int = _of(pod_env.PROCESSES)  # number of ranks in each pod
     gpus: int = 0  # number of GPUs that the pod has requested
-    namespace: str = ""
+    namespace: str = _of(user_env.NAMESPACE)
     pod_name: str = ""
-    pod_ip: str = ""
-    node: str = ""
+    pod_ip: str = _of(pod_env.POD_IP)
+    node: str = _of(user_env.NODE_NAME)
     topology: str = ""  # place of the node in the network, the widest level first; empty: unknown
-    cpus: int = 0  # CPU request of the pod; 0: no request
+    cpus: int = _of(pod_env.CPUS)  # CPU request of the pod; 0: no request
     limits: Limits = field(default_factory=Limits)
-    deadline: float = 0.0  # that the job may take; 0: no deadline
-    idle_timeout: float = 0.0  # in which no GPU of the job does anything, after which the job ends; 0: never
-    started: float = 0.0  # when the job was started or resumed, seconds since the epoch; 0: not known
+    deadline: float = _of(pod_env.DEADLINE)  # that the job may take; 0: no deadline
+    idle_timeout: float = _of(pod_env.IDLE_TIMEOUT)  # without a busy GPU, after which the job ends; 0: never
+    started: float = _of(pod_env.STARTED)  # when the job was started or resumed, seconds since the epoch; 0: not known
     join_timeout: float = user_env.JOIN_TIMEOUT.default
-    lease: float = user_env.LEASE.default
-    kill_timeout: float = user_env.KILL_TIMEOUT.default
-    grace: float = pod_env.GRACE.default
-    hang_timeouts: Mapping[str, float] = field(default_factory=dict)  # by phase, else learned from the job
-    slow_factor: float = user_env.SLOW_FACTOR.default
-    slow_window: float = user_env.SLOW_WINDOW.default
+    lease: float = _of(user_env.LEASE)
+    kill_timeout: float = _of(user_env.KILL_TIMEOUT)
+    grace: float = _of(pod_env.GRACE)
+    hang_timeouts: Mapping[str, float] = _of(user_env.HANG_TIMEOUT)  # by phase, else learned from the job
+    slow_factor: float = _of(user_env.SLOW_FACTOR)
+    slow_window: float = _of(user_env.SLOW_WINDOW)
     health: bool = False  # the pod's health is checked before it joins
     fork: bool = True
-    metrics_port: int = 0  # 0: metrics are not served
+    metrics_port: int = _of(user_env.METRICS_PORT)  # 0: metrics are not served
     measures: bool = True  # the launchers measure the job, if it trains
-    code: str = ""  # folder of the archive; empty: the code is in the working folder already
-    code_hash: str = ""
+    code: str = _of(pod_env.CODE)  # folder of the archive; empty: the code is in the working folder already
+    code_hash: str = _of(pod_env.CODE_HASH)
     work: str = ""  # working folder of the ranks
-    memory_root: str = ""  # folder in memory for checkpoints; empty: none are kept in memory
-    memory_path: str = ""  # folder on a disk for them instead
-    disk: int = 0  # bytes of the disk that the pod may use; 0: all that is free
-    memory_limit: int | None = None  # bytes that they may take; 0: none are kept
-    termination_log: str = ""
-    records: str = ""  # ConfigMap in which pod 0 keeps the record of the job; empty: none
+    memory_root: str = _of(pod_env.MEMORY_ROOT)  # folder in memory for checkpoints; empty: none are kept in memory
+    memory_path: str = _of(pod_env.MEMORY_PATH)  # folder on a disk for them instead
+    disk: int = _of(pod_env.DISK)  # bytes of the disk that the pod may use; 0: all that is free
+    memory_limit: int | None = _of(user_env.MEMORY_LIMIT)  # bytes that they may take; 0: none are kept
+    termination_log: str = _of(pod_env.TERMINATION_LOG)
+    records: str = _of(pod_env.RECORDS)  # ConfigMap in which pod 0 keeps the record of the job; empty: none
     volume: str = ""  # folder of the checkpoints that outlives the pods; empty: there is none
-    parent: int = 0  # process id; the launcher ends with it. 0: none
+    parent: int = _of(pod_env.PARENT)  # process id; the launcher ends with it. 0: none
 
     def session(self, purpose: str = "rendezvous", *, serves: bool, other: str = "it") -> Session:
         """One end of a connection to another launcher of this job; arguments as for `Session`."""
@@ -195,13 +207,10 @@ class Settings:
         deadline = value(pod_env.DEADLINE)
         join_timeout = value(user_env.JOIN_TIMEOUT)
         return cls(
+            **_values(cls, value),
             command=_with_accelerate(tuple(command), value(pod_env.ACCELERATE_CONFIG)),
-            on_restart=value(pod_env.ON_RESTART),
             job=value(user_env.JOB) or cls.job,
-            job_uid=value(pod_env.JOB_UID),
             secrets=tuple(secrets_in(environ, arguments)),
-            secret=secret,
-            workers=workers,
             worker=worker,
             first_pod=first_pod,
             meet_secret=meet_secret,
@@ -210,50 +219,16 @@ class Settings:
             rendezvous_port=port,
             pod=pod,
             pods=pods,
-            min_pods=min_pods,
-            spares=spares,
-            last_call=value(user_env.LAST_CALL),
-            metrics_port=value(user_env.METRICS_PORT),
             measures=value(user_env.TELEMETRY) == "on",
-            processes=value(pod_env.PROCESSES),
             gpus=0 if "gpu" in value(user_env.PREFLIGHT) else value(pod_env.GPUS),
-            namespace=value(user_env.NAMESPACE),
             pod_name=value(user_env.POD_NAME) or socket.gethostname(),
-            pod_ip=value(pod_env.POD_IP),
-            node=value(user_env.NODE_NAME),
             topology=value(user_env.TOPOLOGY) or value(user_env.ZONE),
-            cpus=value(pod_env.CPUS),
-            limits=Limits(
-                restarts=value(pod_env.RESTARTS),
-                disruptions=value(pod_env.DISRUPTIONS),
-                reset=value(user_env.BUDGET_RESET),
-                backoff=value(user_env.BACKOFF),
-                node_memory=value(user_env.NODE_MEMORY),
-                retry_same=bool(value(user_env.RETRY_SAME_FAILURE)),
-            ),
-            deadline=deadline,
-            started=value(pod_env.STARTED),
-            idle_timeout=value(pod_env.IDLE_TIMEOUT),
+            limits=Limits(**_values(Limits, value), retry_same=bool(value(user_env.RETRY_SAME_FAILURE))),
             join_timeout=min(join_timeout, deadline or join_timeout),
-            lease=value(user_env.LEASE),
-            kill_timeout=value(user_env.KILL_TIMEOUT),
-            grace=value(pod_env.GRACE),
-            hang_timeouts=value(user_env.HANG_TIMEOUT),
-            slow_factor=value(user_env.SLOW_FACTOR),
-            slow_window=value(user_env.SLOW_WINDOW),
             health="health" not in value(user_env.PREFLIGHT),
             fork=value(user_env.START) == "fork" and platform.LINUX,
-            code=value(pod_env.CODE),
-            code_hash=value(pod_env.CODE_HASH),
             work=value(pod_env.WORK) or os.getcwd(),
-            memory_root=value(pod_env.MEMORY_ROOT),
-            memory_path=value(pod_env.MEMORY_PATH),
-            disk=value(pod_env.DISK),
-            memory_limit=value(user_env.MEMORY_LIMIT),
-            termination_log=value(pod_env.TERMINATION_LOG),
-            records=value(pod_env.RECORDS),
             volume=pod_layout.on_volume(value(user_env.CHECKPOINT)),
-            parent=value(pod_env.PARENT),
         )
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport.messages import MESSAGES, AttemptStarted, Heartbeat, Hello, Message, Server, Welcome
+from flk_runtime.launcher.transport import Server
+from flk_runtime.launcher.transport.messages import MESSAGES, AttemptStarted, Heartbeat, Hello, Message, Welcome
 from flk_runtime.wire import Connection, Refused
 
 PODS = 3
