@@ -12,24 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from flk_runtime.diloco.messages import (
-    MESSAGES,
-    Alive,
-    Begin,
-    Bye,
-    CatchUp,
-    Contribution,
-    Data,
-    FromHub,
-    FromWorker,
-    Give,
-    Hello,
-    Parameters,
-    Peer,
-    Result,
-    send_queued,
-    session,
-)
+from flk_runtime.diloco import messages
+from flk_runtime.diloco.messages import Data, FromHub, FromWorker, Peer
 from flk_runtime.diloco.options import Membership
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import RendezvousError, SetupError
@@ -71,10 +55,10 @@ class LocalExchange:
     sent = received = 0
 
     def __init__(self) -> None:
-        self._results: list[Received] = [(Begin(1), b"")]
+        self._results: list[Received] = [(messages.Begin(1), b"")]
 
     def submit(self, fragment: int, version: int, data: bytes) -> None:
-        self._results.append((Result(fragment, version, 1, False), data))
+        self._results.append((messages.Result(fragment, version, 1, False), data))
 
     def give(self, versions: list[int], data: bytes) -> None:
         raise AssertionError("there is no other worker")
@@ -138,10 +122,10 @@ class HubExchange:
         with self._lock:
             self._pending[fragment, version] = data
             if self._begun:
-                self._outgoing.put((Contribution(fragment, version), data))
+                self._outgoing.put((messages.Contribution(fragment, version), data))
 
     def give(self, versions: list[int], data: bytes) -> None:
-        self._outgoing.put((Parameters(versions), data))
+        self._outgoing.put((messages.Parameters(versions), data))
 
     def get(self, timeout: float) -> Received | None:
         with contextlib.suppress(queue.Empty):
@@ -159,7 +143,7 @@ class HubExchange:
     def close(self) -> None:
         with self._lock:  # a connection that is made meanwhile drops what is queued before
             self._closing = True
-            self._outgoing.put((Bye(), b""))
+            self._outgoing.put((messages.Bye(), b""))
             self._outgoing.put(None)
         self._thread.join(_CLOSE_TIMEOUT)
 
@@ -197,7 +181,7 @@ class HubExchange:
                 context.check_hostname = False
                 context.load_verify_locations(self._membership.ca)
                 sock = TlsSocket(context.wrap_socket(tcp))
-            peer = Stream(sock, session(self._membership.secret, serves=False), MESSAGES, self._lease)
+            peer = Stream(sock, messages.session(self._membership.secret, serves=False), messages.MESSAGES, self._lease)
             with self._lock:
                 if self._closing:
                     raise ConnectionError("closing")
@@ -205,7 +189,7 @@ class HubExchange:
                     self._outgoing.get()
                 self._begun = False
                 worker = self._membership.worker
-                hello = Hello(worker, self._layout, list(self._versions), self._digest, self._incarnation)
+                hello = messages.Hello(worker, self._layout, list(self._versions), self._digest, self._incarnation)
                 self._peer = peer
             peer.send(hello)
         except BaseException:
@@ -215,7 +199,7 @@ class HubExchange:
 
     def _serve(self, peer: Peer) -> None:
         """Send and receive until the connection ends."""
-        sender = threading.Thread(target=send_queued, args=(peer, self._outgoing, self._lease), daemon=True)
+        sender = threading.Thread(target=messages.send_queued, args=(peer, self._outgoing, self._lease), daemon=True)
         sender.start()
         try:
             while True:
@@ -226,30 +210,30 @@ class HubExchange:
                     case Refused(reason):
                         self._refused = SetupError(f"the hub refuses worker {self._membership.worker}: {reason}")
                         return
-                    case Begin() | Give() | CatchUp() | Result():
+                    case messages.Begin() | messages.Give() | messages.CatchUp() | messages.Result():
                         self._note_progress(message)
                         self._incoming.put((message, data))
         finally:
             self._lost_at = time.monotonic()
             peer.close()
-            self._outgoing.put((Alive(), b""))  # wakes the sender
+            self._outgoing.put((messages.Alive(), b""))  # wakes the sender
             sender.join(self._lease)
 
     def _note_progress(self, message: FromHub) -> None:
         """Note which versions this worker has, and whether the hub takes contributions."""
         with self._lock:
             match message:
-                case Result(fragment, version):
+                case messages.Result(fragment, version):
                     self._versions[fragment], self._digest = version, ""
                     self._pending.pop((fragment, version), None)
-                case CatchUp(versions):
+                case messages.CatchUp(versions):
                     self._versions, self._digest = list(versions), ""
                     self._pending.clear()
                     self._begun = True
-                case Begin():  # the hub has dropped what came before, or has never had it
+                case messages.Begin():  # the hub has dropped what came before, or has never had it
                     self._begun = True
                     for (fragment, version), data in sorted(self._pending.items()):
-                        self._outgoing.put((Contribution(fragment, version), data))
+                        self._outgoing.put((messages.Contribution(fragment, version), data))
 
     def _note(self, problem: str) -> None:
         if self._closing:

@@ -11,19 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flk_runtime.diloco.messages import (
-    MESSAGES,
-    Bye,
-    Contribution,
-    Data,
-    FromHub,
-    Hello,
-    Message,
-    Parameters,
-    Peer,
-    send_queued,
-    session,
-)
+from flk_runtime.diloco import messages
+from flk_runtime.diloco.messages import Data, FromHub, Peer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
@@ -109,9 +98,9 @@ class Hub:
             tcp.settimeout(_HANDSHAKE_TIMEOUT)
             if self._tls:
                 sock = TlsSocket(self._tls.wrap_socket(tcp, server_side=True))
-            stream = Stream(sock, session(self._secret, serves=True), MESSAGES, self._lease)
+            stream = Stream(sock, messages.session(self._secret, serves=True), messages.MESSAGES, self._lease)
             hello, _ = stream.receive()
-            if not isinstance(hello, Hello):
+            if not isinstance(hello, messages.Hello):
                 raise ConnectionError("the worker did not introduce itself")
             worker = hello.worker
             if problem := self._problem(hello.layout):
@@ -122,7 +111,7 @@ class Hub:
             while True:
                 message, length = stream.receive()
                 data = stream.receive_bytes(length)
-                if isinstance(message, Bye):
+                if isinstance(message, messages.Bye):
                     return
                 self._handle(worker, peer, message, data)
         except VersionError as error:
@@ -151,7 +140,7 @@ class Hub:
             return "its model differs from the model of the other workers"
         return f"its {key} is {layout.get(key)!r}, and {self._layout[key]!r} on the other workers"
 
-    def _join(self, peer: _Peer, hello: Hello) -> None:
+    def _join(self, peer: _Peer, hello: messages.Hello) -> None:
         worker = hello.worker
         with self._lock:
             former = self._peers.get(worker)
@@ -166,14 +155,14 @@ class Hub:
                 member = Member(worker, peer.post, hello.versions, hello.digest)
                 self._rounds.join(member, time.monotonic())
 
-    def _handle(self, worker: int, peer: _Peer, message: Message, data: bytearray) -> None:
+    def _handle(self, worker: int, peer: _Peer, message: messages.Message, data: bytearray) -> None:
         with self._lock:
             if self._peers.get(worker) is not peer or not self._rounds:
                 raise ConnectionError("another connection of this worker has taken its place")
             match message:
-                case Contribution(fragment, version):
+                case messages.Contribution(fragment, version):
                     self._rounds.contribute(worker, fragment, version, data, time.monotonic())
-                case Parameters(versions):
+                case messages.Parameters(versions):
                     self._rounds.give(worker, versions, data)
 
     def _leave(self, worker: int, peer: _Peer, reason: str) -> None:
@@ -207,7 +196,7 @@ class _Peer:
         self.incarnation = ""  # of the worker's process
         self.forgotten = False
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        threading.Thread(target=send_queued, args=(stream, self._queue, lease), daemon=True).start()
+        threading.Thread(target=messages.send_queued, args=(stream, self._queue, lease), daemon=True).start()
 
     def post(self, message: FromHub, data: bytes) -> None:
         self._queue.put((message, data))

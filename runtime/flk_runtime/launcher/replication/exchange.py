@@ -10,19 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from flk_runtime.errors import CheckpointError
-from flk_runtime.launcher.replication.messages import (
-    MESSAGES,
-    Answer,
-    Content,
-    Get,
-    Peer,
-    Put,
-    RefusedError,
-    Request,
-    connect,
-    expect,
-    receive_shard,
-)
+from flk_runtime.launcher.replication import messages
+from flk_runtime.launcher.replication.messages import Answer, Peer, Request
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
@@ -55,7 +44,7 @@ class Exchange:
         peer: Peer | None = None
         known = False
         try:
-            peer = Stream(sock, self._settings.session("replication", serves=True), MESSAGES)
+            peer = Stream(sock, self._settings.session("replication", serves=True), messages.MESSAGES)
             while True:
                 message, length = peer.receive()  # the first one proves that the other side knows the secret
                 if not known:
@@ -76,12 +65,12 @@ class Exchange:
 
     def _answer(self, peer: Peer, message: Request | Answer, length: int) -> None:
         match message:
-            case Put(shard, keep):
+            case messages.Put(shard, keep):
                 self._take(peer, shard, length, keep)
-            case Get(shard):
+            case messages.Get(shard):
                 self._give(peer, shard)
             case other:
-                raise RefusedError(f"asked for {other!r}")
+                raise messages.RefusedError(f"asked for {other!r}")
 
     def _take(self, peer: Peer, shard: ShardId, length: int, keep: CheckpointId | None) -> None:
         """Receive a copy of a shard. A shard that arrives cut off or damaged is not kept."""
@@ -99,7 +88,7 @@ class Exchange:
             peer.send(answer)
             return
         try:
-            preamble = receive_shard(peer, slot.memory, length)
+            preamble = messages.receive_shard(peer, slot.memory, length)
             check_shard(preamble, shard)
         except ShardError as error:
             self._store.cancel(slot)
@@ -118,7 +107,7 @@ class Exchange:
                 peer.send(Failed("not held"))
                 return
             with memoryview(memory) as view, view[: read_preamble(memory).end] as content:
-                peer.send(Content(), content)
+                peer.send(messages.Content(), content)
 
 
 class Fetcher:
@@ -170,7 +159,7 @@ class Fetcher:
         while holders:
             for pod in [*holders]:
                 try:
-                    connection = connect(self._addresses(pod), self._settings)
+                    connection = messages.connect(self._addresses(pod), self._settings)
                     try:
                         self._receive(connection, shard)
                         return
@@ -186,11 +175,11 @@ class Fetcher:
         raise error
 
     def _receive(self, connection: Peer, shard: ShardId) -> None:
-        connection.send(Get(shard))
-        _, length = expect(connection, Content)
+        connection.send(messages.Get(shard))
+        _, length = messages.expect(connection, messages.Content)
         slot = self._store.begin(shard, length, _SLOT_TIMEOUT)
         try:
-            preamble = receive_shard(connection, slot.memory, length, self._note)
+            preamble = messages.receive_shard(connection, slot.memory, length, self._note)
             check_shard(preamble, shard)
         except BaseException:
             self._store.cancel(slot)
