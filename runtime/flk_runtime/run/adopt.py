@@ -41,28 +41,20 @@ def adopt(
             loop.step(loss=loss)
         loop.close()
 
-    The script parallelizes its model and opens the process group itself. Without one, that of `init` is opened for a
-    job of several ranks. Seeds are left alone, and the random states of every rank are restored. ``checkpoint``,
+    The script parallelizes its model and opens the process group itself. Without one, the group of `init` is opened for
+    a job of several ranks. Seeds are left alone, and the random states of every rank are restored. ``checkpoint``,
     ``save_every``, ``store_every``, ``keep``, ``keep_every``, ``log_every`` and ``metrics`` are as in `init`.
 
     Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages
     do that are not in a list), or a run of `init` is open; CheckpointError if a state does not fit.
     """
+    given = {**locals(), "strategy": _STRATEGY}
+    del given["objects"]
     if current.is_open():
         raise SetupError(
             "adopt: this process has a run or a loop already, which keeps its own state: give all objects to one call "
             "of adopt, add them to the run with run.register(name, thing), or close it before"
         )
-    given = {
-        "strategy": _STRATEGY,
-        "checkpoint": checkpoint,
-        "save_every": save_every,
-        "store_every": store_every,
-        "keep": keep,
-        "keep_every": keep_every,
-        "log_every": log_every,
-        "metrics": metrics,
-    }
     if not objects:
         raise SetupError("adopt: there is nothing to keep: pass the model and its optimizer by name, as model=model")
     with entered(given) as (rank_info, options, owns_group):
