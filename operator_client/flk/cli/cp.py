@@ -26,9 +26,9 @@ def cp(
 ) -> int | None:
     """Copy a file or a folder from the pod of a rank to this machine, or the other way.
 
-    JOB:PATH is in the pod of rank 0, JOB:rank/3:PATH in that of rank 3, and JOB:pod/1:PATH in pod 1. A path without a
-    slash at its beginning is below the container's working folder. As with `cp -r`, a target that is a folder gets the
-    source inside. What comes from a pod is there whole or not at all. A local path with a colon is written ./a:b.
+    JOB:PATH is in the pod of rank 0, JOB:rank/3:PATH in the pod of rank 3, and JOB:pod/1:PATH in pod 1. A path without
+    a slash at its beginning is below the container's working folder. As with `cp -r`, a target that is a folder gets
+    the source inside. What comes from a pod is there whole or not at all. A local path with a colon is written ./a:b.
     """
     ends = [_remote(source), _remote(target)]
     remote = ends[0] or ends[1]

@@ -58,7 +58,7 @@ def list_(
             "-o",
             metavar="FORMAT",
             help="Output format: text, wide (the cause too), json, yaml, name, jsonpath=TEMPLATE, "
-            "custom-columns=HEADER:PATH,…; paths are those of json.",
+            "custom-columns=HEADER:PATH,…; paths are as in json.",
         ),
     ] = "text",
     raw: Annotated[

@@ -26,7 +26,7 @@ def restart(
     that has ended is deleted and created again under its name. Of several jobs, eight are restarted at a time.
     With -l, only jobs that flk has made are restarted. After Ctrl-C, restarts that have begun are finished.
 
-    Nodes on which pods of a job have failed repeatedly are avoided where others have room, those of --avoid-node in
+    Nodes on which pods of a job have failed repeatedly are avoided where others have room, and nodes of --avoid-node in
     any case. Only a PyTorchJob can be changed so; others are deleted and created again.
     """
     limit = seconds(timeout, "--timeout")

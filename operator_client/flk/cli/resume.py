@@ -21,7 +21,7 @@ def resume(
     """Start suspended jobs again, each at its last checkpoint. Their counts of restarts begin anew.
 
     Nodes on which pods of a job have failed repeatedly are avoided where others have room. With --avoid-node, pods that
-    are made from now on do not run on a node at all, also those of a PyTorchJob that runs. With -l, only jobs that flk
+    are made from now on do not run on a node at all, also pods of a PyTorchJob that runs. With -l, only jobs that flk
     has made are resumed.
     """
     from flk.jobs import lifecycle

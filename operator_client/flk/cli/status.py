@@ -36,7 +36,7 @@ def status(
             "-o",
             metavar="FORMAT",
             help="Output format: text, wide (all pods, in full), json, yaml, name, jsonpath=TEMPLATE, "
-            "custom-columns=HEADER:PATH,…; paths are those of json.",
+            "custom-columns=HEADER:PATH,…; paths are as in json.",
         ),
     ] = "text",
     raw: Annotated[

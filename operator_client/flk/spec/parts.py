@@ -38,7 +38,7 @@ class Resources(StrictModel):
         default=None, description="memory of each pod, request and limit: 16Gi"
     )
     cpu_limit: Annotated[Cpu | None, Option("QUANTITY")] = Field(
-        default=None, description="cores that each pod may use at most; left out: those of its node"
+        default=None, description="cores that each pod may use at most; left out: all of its node"
     )
     memory_limit: Annotated[Memory | None, Option("QUANTITY")] = Field(
         default=None, description="memory that each pod may use at most; left out: the request"

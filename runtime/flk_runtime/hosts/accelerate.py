@@ -30,7 +30,7 @@ def adopt(accelerator: Any, **options: Any) -> Loop:
                     loop.step(loss=loss)
         loop.close()
 
-    ``options`` are those of `flk_runtime.adopt`, such as ``save_every``, and more objects. Raises SetupError as that
+    ``options`` are options of `flk_runtime.adopt`, such as ``save_every``, and more objects. Raises SetupError as that
     does, and for DeepSpeed, Megatron-LM, dispatched batches and StatefulDataLoader.
     """
     kind = accelerator.distributed_type

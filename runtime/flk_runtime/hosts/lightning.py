@@ -31,7 +31,7 @@ class Flk(Callback):  # type: ignore[misc]
     The model, optimizers, schedulers, loops, callbacks, random states and the position in the data are saved after
     every ``save_every`` steps, and at the end. ``trainer.fit`` then resumes from flk's checkpoint, or from its
     ``ckpt_path`` if that is of a later step. When a pod of the job must go, all ranks save after the same step and end
-    with code 143. ``options`` are those of `flk_runtime.adopt`, such as ``save_every``.
+    with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
 
     ``trainer.fit`` raises SetupError for DeepSpeed, and for a train loader that is no DataLoader and has no
     ``state_dict``, because flk would not find its place in the data.

@@ -37,7 +37,7 @@ def adopt(trainer: Any, **options: Any) -> None:
     The model, optimizer, scheduler, counters, random states and the position in the data are saved after every
     ``save_every`` steps, and at the end. ``trainer.train()`` then resumes from flk's checkpoint, or from the one that
     is passed to it if that is of a later step. When a pod of the job must go, all ranks save after the same step and
-    end with code 143. ``options`` are those of `flk_runtime.adopt`, such as ``save_every``.
+    end with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
 
     Raises SetupError if the trainer uses DeepSpeed or auto_find_batch_size.
     """

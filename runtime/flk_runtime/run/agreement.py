@@ -83,7 +83,7 @@ def check_replicas(models: Iterable[ParallelModel]) -> None:
         if name := _first_far(whole, dist.group.WORLD):
             raise SetupError(
                 f"{name!r} has other values on other ranks under strategy none, and a checkpoint has one of each: make "
-                "them equal before a save, or keep those of each rank with flk.adopt(model=flk.per_rank(model))"
+                "them equal before a save, or keep each rank's own with flk.adopt(model=flk.per_rank(model))"
             )
 
 

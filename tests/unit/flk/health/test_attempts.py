@@ -101,7 +101,7 @@ def test_clocks_that_differ_in_the_latest_attempt_are_told() -> None:
     for attempts, count in (([*former, replace(last, clocks=text)], 1), ([replace(former[0], clocks=text), last], 0)):
         builder.record = replace(builder.record, attempts=attempts)
         told = [other.text for other in diagnose(builder.view()).others]
-        assert told.count(f"clocks differ from that of pod 0: {text}") == count
+        assert told.count(f"clocks differ from the clock of pod 0: {text}") == count
         assert builder.state().clocks == text * count
 
 

@@ -32,7 +32,7 @@ def test_clocks_that_differ(terminal: Terminal, fake: FakeApiServer) -> None:
     (attempt,) = jobs.RECORDS["running"].attempts
     told = replace(jobs.RECORDS["running"], attempts=[replace(attempt, clocks="gpt-worker-1 on node-b +8 s")])
     fake.written["gpt-worker-0"] = jobs.log_of(0, told)
-    assert "\nclocks differ from that of pod 0: gpt-worker-1 on node-b +8 s\n" in terminal("flk status gpt")
+    assert "\nclocks differ from the clock of pod 0: gpt-worker-1 on node-b +8 s\n" in terminal("flk status gpt")
 
 
 @pytest.mark.parametrize("line", ["flk status gpt", "flk status GPT", "flk status gpt -n other"])
