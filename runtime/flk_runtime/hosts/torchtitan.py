@@ -93,7 +93,7 @@ class _Kept:
 def _states(objects: dict[str, Any], trainer: Any) -> dict[str, Any]:
     """The states of a training, by their names in flk's checkpoints.
 
-    They fit another mesh, unless the ranks hold different modules, or parts of parameters that are no DTensors.
+    They fit another mesh, unless the ranks hold parts of parameters that are no DTensors.
     """
     parts, optimizers = objects["model_parts"], objects["optimizers"].optimizers
     dims = trainer.parallel_dims
@@ -101,9 +101,10 @@ def _states(objects: dict[str, Any], trainer: Any) -> dict[str, Any]:
     states = {"scheduler": replicated(objects["lr_schedulers"])}
     if objects["dataloader"] is not None:
         states["loader"] = per_rank(_Loader(objects["dataloader"]))
-    if dims.pp_enabled or hidden:
+    if hidden:
         return states | {"part": per_rank(_Part(parts, optimizers))}
-    models = {f"model-{number}": each for number, each in enumerate(parts)}
+    # The stages of a pipeline that this rank holds are parts of one model.
+    models = {"model": parts} if dims.pp_enabled else {f"model-{number}": each for number, each in enumerate(parts)}
     return states | models | {f"optimizer-{number}": each for number, each in enumerate(optimizers)}
 
 
