@@ -40,7 +40,8 @@ class PodMemory:
         self._answer: Answer = Failed("nothing was saved")  # the latest one to `finish`
         self._paths: list[Path] = []  # of the files for this rank's shards; the last one holds the latest whole one
         self._counts_third = self._third = False  # there is room for a third one; there are three of them
-        self._size = 0  # bytes that each of them has
+        self.size = 0
+        """The bytes that were reserved for a shard."""
         self._path: Path | None = None  # of the latest shard
         self._latest: SaveKey | None = None  # of the latest shard
         self._kept: SaveKey | None = None  # of this attempt's latest checkpoint that all pods hold
@@ -66,7 +67,7 @@ class PodMemory:
     def add_third(self) -> str:
         """Have three files and not two, so that one more can be read meanwhile. Returns why not; empty: there are."""
         self._third = True
-        refusal = self._reserve({self._rank: self._size})
+        refusal = self._reserve({self._rank: self.size})
         self._third = not refusal
         return refusal
 
@@ -74,18 +75,13 @@ class PodMemory:
         answer = self._ask(messages.Reserve(sizes, self._counts_third, self._third))
         if isinstance(answer, Files):
             self._paths = [*(path for each in answer.paths if (path := Path(each)) not in self._paths), *self._paths]
-            self._size = sizes[self._rank]
+            self.size = sizes[self._rank]
         return _reason(answer)
 
     def release(self) -> None:
         """Give up the reserved memory, because another pod has no room."""
         self._ask(messages.Release())
         self._paths, self._counts_third, self._third = [], False, False
-
-    @property
-    def size(self) -> int:
-        """The bytes that were reserved for a shard."""
-        return self._size
 
     def next_path(self, read: Path | None = None) -> Path:
         """The file for this rank's next shard: not the latest whole one's, and not ``read`` if there is another one."""

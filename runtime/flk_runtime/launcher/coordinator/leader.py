@@ -149,6 +149,8 @@ class Leader:
     def received(self, pod: int, message: Message, now: float) -> None:
         """Handle a message of a member."""
         match message:
+            case messages.Join() | messages.DrainRequest() if self._record:  # the job has ended
+                self._send([pod], messages.JobEnded(self._record))
             case messages.Join():
                 self._join(pod, message, now)
             case messages.FailureReport(attempt, failure) if self._is_current(attempt):
@@ -246,10 +248,6 @@ class Leader:
         self._progress_at = now + _PROGRESS_INTERVAL
 
     def _join(self, pod: int, join: messages.Join, now: float) -> None:
-        if self._phase is _Phase.DONE:
-            if self._record:
-                self._send([pod], messages.JobEnded(self._record))
-            return
         self._joined[pod] = join.compact(self._checkpoints)
         if self._phase is _Phase.RUNNING:
             if pod not in self._admitted and not join.fault:  # else it had succeeded, and lost its connection then
@@ -280,10 +278,6 @@ class Leader:
 
     def _start_drain(self, pod: int, memory: Inventory, now: float) -> None:
         """Have a launcher that has to stop transfer the shards that only it holds, before the next attempt starts."""
-        if self._phase is _Phase.DONE:
-            if self._record:
-                self._send([pod], messages.JobEnded(self._record))
-            return
         self._membership.leave(pod)
         self._drain.add(pod, memory)
         self._unjoin(pod)

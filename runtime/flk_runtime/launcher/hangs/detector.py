@@ -142,7 +142,7 @@ class HangDetector:
             if self._compare:
                 self._compare(self._stragglers.work, self._slow)
             self._limits.note(ranks)
-            stands = watchdog.hangs(ranks, _standstill)
+            stands = watchdog.hangs(ranks, lambda phase: STANDSTILL)
             if self._standstill and not stands:
                 self._standstill = None
                 self._show(self._slow, None)
@@ -184,7 +184,7 @@ class HangDetector:
         ranks = self._statuses
         idle = min((min(status.idle, status.beat) for status in ranks), default=0.0)
         first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
-        if collection.purpose is _Purpose.STANDSTILL and watchdog.hangs(ranks, _standstill):
+        if collection.purpose is _Purpose.STANDSTILL and watchdog.hangs(ranks, lambda phase: STANDSTILL):
             self._tell_standstill(
                 Standstill(time.time() - idle, told_with_waiting(diagnosis, snapshots), first.pod_name)
             )
@@ -233,8 +233,3 @@ class HangDetector:
         self._show(self._slow, self._standstill)
         for slow in self._slow:
             self._log(slow.summary)
-
-
-def _standstill(phase: str) -> float:
-    """The limit of each phase after which people are told that no rank makes progress, in seconds."""
-    return STANDSTILL

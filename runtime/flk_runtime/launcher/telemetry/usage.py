@@ -42,7 +42,8 @@ def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Co
         memory = (machine["MemTotal"] - machine["MemAvailable"]) << 10
     total = machine.get("MemTotal", _NO_LIMIT >> 10) << 10
     memory_limit = min(total, memory_limit or total)
-    read_bytes, written = _disk_v2(group / "io.stat") if v2 else _disk_v1(group / "blkio" / _BLKIO)
+    io = (group / "io.stat", "rbytes=", "wbytes=") if v2 else (group / "blkio" / _BLKIO, "Read ", "Write ")
+    read_bytes, written = _disk(*io)
     received, sent = _network(proc / "net" / "dev")
     return Counters(
         seconds,
@@ -92,19 +93,12 @@ def _memory_v1(group: Path) -> tuple[int | None, int | None]:
     return None if used is None else max(0, used - dropped), _number(group / "memory" / "memory.limit_in_bytes")
 
 
-def _disk_v2(path: Path) -> tuple[int | None, int | None]:
+def _disk(path: Path, *keys: str) -> tuple[int | None, int | None]:
+    """The sums over all disks of what follows the two keys: bytes that were read and written."""
     text = _text(path)
     if text is None:
         return None, None
-    read_bytes, written = ([int(each) for each in re.findall(rf"\b{key}=(\d+)", text)] for key in ("rbytes", "wbytes"))
-    return sum(read_bytes), sum(written)
-
-
-def _disk_v1(path: Path) -> tuple[int | None, int | None]:
-    text = _text(path)
-    if text is None:
-        return None, None
-    read_bytes, written = ([int(each) for each in re.findall(rf"\b{key} (\d+)", text)] for key in ("Read", "Write"))
+    read_bytes, written = ([int(each) for each in re.findall(rf"\b{key}(\d+)", text)] for key in keys)
     return sum(read_bytes), sum(written)
 
 

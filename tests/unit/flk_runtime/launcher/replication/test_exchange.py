@@ -100,7 +100,7 @@ def test_a_holder_that_comes_back_is_asked_again(
     store: ShardStore, tmp_path: Path, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, port, tries = holding(tmp_path / "good"), free_port(), []
-    connect = exchange.connect
+    connect = exchange.messages.connect
 
     def counted(*arguments: object) -> object:
         tries.append(arguments)
@@ -108,7 +108,7 @@ def test_a_holder_that_comes_back_is_asked_again(
             serve(held, port)
         return connect(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(exchange, "connect", counted)
+    monkeypatch.setattr(exchange.messages, "connect", counted)
     monkeypatch.setattr(exchange, "_RETRY", (0.0, 0.0))
     fetcher(store, {1: port}).fetch(SHARD, [1])
     assert len(tries) == 3
