@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.state import SplitState
-from flk_runtime.distributed import settle
+from flk_runtime.distributed import parameters_in, settle
 from flk_runtime.errors import SetupError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Declared:
         if isinstance(self.thing, nn.Module):
             settle(self.thing.parameters())
         elif isinstance(self.thing, torch.optim.Optimizer):
-            settle(each for group in self.thing.param_groups for each in group["params"])
+            settle(parameters_in(self.thing))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the object."""

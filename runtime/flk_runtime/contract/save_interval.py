@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from flk_runtime.contract.strategies import AUTO
+from flk_runtime.contract.variable import is_count
 
 MOST: Final = 2**31 - 1
 
@@ -16,7 +17,7 @@ def check_interval(value: object, least: int = 0) -> int | str:
     """Return ``value`` if it is auto or so many steps, at least ``least``. Raises ValueError with what was expected."""
     if value == AUTO:
         return AUTO
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST:
+    if is_count(value, least) and value <= MOST:
         return value
     raise ValueError(f"expected {AUTO} or a number of steps from {least} to {MOST}")
 

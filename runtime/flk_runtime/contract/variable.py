@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeGuard, TypeVar
 
 T = TypeVar("T")
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)(|Ki|Mi|Gi|Ti)")
@@ -87,6 +87,11 @@ def integer(least: int = 0) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def is_count(value: object, least: int = 0) -> TypeGuard[int]:
+    """Return whether ``value`` is an integer, ``least`` or more, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def choice(known: Iterable[str]) -> Callable[[str], str]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from flk_runtime.contract.variable import is_count
 from flk_runtime.data.micro_batches import StepShare, count_pieces
 from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree, rng
@@ -56,7 +57,7 @@ class LoaderOptions:
             ("accumulate", "micro-batches per step"),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_count(value, 1):
                 raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more ({what})")
         refused = sorted({"batch_sampler", "sampler", "generator"} & self.of_torch.keys())
         if refused:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES, parse_strategy
-from flk_runtime.contract.variable import VariableError
+from flk_runtime.contract.variable import VariableError, is_count
 from flk_runtime.errors import SetupError
 
 
@@ -40,13 +40,13 @@ class DiLoCo:
                 "dtype",
                 self.dtype not in OUTER_DTYPES and f"expected one of {', '.join(OUTER_DTYPES)}",
             ),
-            ("every", not _is_count(self.every, 1) and "expected an integer, 1 or more"),
+            ("every", not is_count(self.every, 1) and "expected an integer, 1 or more"),
             ("lr", not 0 < self.lr < float("inf") and "expected a number above 0"),
             ("momentum", not 0 <= self.momentum < 1 and "expected a number from 0 to below 1"),
-            ("fragments", not _is_count(self.fragments, 1) and "expected an integer, 1 or more"),
-            ("delay", not _is_count(self.delay, 0) and "expected an integer, 0 or more"),
-            ("sites", not _is_count(self.sites, 1) and "expected an integer, 1 or more"),
-            ("site", not _is_count(self.site, 0) and "expected an integer, 0 or more"),
+            ("fragments", not is_count(self.fragments, 1) and "expected an integer, 1 or more"),
+            ("delay", not is_count(self.delay, 0) and "expected an integer, 0 or more"),
+            ("sites", not is_count(self.sites, 1) and "expected an integer, 1 or more"),
+            ("site", not is_count(self.site, 0) and "expected an integer, 0 or more"),
             ("wait", not 0 <= self.wait < float("inf") and "expected a number of seconds, 0 or more"),
             ("timeout", not 0 < self.timeout < float("inf") and "expected a number of seconds above 0"),
         ):
@@ -128,7 +128,3 @@ def choose_options(given: DiLoCo | None) -> DiLoCo:
         return DiLoCo.parse(os.environ.get(pod_env.DILOCO_OPTIONS, ""))
     except SetupError as error:
         raise SetupError(f"{error} (from {pod_env.DILOCO_OPTIONS})") from None
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -10,7 +10,7 @@ from flk_runtime.distributed.consistency import check_consistent, find_differenc
 from flk_runtime.distributed.main_process import main_process_first
 from flk_runtime.distributed.optimizer import DistributedOptimizer, averages
 from flk_runtime.distributed.process_group import Timeouts, comm_device, mean_loss
-from flk_runtime.distributed.settled import is_settled, settle
+from flk_runtime.distributed.settled import is_settled, parameters_in, settle
 
 __all__ = [
     "DistributedOptimizer",
@@ -24,6 +24,7 @@ __all__ = [
     "is_settled",
     "main_process_first",
     "mean_loss",
+    "parameters_in",
     "reduce",
     "settle",
     "synchronize",

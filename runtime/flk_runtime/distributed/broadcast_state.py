@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from flk_runtime.distributed import collectives
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.fsdp1 import has_fsdp1
+from flk_runtime.distributed.settled import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.system.pytree import Node, map_leaves, walk
 
@@ -109,7 +110,7 @@ def _tensors(path: str, owner: nn.Module | Optimizer) -> Iterator[tuple[str, tor
 
 def _state(optimizer: Optimizer) -> dict[str, Any]:
     """The state of an optimizer, by number of the parameter, and its groups without their parameters."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_in(optimizer)
     return {
         "state": {n: dict(optimizer.state[p]) for n, p in enumerate(parameters) if p in optimizer.state},
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
@@ -121,7 +122,7 @@ def _set_state(optimizer: Optimizer, state: dict[str, Any]) -> list[torch.Tensor
 
     Tensors of the right shape, dtype and device are kept, so that references to them (of a CUDA graph, say) stay valid.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_in(optimizer)
     own = {node.path: node.value for node in walk(_state(optimizer))}
     paths = iter([node.path for node in walk(state) if not node.container])
     tensors: list[torch.Tensor] = []

@@ -10,11 +10,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 
 from flk_runtime.contract.ranges import numbered
-from flk_runtime.distributed.process_group import comm_device
+from flk_runtime.distributed.process_group import all_gather, maximum
 from flk_runtime.errors import SetupError
 
 Line = tuple[str, str]  # a path in the structure, and a description of the value there
@@ -38,16 +37,10 @@ def find_difference(call: str, lines: Sequence[Line]) -> str | None:
     lines = [("the call", call), *lines]
     digest = hashlib.blake2b(repr(lines).encode(), digest_size=8).digest()
     own = int.from_bytes(digest, "big") >> 1
-    device = comm_device(torch.device("cpu"))
-    extremes = torch.tensor([own, -own], device=device)
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
-    largest, negative_smallest = extremes.tolist()
+    largest, negative_smallest = maximum(own, -own)
     if largest == -negative_smallest:
         return None
-    own_digest = torch.tensor([own], device=device)
-    gathered = [torch.empty_like(own_digest) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own_digest)
-    digests = [int(one) for one in gathered]
+    digests = all_gather(own)
     usual, _ = Counter(digests).most_common(1)[0]  # of several, the digest of the lowest rank
     first, other = digests.index(usual), next(rank for rank, one in enumerate(digests) if one != usual)
     contents = [list(lines)], [list(lines)]

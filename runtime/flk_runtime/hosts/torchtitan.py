@@ -19,6 +19,7 @@ from torchtitan.components import checkpointer
 from torchtitan.components.checkpointer.base import BaseCheckpointManager
 
 from flk_runtime.checkpoint.stateful import per_rank, replicated
+from flk_runtime.distributed import parameters_in
 from flk_runtime.run.adopt import adopt
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
@@ -159,7 +160,7 @@ def _as(like: Any, local: Any) -> Any:
 
 def _as_parameters(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """The state of an optimizer, whose tensors of a parameter's shape are made DTensors as the parameter is."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = parameters_in(optimizer)
     states = {
         number: {
             name: _as(parameters[number], each) if isinstance(each, torch.Tensor) else each

@@ -10,7 +10,7 @@ from flk_runtime.parallel.adopt import adopt_optimizer
 from flk_runtime.parallel.average import Average
 from flk_runtime.parallel.blocks import Blocks, find_blocks
 from flk_runtime.parallel.initialize import load_weights
-from flk_runtime.parallel.model import ParallelModel, local, parameters_in
+from flk_runtime.parallel.model import ParallelModel, local
 from flk_runtime.parallel.options import ParallelArgs, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, is_wrapper, parallelize
@@ -30,5 +30,4 @@ __all__ = [
     "load_weights",
     "local",
     "parallelize",
-    "parameters_in",
 ]

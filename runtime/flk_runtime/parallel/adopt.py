@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import DistributedStateful, optimizer_state, trained_modules
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.model import ParallelModel
@@ -24,7 +25,7 @@ def adopt_optimizer(
     modules = {key: model.saved for key, model in models.items()}
     trained, missing = trained_modules(optimizer, modules)
     if trained and missing and shards:
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        count = len(parameters_in(optimizer))
         raise SetupError(
             f"{name!r} is an optimizer of {count} parameters, and {missing} of them are in no parallelized model: make "
             "an optimizer of their own for these, or put all trained parameters into one module"

@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.ddp_calls import adapt_calls
-from flk_runtime.parallel.model import ParallelModel, parameters_in
+from flk_runtime.parallel.model import ParallelModel
 
 
 class DDPModel(ParallelModel):

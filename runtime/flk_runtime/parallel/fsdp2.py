@@ -25,6 +25,7 @@ from flk_runtime.parallel.full_parameters import watch_passes
 from flk_runtime.parallel.gradients import SameUse, UnreducedGradients, extend_zero_grad
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
+from flk_runtime.parallel.options import ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.records import groups_of, sharded_parameters
 from flk_runtime.parallel.silent_errors import LOST, refuse_silent_errors
@@ -47,30 +48,26 @@ class FSDP2Model(ParallelModel):
         blocks: Collection[nn.Module],
         mesh: DeviceMesh,
         device: torch.device,
+        options: ParallelOptions,
         *,
         broadcast: bool,
         reshards: bool | int,
-        precision: Precision | None,
-        find_unused_parameters: bool,
         init_follows: bool,
         resets: bool = True,
-        ends: bool,
-        prefetch: int | None,
-        offload: bool,
     ) -> None:
-        """Shard ``model`` in place, each of ``blocks`` on its own; with ``ends``, its embedding and head. Collective.
+        """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
 
-        Each part of `Parts` is sharded as a model of its own.
+        Unless ``options`` name the blocks, the embedding and the head are sharded on their own too. Each part of
+        `Parts` is sharded as a model of its own.
         ``broadcast``: send rank 0's values to all ranks before.
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
         forward pass; a number of ranks keeps them sharded over so many until the backward pass. Parameters outside of
         blocks and of a head are kept, since the backward pass needs them first. ``init_follows``: the model's own
-        initialization sets the tensors that modules do not set, and with ``resets`` they set theirs here. ``prefetch``:
-        number of units that are gathered before they are needed, in the order of registration; by default as torch
-        does. ``offload``: shards are on the CPU.
+        initialization sets the tensors that modules do not set, and with ``resets`` they set theirs here.
         """
+        precision, ends = options.precision, options.blocks is None
         # Memory that is locked for a GPU's copies, so that they go on beside the computation.
-        policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
+        policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if options.offload else OffloadPolicy()
         roots = roots_of(model)
 
         def shard(block: nn.Module) -> None:
@@ -108,7 +105,7 @@ class FSDP2Model(ParallelModel):
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
             extend_zero_grad(kind)
         for root in roots:
-            _prepare(root, prefetch)
+            _prepare(root, options.prefetch)
         replicates = "replicate" in (mesh.mesh_dim_names or ())
         self._replicas = mesh.get_group("replicate") if replicates else None
         self._keeps_full, self._communicates = not reshards, mesh.size() > 1
@@ -120,13 +117,13 @@ class FSDP2Model(ParallelModel):
         for root in roots:
             root.register_forward_pre_hook(self._send_buffers)
         self._unused: UnusedParameters | None = None
-        if find_unused_parameters:
+        if options.find_unused_parameters:
             for module in self._fsdp_modules:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
             self._unused = UnusedParameters(self._fsdp_modules, communicates=self._communicates)
         self._unreduced = UnreducedGradients(model)
         if self._communicates and mesh.size() == dist.get_world_size():
-            _compare_use(model, self._fsdp_modules, may_differ=find_unused_parameters)
+            _compare_use(model, self._fsdp_modules, may_differ=options.find_unused_parameters)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

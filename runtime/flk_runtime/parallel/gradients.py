@@ -11,14 +11,13 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import user_name
 from flk_runtime.contract.ranges import numbered
-from flk_runtime.distributed import comm_device
+from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.between_passes import BETWEEN_PASSES
 from flk_runtime.parallel.bits import is_compared
@@ -87,7 +86,7 @@ class UnreducedGradients:
         """The records of the parameters of ``optimizer``; none while there can be no such gradient."""
         if not self.may_exist:
             return []
-        own = {each for group in optimizer.param_groups for each in group["params"]}
+        own = set(parameters_in(optimizer))
         return [each for each in sharded_parameters(self._model) if each.sharded_param in own]
 
 
@@ -116,12 +115,11 @@ class SameUse:
         used = tuple(map(is_unreduced, self._group.fsdp_params))
         self._passes += 1
         if is_compared(self._passes):
-            own = torch.tensor([self._number, hash(used) >> 1], device=comm_device(torch.device("cpu")))
-            ends = torch.stack([-own, own])  # of all ranks, in one message that does not grow with them
-            dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-            if not torch.equal(-ends[0], ends[1]):
-                names: list[Any] = [None] * dist.get_world_size()
-                dist.all_gather_object(names, self._names(used))
+            number, key = self._number, hash(used) >> 1
+            # Of all ranks, in one message that does not grow with them.
+            *least, last, largest = process_group.maximum(-number, -key, number, key)
+            if least != [-last, -largest]:
+                names = process_group.all_gather(self._names(used))
                 for each in sharded_parameters(self._model):
                     drop_unreduced(each)  # which no rank could reduce
                 raise SetupError(f"{_difference(names)}: {_ADVICE}")

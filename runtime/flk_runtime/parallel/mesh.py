@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import Parts, parameters_of, user_name
+from flk_runtime.contract.variable import is_count
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 
@@ -43,7 +44,7 @@ def check_sizes(mesh: Mapping[str, int], world_size: int) -> int:
                 f"the mesh has a dimension {name!r}: expected an identifier such as tp, and none of "
                 f"{', '.join(_RESERVED)}"
             )
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not is_count(size, 1):
             raise SetupError(f"the mesh has the size {size!r} for {name}: expected a number of ranks from 1 on")
     ranks = prod(mesh.values())
     if world_size % ranks:

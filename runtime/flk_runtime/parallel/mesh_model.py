@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 
 from flk_runtime.checkpoint import Parts, module_state, parameters_of, roots_of
-from flk_runtime.distributed import comm_device
+from flk_runtime.distributed import comm_device, parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.fsdp2 import FSDP2Model
 from flk_runtime.parallel.mesh import CONTEXT, PIPELINE, Mesh
 from flk_runtime.parallel.model import full, local
+from flk_runtime.parallel.options import ParallelOptions
 from flk_runtime.system import pytree
 
 _TOLERANCE: Final = 1e-2  # of the sum of absolute values: what the order of additions may change in a gradient
@@ -28,13 +29,19 @@ class MeshModel(FSDP2Model):
     """A model whose parameters may be DTensors of different meshes: of the data's dimensions, or of all."""
 
     def __init__(
-        self, model: nn.Module, blocks: Collection[nn.Module], mesh: Mesh, device: torch.device, **options: Any
+        self,
+        model: nn.Module,
+        blocks: Collection[nn.Module],
+        mesh: Mesh,
+        device: torch.device,
+        options: ParallelOptions,
+        **more: Any,
     ) -> None:
-        """Shard ``model`` as `FSDP2Model` does with ``options``, after the script's function has split it.
+        """Shard ``model`` as `FSDP2Model` does, after the script's function has split it.
 
         With a dimension pp, ``model`` is what this rank keeps of it, or `Parts` with its stages.
         """
-        super().__init__(model, blocks, mesh.sharding, device, broadcast=False, resets=False, **options)
+        super().__init__(model, blocks, mesh.sharding, device, options, broadcast=False, resets=False, **more)
         self.mesh: Mesh = mesh
         names = mesh.own.mesh_dim_names or ()
         self._pipeline = mesh.own.get_group(PIPELINE) if PIPELINE in names else None
@@ -52,7 +59,7 @@ class MeshModel(FSDP2Model):
         def check(*_: Any) -> None:
             first.remove()
             _check_samplers(self.mesh.parts)
-            self._compare([each for group in optimizer.param_groups for each in group["params"]])
+            self._compare(parameters_in(optimizer))
 
         first = optimizer.register_step_pre_hook(check)
 
@@ -108,7 +115,7 @@ class MeshModel(FSDP2Model):
                 raise SetupError(
                     f"the gradient of {self._whole[parameter]!r} differs between ranks that hold the same values of "
                     "it: they had different batches, or what parallelize= has made of the model leaves out a "
-                    "reduction, such as that of the gradient of a norm whose inputs are split"
+                    "reduction, such as a gradient of a norm whose inputs are split"
                 )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

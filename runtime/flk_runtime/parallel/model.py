@@ -86,11 +86,6 @@ class ParallelModel:
         return full
 
 
-def parameters_in(optimizer: Optimizer) -> list[nn.Parameter]:
-    """The parameters of all groups of an optimizer."""
-    return [each for group in optimizer.param_groups for each in group["params"]]
-
-
 def full(value: Any) -> torch.Tensor:
     """A full tensor, gathered from the shards of a DTensor. Collective among its ranks."""
     found: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree
 
@@ -63,7 +64,7 @@ def name_of(tensor: torch.Tensor) -> str | None:
 def refuse(optimizer: Optimizer) -> None:
     """Raise SetupError if ``optimizer`` holds parameters that were replaced."""
     # The class is faster to look at than the mark; this is done at each step.
-    found = [each for group in optimizer.param_groups for each in group["params"] if isinstance(each, _Unusable)]
+    found = [each for each in parameters_in(optimizer) if isinstance(each, _Unusable)]
     names = [getattr(each, _MARK) for each in found]
     if names:
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from flk_runtime.contract.ranges import numbered
-from flk_runtime.distributed import comm_device
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree
 
@@ -99,16 +99,13 @@ class SkippedUnits:
 
     def _first_of_all(self, number: int) -> int:
         """The first of the units that come next on the ranks, as registered. Collective."""
-        device = comm_device(torch.device("cpu"))
         # Of all ranks, in one message that does not grow with their number.
-        ends = torch.tensor([-number, number], device=device)
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-        least, last = -int(ends[0]), int(ends[1])
+        negative, last = process_group.maximum(-number, number)
+        least = -negative
         if least != last and not self._may_skip:
-            numbers = [torch.empty_like(ends) for _ in range(dist.get_world_size())]
-            dist.all_gather(numbers, torch.tensor([number, number], device=device))
+            numbers = process_group.all_gather(number)
             these, those = (
-                numbered("rank", [rank for rank, each in enumerate(numbers) if each[0] == one]) for one in (least, last)
+                numbered("rank", [rank for rank, each in enumerate(numbers) if each == one]) for one in (least, last)
             )
             raise SetupError(f"{self._name(least)} comes next on {these}, and {self._name(last)} on {those}: {_ADVICE}")
         if least < len(self._units):

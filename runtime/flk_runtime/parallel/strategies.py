@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import is_sharded, roots_of
 from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
+from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, shipped
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
@@ -201,21 +202,16 @@ def _parallelize(
         return ddp.DDPModel(model, device, find_unused_parameters=options.find_unused_parameters)
     from flk_runtime.parallel import fsdp2
 
-    chosen: dict[str, Any] = {
-        "reshards": reshards,
-        "precision": options.precision,
-        "find_unused_parameters": options.find_unused_parameters,
-        "init_follows": init_follows,
-        "ends": options.blocks is None,
-        "prefetch": options.prefetch,
-        "offload": options.offload is not None,
-    }
     if mesh:
         from flk_runtime.parallel.mesh_model import MeshModel
 
-        return MeshModel(model, blocks, mesh, device, **chosen)
-    over = _own_mesh(device) if strategy == "none" else _device_mesh(device, world_size, shard_size)
-    return fsdp2.FSDP2Model(model, blocks, over, device, broadcast=strategy != "none", **chosen)
+        return MeshModel(model, blocks, mesh, device, options, reshards=reshards, init_follows=init_follows)
+    over, broadcast = (
+        (_own_mesh(device), False) if strategy == "none" else (_device_mesh(device, world_size, shard_size), True)
+    )
+    return fsdp2.FSDP2Model(
+        model, blocks, over, device, options, broadcast=broadcast, reshards=reshards, init_follows=init_follows
+    )
 
 
 def _own_parallelism(
@@ -260,7 +256,7 @@ def _check_precision(precision: object) -> None:
 
 
 def _check_prefetch(blocks: object) -> None:
-    if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
+    if blocks is not None and not is_count(blocks, 1):
         raise SetupError(f"prefetch={blocks!r}: expected a number of blocks from 1 on")
 
 
@@ -333,7 +329,7 @@ def _shard_size(strategy: str, given: int | None, world_size: int, local_world_s
     if not kind.replicates:
         return world_size
     size = local_world_size if given is None else given
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or world_size % size:
+    if not is_count(size, 1) or world_size % size:
         what = f"shard_size={given!r}" if given is not None else f"the number of ranks per node, {size},"
         raise SetupError(f"{what} does not divide the world size, {world_size}: pass a shard_size that does")
     return size
@@ -343,7 +339,7 @@ def _reshards(kind: Strategy, ranks: int | None, shard_size: int) -> bool | int:
     """Whether a block's parameters are freed after its forward pass, or over how many ranks they stay sharded then."""
     if ranks is None or not kind.reshards:
         return kind.reshards
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2 or shard_size % min(ranks, shard_size):
+    if not is_count(ranks, 2) or shard_size % min(ranks, shard_size):
         raise SetupError(
             f"reshard_after_forward={ranks!r}: expected a number of ranks from 2 on that divides the {shard_size} of a "
             "shard group"

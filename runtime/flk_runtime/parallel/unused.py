@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from flk_runtime.distributed import comm_device
+from flk_runtime.distributed import comm_device, parameters_in
 
 
 class UnusedParameters:
@@ -42,7 +42,7 @@ class UnusedParameters:
 
     def remove(self, optimizer: Optimizer) -> None:
         """Set gradients of parameters that no rank has used to None, before a step of ``optimizer``. Collective."""
-        parameters = [each for group in optimizer.param_groups for each in group["params"] if each in self._gradients]
+        parameters = [each for each in parameters_in(optimizer) if each in self._gradients]
         # A gradient that the script has made is no 0, and stays.
         used = [int(each in self._used or _is_not_zero(each.grad)) for each in parameters]
         if self._communicates:

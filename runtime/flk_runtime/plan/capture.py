@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, strategies
 from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
@@ -246,7 +247,7 @@ class _Planned(ParallelModel):
 
 def _trains(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
     """Whether an optimizer that was not given to `parallelize` has these. Raises SetupError if it has only a part."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = set(map(id, parameters_in(optimizer)))
     trained = {id(parameter) for parameter in parameters}
     if held & trained and not trained <= held:
         raise SetupError("several optimizers train the model: pass them to run.parallelize, so that plan knows them")

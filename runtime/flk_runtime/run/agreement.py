@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.distributed import comm_device, find_difference
+from flk_runtime.distributed import comm_device, find_difference, parameters_in
 from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import ParallelModel, local, parameters_in
+from flk_runtime.parallel import ParallelModel, local
 from flk_runtime.parallel.bits import bit_sum, is_compared
 
 _TOLERANCE: Final = 1e-5  # of a parameter's norm, since devices of several types round differently

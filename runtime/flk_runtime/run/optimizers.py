@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.distributed import is_settled, mean_loss, settle
+from flk_runtime.distributed import is_settled, mean_loss, parameters_in, settle
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import is_wrapper, parameters_in, replaced
+from flk_runtime.parallel import is_wrapper, replaced
 
 
 class OptimizerWatch:

@@ -15,7 +15,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.save_interval import check_interval
 from flk_runtime.contract.strategies import AUTO, DILOCO
-from flk_runtime.contract.variable import T, Variable, VariableError
+from flk_runtime.contract.variable import T, Variable, VariableError, is_count
 from flk_runtime.diloco import DiLoCo, Membership, choose_options
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
@@ -178,7 +178,7 @@ def _count(name: str, value: int | None, variable: Variable[int]) -> int:
 
 
 def _checked_count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+    if not is_count(value) or value >= 1 << 63:
         raise SetupError(f"{name}={value!r}: expected an integer, 0 or more")
     return value
 

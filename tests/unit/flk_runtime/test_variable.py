@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.variable import Setting, Variable, VariableError
+from flk_runtime.contract.variable import Setting, Variable, VariableError, is_count
 
 ROWS = [row for module in (pod_env, user_env) for row in vars(module).values() if isinstance(row, Variable)]
 
@@ -68,3 +68,10 @@ def test_users_may_set_the_settings_only() -> None:
     assert {row for row in ROWS if isinstance(row, Setting)} == user_env.SETTABLE
     assert not user_env.is_reserved("FLK_KEEP")
     assert user_env.is_reserved("FLK_PODS")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(2, True), (1, True), (0, False), (True, False), (1.0, False), ("1", False)]
+)
+def test_a_count_is_an_integer_from_the_least_on(value: object, found: bool) -> None:
+    assert is_count(value, 1) is found

@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1ModuleState, FSDP1OptimizerState
 from flk_runtime.checkpoint.adapters.module import ModuleState
-from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, count_parameters, trained_modules
+from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, trained_modules
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.stateful import Stateful, Values
+from flk_runtime.distributed import parameters_in
 from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
 
@@ -61,7 +62,7 @@ def _adapt_optimizer(name: str, optimizer: Optimizer, modules: Modules) -> Torch
     trained, missing = trained_modules(optimizer, modules)
     if missing:
         raise SetupError(
-            f"{name} is an optimizer of {count_parameters(optimizer)} parameters, and {missing} of them are in none of "
-            "the modules: pass their module too"
+            f"{name} is an optimizer of {len(parameters_in(optimizer))} parameters, and {missing} of them are in none "
+            "of the modules: pass their module too"
         )
     return optimizer_state(name, optimizer, trained)

@@ -11,11 +11,11 @@ import torch
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.module import ModuleState
-from flk_runtime.checkpoint.adapters.optimizer import checking_groups, count_parameters, join_values, split_values
+from flk_runtime.checkpoint.adapters.optimizer import checking_groups, join_values, split_values
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded
 from flk_runtime.checkpoint.state import Chunk, Path, SplitState, chunks_of
-from flk_runtime.distributed import process_group
+from flk_runtime.distributed import parameters_in, process_group
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -40,11 +40,11 @@ class FSDP1OptimizerState(TorchState):
 
     def __init__(self, modules: Modules, optimizer: Optimizer) -> None:
         ((self._name, self._module),) = modules.items()
-        self._optimizer, self._count = optimizer, count_parameters(optimizer)
+        self._optimizer, self._count = optimizer, len(parameters_in(optimizer))
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
         same = thing is self._optimizer and modules.get(self._name) is self._module
-        return same and count_parameters(thing) == self._count
+        return same and len(parameters_in(thing)) == self._count
 
     def save_state(self, name: str) -> SplitState:
         state = self._state()

@@ -31,7 +31,7 @@ from flk_runtime.checkpoint.state import (
     name_of,
     split_tensors,
 )
-from flk_runtime.distributed import process_group
+from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.pytree import map_leaves
 
@@ -50,7 +50,7 @@ _READ: dict[torch.dtype, Callable[[Any], Any]] = {
 
 def trained_modules(optimizer: Optimizer, modules: Modules) -> tuple[Modules, int]:
     """The modules whose parameters ``optimizer`` has, one if it has all; and how many parameters are in no module."""
-    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    wanted = set(map(id, parameters_in(optimizer)))
     own: dict[str, set[int]] = {}
     for key, module in modules.items():
         own[key] = {id(parameter) for parameter in parameters_of(module).values()}
@@ -58,11 +58,6 @@ def trained_modules(optimizer: Optimizer, modules: Modules) -> tuple[Modules, in
             return {key: module}, 0
     trained = {key: modules[key] for key, found in own.items() if wanted & found}
     return trained, len(wanted.difference(*own.values()))
-
-
-def count_parameters(optimizer: Optimizer) -> int:
-    """The number of an optimizer's parameters."""
-    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 class OptimizerState(TorchState):
@@ -74,7 +69,7 @@ class OptimizerState(TorchState):
 
     def __init__(self, optimizer: Optimizer, modules: Modules) -> None:
         self._optimizer, self._modules = optimizer, modules
-        self._count = count_parameters(optimizer)
+        self._count = len(parameters_in(optimizer))
         self._of_parts = any(isinstance(module, Parts) for module in modules.values())
         self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
         self._cache = ChunkCache()
@@ -82,7 +77,7 @@ class OptimizerState(TorchState):
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
         same = thing is self._optimizer and all(modules.get(key) is each for key, each in self._modules.items())
-        return same and count_parameters(thing) == self._count  # else it has got parameters, maybe of another module
+        return same and len(parameters_in(thing)) == self._count  # else it has got parameters, maybe of another module
 
     def save_state(self, name: str) -> SplitState:
         names = self.names()
@@ -173,7 +168,7 @@ class OptimizerState(TorchState):
 
     def names(self) -> dict[nn.Parameter, str]:
         """The parameters in the optimizer's order, with the names of the user's model, or numbers if it has none."""
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        parameters = parameters_in(self._optimizer)
         if list(map(id, parameters)) != list(map(id, self._names)):
             names: dict[int, str] = {}
             for key, module in self._modules.items():
