@@ -43,7 +43,6 @@ _PROGRESS_INTERVAL = 30.0  # seconds between two lines about pods that have not 
 _MOST_CLOCKS = 3  # pods whose clocks differ that a record names
 _LEADER = 0  # the pod whose launcher leads
 _LEADS = "not retried: pod 0 leads the job, and would start on the same node again"
-_DISCONNECTED = "lost the connection to pod 0"
 
 
 class _Phase(enum.Enum):
@@ -125,7 +124,7 @@ class Leader:
         """
         if closed:
             self._failures.add_closed(pod)
-        lost = self._lost(pod, f"{_DISCONNECTED}: {reason}")
+        lost = self._lost(pod, f"{messages.DISCONNECTED}: {reason}")
         trains = self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done
         if trains and self._preemption:
             if self._preemption.failure.kind is Kind.RESIZED:

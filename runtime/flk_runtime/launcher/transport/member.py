@@ -31,8 +31,6 @@ _CLOCK_SKEW = 5.0  # seconds, more than an answer takes to arrive
 _LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
 _TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
 
-_DISCONNECTED = "lost the connection to pod 0"
-
 
 @dataclass(frozen=True)
 class _Ready:
@@ -344,7 +342,7 @@ class Member:
 
     def _blame_self(self, failure: Failure) -> Failure:
         lost_leader = failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED) and failure.pod == 0
-        return self._lost(self._settings.pod, _DISCONNECTED) if lost_leader else failure
+        return self._lost(self._settings.pod, messages.DISCONNECTED) if lost_leader else failure
 
 
 def _connect_to_any(hosts: tuple[str, ...], port: int) -> socket.socket:

@@ -17,6 +17,7 @@ from flk_runtime.launcher.replication.plan import CheckpointId, Copy, Inventory,
 from flk_runtime.wire import Refused, Registry
 
 _NONE: Final[list[Any]] = []  # in messages that a leader keeps
+DISCONNECTED: Final = "lost the connection to pod 0"  # what a pod did whose connection to the leader broke
 BEFORE_FIRST: Final = -1  # the attempt of a failure that was found before this launcher took part in one
 
 # From a member to the leader -------------------------------------------------------------------------------------
