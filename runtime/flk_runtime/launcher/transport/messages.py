@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import parse_ranges
@@ -20,11 +20,20 @@ _NONE: Final[list[Any]] = []  # in messages that a leader keeps
 DISCONNECTED: Final = "lost the connection to pod 0"  # what a pod did whose connection to the leader broke
 BEFORE_FIRST: Final = -1  # the attempt of a failure that was found before this launcher took part in one
 
+
+class FromMember:
+    """The base class of messages from a member to the leader."""
+
+
+class FromLeader:
+    """The base class of messages from the leader to a member. `MemoryPlan` and `Refused` come from it too."""
+
+
 # From a member to the leader -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Hello:
+class Hello(FromMember):
     """First message of a connection: which launcher connects."""
 
     pod: int
@@ -33,7 +42,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Join:
+class Join(FromMember):
     """The member is ready for the next attempt: no rank of the last attempt runs any more."""
 
     pod_name: str
@@ -63,7 +72,7 @@ class Join:
 
 
 @dataclass(frozen=True)
-class FailureReport:
+class FailureReport(FromMember):
     """A rank of this pod failed, or the pod or the job cannot go on: end the attempt in all pods."""
 
     attempt: int
@@ -71,14 +80,14 @@ class FailureReport:
 
 
 @dataclass(frozen=True)
-class SuccessReport:
+class SuccessReport(FromMember):
     """All ranks of this pod ended with success."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
-class PreemptionRequest:
+class PreemptionRequest(FromMember):
     """This pod has to stop, as ``failure`` says: have all ranks save and end."""
 
     attempt: int
@@ -86,7 +95,7 @@ class PreemptionRequest:
 
 
 @dataclass(frozen=True)
-class BoundaryReport:
+class BoundaryReport(FromMember):
     """The boundaries that the ranks of this pod have reached. Follows `PreemptionStarted`."""
 
     attempt: int
@@ -94,7 +103,7 @@ class BoundaryReport:
 
 
 @dataclass(frozen=True)
-class RanksEnded:
+class RanksEnded(FromMember):
     """All ranks of this pod have ended in a preemption, after ``saved`` if they have saved after that step."""
 
     attempt: int
@@ -102,7 +111,7 @@ class RanksEnded:
 
 
 @dataclass(frozen=True)
-class Restored:
+class Restored(FromMember):
     """The ranks of this attempt have begun after ``step``, with the state that ``source`` names."""
 
     attempt: int
@@ -111,14 +120,14 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class DrainRequest:
+class DrainRequest(FromMember):
     """The launcher of this pod has to stop, no rank of it runs, and its memory holds shards of checkpoints."""
 
     memory: Inventory
 
 
 @dataclass(frozen=True)
-class Transferred:
+class Transferred(FromMember):
     """The launcher of ``pod`` holds these shards of `Transfer` now. The sender could not transfer the others."""
 
     pod: int
@@ -126,19 +135,19 @@ class Transferred:
 
 
 @dataclass(frozen=True)
-class CopiesUnreadable:
+class CopiesUnreadable(FromMember):
     """These copies of a shard of the checkpoint that is restored could not be read by a rank of this pod."""
 
     copies: list[Copy]
 
 
 @dataclass(frozen=True)
-class Leave:
+class Leave(FromMember):
     """The member knows how the job ended."""
 
 
 @dataclass(frozen=True)
-class StacksReport:
+class StacksReport(FromMember):
     """Stacks of all ranks of this pod, as the leader has asked for them."""
 
     number: int  # of the request
@@ -146,14 +155,14 @@ class StacksReport:
 
 
 @dataclass(frozen=True)
-class StacksWanted:
+class StacksWanted(FromMember):
     """A process or a person asks for the stacks of all ranks of the job."""
 
     asker: str  # a name for `StacksGathered`
 
 
 @dataclass(frozen=True)
-class TelemetryWanted:
+class TelemetryWanted(FromMember):
     """A process asks for the measurements of the job."""
 
     asker: str  # a name for `TelemetryGathered`
@@ -163,7 +172,7 @@ class TelemetryWanted:
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(FromMember, FromLeader):
     """The sender lives. A member sends it at intervals, and the leader answers it."""
 
     status: PodStatus | None = None  # of the member's ranks
@@ -173,7 +182,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Welcome:
+class Welcome(FromLeader):
     """Answer to `Hello`: the launcher is the member of its pod."""
 
     leader: str  # identifies the leader's process
@@ -181,7 +190,7 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class AttemptStarted:
+class AttemptStarted(FromLeader):
     """An attempt starts: start the ranks."""
 
     number: int
@@ -208,7 +217,7 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True)
-class PreemptionStarted:
+class PreemptionStarted(FromLeader):
     """The ranks have to save and end, as ``failure`` says: hold them at their next step boundary.
 
     A leader sends it again, with ``urgent``, when a pod has to stop after ranks were held for another reason.
@@ -220,7 +229,7 @@ class PreemptionStarted:
 
 
 @dataclass(frozen=True)
-class SaveAt:
+class SaveAt(FromLeader):
     """Have all ranks save and end after ``step``; NO_STEP: send them SIGTERM."""
 
     attempt: int
@@ -228,7 +237,7 @@ class SaveAt:
 
 
 @dataclass(frozen=True)
-class AttemptEnded:
+class AttemptEnded(FromLeader):
     """The attempt is over in every pod: end the ranks."""
 
     number: int
@@ -236,7 +245,7 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class Transfer(FromLeader):
     """Answer to `DrainRequest`: send these shards to the launcher of a pod that stays, and then `Transferred`."""
 
     pod: int
@@ -246,26 +255,26 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(FromLeader):
     """Answer to `DrainRequest` and `Transferred`: no shard of this pod is needed any more, so its launcher may end."""
 
 
 @dataclass(frozen=True)
-class JobEnded:
+class JobEnded(FromLeader):
     """No further attempt follows."""
 
     record: JobRecord
 
 
 @dataclass(frozen=True)
-class StacksRequested:
+class StacksRequested(FromLeader):
     """Take the stacks of this pod's ranks and send them."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class StacksGathered:
+class StacksGathered(FromLeader):
     """The stacks of all ranks of the job, for the asker that `StacksWanted` named."""
 
     asker: str
@@ -273,7 +282,7 @@ class StacksGathered:
 
 
 @dataclass(frozen=True)
-class TelemetryGathered:
+class TelemetryGathered(FromLeader):
     """The measurements of the job, for the asker that `TelemetryWanted` named."""
 
     asker: str
@@ -281,7 +290,7 @@ class TelemetryGathered:
 
 
 @dataclass(frozen=True)
-class WaitsChanged:
+class WaitsChanged(FromLeader):
     """Other ranks are waited for than before. For the launcher of pod 0, which writes the job's record."""
 
     slow: list[SlowRank]
@@ -305,41 +314,8 @@ class ThreadFailed:
     error: BaseException
 
 
-FromMember = (
-    Hello
-    | Join
-    | FailureReport
-    | SuccessReport
-    | PreemptionRequest
-    | BoundaryReport
-    | RanksEnded
-    | Restored
-    | DrainRequest
-    | Transferred
-    | CopiesUnreadable
-    | Leave
-    | StacksReport
-    | StacksWanted
-    | TelemetryWanted
-    | Heartbeat
+Message = FromMember | FromLeader | MemoryPlan | Refused
+Event = FromLeader | MemoryPlan | Refused | LeaderLost | ThreadFailed
+MESSAGES: Final[Registry[Message]] = Registry(
+    [*FromMember.__subclasses__(), *FromLeader.__subclasses__(), MemoryPlan, Refused]
 )
-FromLeader = (
-    Welcome
-    | Refused
-    | MemoryPlan
-    | AttemptStarted
-    | PreemptionStarted
-    | SaveAt
-    | AttemptEnded
-    | Transfer
-    | Release
-    | JobEnded
-    | StacksRequested
-    | StacksGathered
-    | TelemetryGathered
-    | WaitsChanged
-    | Heartbeat
-)
-Message = FromMember | FromLeader
-Event = FromLeader | LeaderLost | ThreadFailed
-MESSAGES: Final[Registry[Message]] = Registry(get_args(Message))
