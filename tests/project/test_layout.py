@@ -209,7 +209,7 @@ COVERED = {
     "tests/unit/flk_runtime/launcher/hangs/test_phases.py": "flk_runtime.contract.hang_timeout",
     "tests/unit/flk_runtime/launcher/test_record_archive.py": "flk_runtime.contract.record",
     "tests/unit/flk_runtime/launcher/test_failures.py": (
-        "flk_runtime.contract.failure flk_runtime.launcher.rank_failure "
+        "flk_runtime.contract.failure flk_runtime.contract.failure_text flk_runtime.launcher.rank_failure "
         "flk_runtime.system.faults flk_runtime.system.text"
     ),
     "tests/unit/flk_runtime/launcher/test_trainer_forward.py": "flk_runtime.launcher.cluster_http",

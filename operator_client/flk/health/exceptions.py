@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk_runtime.contract.failure import kind_of_text
+from flk_runtime.contract.failure_text import kind_of_text
 
 # torch puts the rank before each line of a traceback that ends a process.
 _PREFIX: Final = re.compile(r"\[rank\d+\]: ?")

@@ -151,8 +151,8 @@ class Agent:
                     self.ranks.pause_or_resume()
                 elif key.fileobj is self.server.socket:
                     rank_ended = True
-                else:
-                    self._read_pipe(int(key.fd))
+                elif rank := self.ranks.read(int(key.fd)):
+                    self._handle_report(rank)
             while self.server.pending or (rank_ended and is_readable(self.server.socket.fileno())):
                 if exited := self.server.ended():
                     self._handle_rank_exit(exited.pid, exited.status)
@@ -335,11 +335,6 @@ class Agent:
             preemption.stop_at(step)
 
     # Ranks -------------------------------------------------------------------------------------------------------
-
-    def _read_pipe(self, fd: int) -> None:
-        rank = self.ranks.read(fd)
-        if rank:
-            self._handle_report(rank)
 
     def _handle_report(self, rank: RankProcess) -> None:
         """Handle the rank's report of its exception, if it has sent one. It arrives before its connections break."""

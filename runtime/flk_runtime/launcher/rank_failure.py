@@ -8,7 +8,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flk_runtime.contract.failure import Failure, Kind, kind_of_end, kind_of_text
+from flk_runtime.contract.failure import Failure, Kind, kind_of_end
+from flk_runtime.contract.failure_text import kind_of_text
 from flk_runtime.contract.secrets import hidden
 from flk_runtime.system.text import last_exception
 

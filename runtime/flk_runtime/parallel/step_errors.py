@@ -14,7 +14,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from flk_runtime.contract.failure import Kind, kind_of_text
+from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.failure_text import kind_of_text
 from flk_runtime.errors import SetupError
 from flk_runtime.system.faults import kind_of
 

@@ -20,10 +20,6 @@ class Metrics:
         self.shares = Shares(context.page)
         self.throughput = logging.Throughput()
 
-    def begin(self) -> None:
-        """Begin after the first step, from which utilisation is measured."""
-        self.utilisation.begin()
-
     def read(self) -> dict[str, Any]:
         """The values of a line, without the loss."""
         line: dict[str, Any] = self.throughput.read()

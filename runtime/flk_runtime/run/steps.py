@@ -82,7 +82,7 @@ class Steps:
         throughput.tokens += tokens
         self._metrics.utilisation.steps += 1
         if first:
-            self._metrics.begin()
+            self._metrics.utilisation.begin()
         if report or is_passed(self._context.options.log_every, before, self.done):
             self._print_line(loss, values, epoch())
         can_save = self._saves.save_after_step(before, self.done)

@@ -15,7 +15,8 @@ import types
 from typing import Any
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.failure import Kind, kind_of_loss, kind_of_text
+from flk_runtime.contract.failure import Kind, kind_of_loss
+from flk_runtime.contract.failure_text import kind_of_text
 from flk_runtime.contract.ranges import plural
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.system import faults

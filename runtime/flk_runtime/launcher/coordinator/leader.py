@@ -329,7 +329,7 @@ class Leader:
         record = self._final_record(decision)
         if record:
             self._end_job(record)
-        elif unhealthy := self._unhealthy_pods:
+        elif unhealthy := {pod: fault for pod, join in self._joined.items() if (fault := join.fault)}:
             self._refuse(unhealthy, decision, now)
         elif self._replace_unusable_pods():
             self._join_deadline = now + self._settings.join_timeout
@@ -358,11 +358,6 @@ class Leader:
             self._joined.pop(pod)
             record = new_record("replaced", ExitCode.UNUSABLE, failure, self._history, self._settings.limits)
             self._send([pod], messages.JobEnded(record))
-
-    @property
-    def _unhealthy_pods(self) -> dict[int, Failure]:
-        """The pods that have found themselves on an unhealthy node before they took part in an attempt."""
-        return {pod: fault for pod, join in self._joined.items() if (fault := join.fault)}
 
     def _refuse(self, unhealthy: Mapping[int, Failure], decision: Decision, now: float) -> None:
         """Send away pods on unhealthy nodes. It counts as an attempt, so that the restart policy bounds how often.

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import Failure, Kind, kind_of_text, root_cause
+from flk_runtime.contract.failure import Failure, Kind, root_cause
+from flk_runtime.contract.failure_text import kind_of_text
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.coordinator.policy import decide

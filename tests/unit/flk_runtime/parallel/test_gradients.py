@@ -29,8 +29,6 @@ def unit(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     group.post_backward = post_backward
     monkeypatch.setattr(dist, "get_rank", lambda: 3)
-    monkeypatch.setattr(dist, "all_reduce", lambda ends, op: None)
-    monkeypatch.setattr("flk_runtime.parallel.gradients.comm_device", lambda device: device)
     SameUse(0, group, nn.Module())
     return group
 
