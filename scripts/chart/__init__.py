@@ -1,4 +1,4 @@
-"""The files of the chart that are generated: `python -m scripts.chart` writes them.
+"""The files of the chart that are generated, and k8s/rbac.yaml: `python -m scripts.chart` writes them.
 
 All but the archive of the runtime are under version control, and a test compares them. The archive changes with every
 module of the runtime: `make chart` makes it before Helm reads `charts/flk`. `make check` makes
@@ -15,9 +15,10 @@ from typing import Final
 
 from flk.manifest import runtime, runtime_archive
 from flk.targets import TARGETS
-from scripts.chart import dashboard, manifests, values
+from scripts.chart import dashboard, manifests, rights, values
 
-CHART: Final = Path(__file__).parents[2] / "charts" / "flk"
+_ROOT: Final = Path(__file__).parents[2]
+CHART: Final = _ROOT / "charts" / "flk"
 # flk bench makes jobs of its own, and workers of strategy diloco need a secret that flk submit makes. The planner,
 # the installation of packages, adapters and loops of scripts are in the archive of all jobs: they are 22 kB, and
 # another archive would add 180 kB to the Secret of each release.
@@ -27,6 +28,8 @@ FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "values.schema.json": values.schema_text,
     CHART / "files" / "options.json": manifests.options,
     CHART / "files" / "dashboard.json": dashboard.dashboard,
+    CHART / "files" / "rights.json": rights.rights,
+    _ROOT / "k8s" / "rbac.yaml": rights.role,
     **{
         CHART / "files" / "manifests" / f"{target}.json": functools.partial(manifests.manifests, target)
         for target in TARGETS

@@ -16,63 +16,12 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{/* What `flk` needs to submit, watch and delete jobs: for PyTorchJobs the same rules as in k8s/rbac.yaml. */}}
+{{/* The rules for people who use `flk`, as YAML: files/rights.json has them (scripts/chart/rights.py writes it). */}}
 {{- define "flk.rules" -}}
-{{- $known := .Files.Get "files/options.json" | fromJson }}
-{{- range .Values.rbac.targets }}
-- apiGroups: [{{ (get $known.targets .).apiVersion | dir }}]
-  resources: [{{ . }}s]
-  verbs: [create, get, list, watch, patch, delete]
-{{- end }}
-{{- if has "job" .Values.rbac.targets }}
-- apiGroups: [""]
-  resources: [services]
-  verbs: [create, list]
-{{- end }}
-{{- with .Values.rbac.gangs }}
-- apiGroups:
-  {{- range . }}
-  - {{ get $known.gangs . | first | dir }}
-  {{- end }}
-  resources: [podgroups]
-  verbs: [create, get, list]
-{{- end }}
-{{- if .Values.rbac.exec }}
-- apiGroups: [""]
-  resources: [pods/exec, pods/portforward]
-  verbs: [create, get]
-{{- end }}
-- apiGroups: [""]
-  resources: [configmaps]
-  verbs: [create, get, list, patch]
-- apiGroups: [""]
-  resources: [secrets]
-  verbs: [create]
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [get, list, watch]
-- apiGroups: [""]
-  resources: [events]
-  verbs: [list]
-- apiGroups: [""]
-  resources: [pods/log]
-  verbs: [get]
-- apiGroups: [""]
-  resources: [resourcequotas, limitranges]
-  verbs: [list]
-- apiGroups: [""]
-  resources: [persistentvolumeclaims, serviceaccounts]
-  verbs: [get]
-- apiGroups: [kueue.x-k8s.io]
-  resources: [localqueues]
-  verbs: [get]
-- apiGroups: [resource.k8s.io]
-  resources: [resourceclaimtemplates]
-  verbs: [get]
-- apiGroups: [kueue.x-k8s.io]
-  resources: [workloads]
-  verbs: [list]
-- apiGroups: [visibility.kueue.x-k8s.io]
-  resources: [localqueues/pendingworkloads]
-  verbs: [get]
+{{- $known := .Files.Get "files/rights.json" | fromJson }}
+{{- $rules := list }}
+{{- range .Values.rbac.targets }}{{ $rules = concat $rules (get $known.targets .) }}{{ end }}
+{{- range .Values.rbac.gangs }}{{ $rules = concat $rules (get $known.gangs .) }}{{ end }}
+{{- if .Values.rbac.exec }}{{ $rules = concat $rules $known.exec }}{{ end }}
+{{- concat $rules $known.always | toYaml }}
 {{- end }}

@@ -1,7 +1,7 @@
 """The rights that flk's commands need in a namespace, as a table by target, and the check that the user has them.
 
-charts/flk gives exactly those that are not optional, for the targets and gangs of its values, and k8s/rbac.yaml for all
-targets without a gang. Tests compare them.
+The Role of charts/flk gives those that are not optional, for the targets and gangs of its values, and k8s/rbac.yaml for
+all targets without a gang: scripts/chart/rights.py makes their rules of this table.
 """
 
 from __future__ import annotations
@@ -75,6 +75,13 @@ def all_rights(target: Target, gang: Gang | None = None) -> Sequence[Right]:
     """Return every verb and resource that a command needs for jobs of a target, each once."""
     tables = (rights_for(target, gang), OPTIONAL)
     return sorted({right for table in tables for rights in table.values() for right in rights})
+
+
+def resource_attributes(resource: str) -> tuple[str, str, str]:
+    """Return the group of a resource of the table, its plural and its subresource, each of which may be empty."""
+    name, _, subresource = resource.partition("/")
+    plural, _, group = name.partition(".")
+    return group, plural, subresource
 
 
 def before(cluster: Cluster) -> Iterator[Result]:

@@ -13,7 +13,7 @@ from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
 from flk.health import autoscaling, device_claims
 from flk.health.cluster import Cluster, Pods, Unreadable
-from flk.health.rights import Right, all_rights
+from flk.health.rights import Right, all_rights, resource_attributes
 from flk.jobs.choice import RUNTIMES
 from flk.kube import Document, Object, RequestTarget, Resource
 from flk.observe.client import POD_GROUPS, RESOURCES, JobClient
@@ -149,8 +149,7 @@ def _rights(client: JobClient, rights: Sequence[Right]) -> dict[Right, bool] | U
 
 
 def _may(client: JobClient, verb: str, resource: str) -> bool | Unreadable:
-    name, _, subresource = resource.partition("/")
-    plural, _, group = name.partition(".")
+    group, plural, subresource = resource_attributes(resource)
     attributes = {"namespace": client.namespace, "verb": verb, "group": group, "resource": plural}
     if subresource:
         attributes["subresource"] = subresource

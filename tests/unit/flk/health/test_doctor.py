@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flk.cli.doctor import with_remedies
 from flk.commands import Commands, Connection
@@ -512,15 +511,6 @@ def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: st
     assert any((r.check, r.level) == (check, level) and found in r.found for r in results), results
     assert not any(r.check == "operator" for r in results)
     assert all(r.remedy for r in results if r.level is Level.FAILED)
-
-
-def test_the_role_gives_the_rights_of_the_table_and_no_others() -> None:
-    role = next(iter(yaml.safe_load_all((ROOT / "k8s" / "rbac.yaml").read_text())))
-    given = granted(role["rules"])
-    needed = {right for target in TARGETS.values() for rights in rights_for(target).values() for right in rights}
-    assert needed - given == set()
-    assert given - needed == set()
-    assert not given & {right for rights in OPTIONAL.values() for right in rights}
 
 
 def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run) -> None:
