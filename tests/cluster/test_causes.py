@@ -23,8 +23,9 @@ import pytest
 import flk as library
 from flk.health import diagnose
 from flk.jobs.state import Phase, derive
-from flk.observe.client import EVENTS, PODS, RESOURCES, JobClient
+from flk.observe.client import JobClient
 from flk.observe.reader import view_job
+from flk.observe.resources import EVENTS, PODS, RESOURCES
 from flk_runtime.contract import user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster

@@ -21,7 +21,7 @@ import pytest
 import flk_runtime
 from flk.kube.client import ApiClient
 from flk.kube.resources import RequestTarget
-from flk.observe.client import PODS
+from flk.observe.resources import PODS
 from tests.support.ranks import Ranks
 
 SCRIPT = Path(__file__).parents[1] / "launchers" / "train.py"

@@ -43,9 +43,9 @@ def exec_(
     flk's input, output and errors.
     """
     from flk.kube.sockets import STDERR, RemoteCommand
-    from flk.observe.client import EXEC
     from flk.observe.pods import with_packages
     from flk.observe.reader import container_in, pod_of
+    from flk.observe.resources import EXEC
 
     client, job = open_job(job, context, namespace)
     name = pod_of(client, job, rank, pod).name

@@ -125,7 +125,7 @@ def _print(
 ) -> None:
     from flk.cli.data_output import data_of, raw_object
     from flk.cli.list_text import list_text
-    from flk.observe.client import qualified
+    from flk.observe.resources import qualified
 
     states = [each.state for each in listed]
     if form.is_data:

@@ -54,8 +54,8 @@ def port_forward(
     """
     wanted = [_ports(text) for text in ports]
     addresses = [part for text in address or ["127.0.0.1"] for part in text.split(",")]
-    from flk.observe.client import PORT_FORWARD
     from flk.observe.reader import pod_of
+    from flk.observe.resources import PORT_FORWARD
 
     client, job = open_job(job, context, namespace)
     target = client.target(PORT_FORWARD, pod_of(client, job, rank, pod).name)

@@ -109,7 +109,7 @@ def _show(
     elif form.is_data:
         found.append(state.to_dict())
     elif form.kind == "name":
-        from flk.observe.client import qualified
+        from flk.observe.resources import qualified
 
         print(qualified(state.kind, state.name))
     else:

@@ -9,12 +9,10 @@ from typing import Final
 from flk.health.cause import Cause, Find, Locate, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.scheduling import scheduling_evidence, unschedulable
-from flk.kube import Resource
 from flk.observe.model import PodPhase
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
 
-TEMPLATES: Final = Resource("resource.k8s.io", "v1", "resourceclaimtemplates", others=("v1beta2", "v1beta1"))
 _KINDS: Final = {"resourceclaimtemplates": "ResourceClaimTemplate", "resourceclaims": "ResourceClaim"}
 _MISSING: Final = re.compile(r'resourceclaim(template)?(?:\.resource\.k8s\.io)? "([^"]+)" not found')
 _CLASS_MISSING: Final = re.compile(r"device class (\S+) does not exist")

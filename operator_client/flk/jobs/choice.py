@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from flk.errors import ApiError, ForbiddenError, MissingApiError
 from flk.kube import Object, RequestTarget, Resource
-from flk.observe.client import POD_GROUPS, RESOURCES, JobClient
+from flk.observe.client import JobClient
+from flk.observe.resources import POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
 from flk.spec.job import Job
 from flk.targets.gang import GANGS, NONE
 from flk.targets.trainjob import RUNTIME
 from flk_runtime.contract.strategies import AUTO
-
-RUNTIMES: Final = Resource("trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes")
 
 
 def chosen(client: JobClient, job: Job) -> Job:
@@ -60,7 +57,7 @@ def _serves(client: JobClient, resource: Resource) -> bool:
 
 
 def _has_runtime(client: JobClient) -> bool:
-    return _found(client, RequestTarget(RUNTIMES, None, RUNTIME)) is not None
+    return _found(client, RequestTarget(TRAINING_RUNTIMES, None, RUNTIME)) is not None
 
 
 def _found(client: JobClient, target: RequestTarget) -> Object | None:

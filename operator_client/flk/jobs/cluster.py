@@ -5,44 +5,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
-from flk.health import autoscaling, device_claims
+from flk.health import autoscaling
 from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights, resource_attributes
-from flk.jobs.choice import RUNTIMES
 from flk.kube import Document, Object, RequestTarget, Resource
-from flk.observe.client import POD_GROUPS, RESOURCES, JobClient
+from flk.observe import resources
+from flk.observe.client import JobClient
 from flk.targets import DEFAULT
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.trainjob import RUNTIME
 
 _THREADS: Final = 8
-_RESOURCES: Final = {
-    "secrets": Resource("", "v1", "secrets"),
-    "configmaps": Resource("", "v1", "configmaps"),
-    "persistentvolumeclaims": Resource("", "v1", "persistentvolumeclaims"),
-    "serviceaccounts": Resource("", "v1", "serviceaccounts"),
-    "priorityclasses": Resource("scheduling.k8s.io", "v1", "priorityclasses"),
-    "storageclasses": Resource("storage.k8s.io", "v1", "storageclasses"),
-    "localqueues": Resource("kueue.x-k8s.io", "v1beta2", "localqueues", others=("v1beta1",)),
-    "resourceclaimtemplates": device_claims.TEMPLATES,
-    "resourceclaims": replace(device_claims.TEMPLATES, plural="resourceclaims"),
-}
+_OF_CLUSTER: Final = (resources.PRIORITY_CLASSES, resources.STORAGE_CLASSES)
+_OF_NAMESPACE: Final = (
+    resources.SECRETS,
+    resources.CONFIG_MAPS,
+    resources.CLAIMS,
+    resources.SERVICE_ACCOUNTS,
+    resources.LOCAL_QUEUES,
+    resources.DEVICE_TEMPLATES,
+    resources.DEVICE_CLAIMS,
+)
+_NAMED: Final = {resource.plural: resource for resource in (*_OF_CLUSTER, *_OF_NAMESPACE)}
 _NAMING: Final = ("serviceAccountName", "priorityClassName")  # fields of a pod
-_OF_CLUSTER: Final = ("priorityclasses", "storageclasses")
-_PODS: Final = Resource("", "v1", "pods")
-_NODES: Final = Resource("", "v1", "nodes")
-_QUOTAS: Final = Resource("", "v1", "resourcequotas")
-_LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
 _VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
 _KARPENTER: Final = Document(Resource("karpenter.sh", "v1", ""), document="/apis/karpenter.sh")
-_AUTOSCALER_STATUS: Final = RequestTarget(Resource("", "v1", "configmaps"), "kube-system", "cluster-autoscaler-status")
-_REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+_AUTOSCALER_STATUS: Final = RequestTarget(resources.CONFIG_MAPS, "kube-system", "cluster-autoscaler-status")
 
 T = TypeVar("T")
 
@@ -55,21 +48,25 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     """
     target, gang = (pods.target, pods.gang) if pods else (DEFAULT, None)
     version = _call(client, "get", _VERSION)
-    devices = _served(client, device_claims.TEMPLATES) if pods and pods.device_claims else None
+    devices = _served(client, resources.DEVICE_TEMPLATES) if pods and pods.device_claims else None
     with ThreadPoolExecutor(_THREADS) as pool:
         futures: dict[str, Future[Any]] = {
-            "api": pool.submit(_served, client, RESOURCES[target.name]),
+            "api": pool.submit(_served, client, resources.RESOURCES[target.name]),
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
-            "quotas": pool.submit(_list, client, client.target(_QUOTAS)),
-            "limit_ranges": pool.submit(_list, client, client.target(_LIMIT_RANGES)),
-            "nodes": pool.submit(_list, client, RequestTarget(_NODES)),
-            "running": pool.submit(_list, client, RequestTarget(_PODS), "status.phase!=Succeeded,status.phase!=Failed"),
+            "quotas": pool.submit(_list, client, client.target(resources.QUOTAS)),
+            "limit_ranges": pool.submit(_list, client, client.target(resources.LIMIT_RANGES)),
+            "nodes": pool.submit(_list, client, RequestTarget(resources.NODES)),
+            "running": pool.submit(
+                _list, client, RequestTarget(resources.PODS), "status.phase!=Succeeded,status.phase!=Failed"
+            ),
         }
         autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
         if gang is not None:
-            futures["gang_api"] = pool.submit(_served, client, POD_GROUPS[gang.group])
+            futures["gang_api"] = pool.submit(_served, client, resources.POD_GROUPS[gang.group])
         if target.name == "trainjob":
-            futures["runtime"] = pool.submit(_call, client, "get", RequestTarget(RUNTIMES, None, RUNTIME))
+            futures["runtime"] = pool.submit(
+                _call, client, "get", RequestTarget(resources.TRAINING_RUNTIMES, None, RUNTIME)
+            )
         controllers = {
             each.check: pool.submit(_attempt, partial(client.list_deployments, each))
             for each in CONTROLLERS[target.name]
@@ -127,8 +124,8 @@ def _list(client: JobClient, target: RequestTarget, fields: str = "") -> list[Ob
 
 
 def _named(client: JobClient, kind: str, name: str) -> Object | Unreadable:
-    namespace = None if kind in _OF_CLUSTER else client.namespace
-    return _call(client, "get", RequestTarget(_RESOURCES[kind], namespace, name))
+    resource = _NAMED[kind]
+    return _call(client, "get", RequestTarget(resource, None if resource in _OF_CLUSTER else client.namespace, name))
 
 
 def _storage_classes(objects: Mapping[tuple[str, str], Object | Unreadable]) -> list[str]:
@@ -158,7 +155,7 @@ def _may(client: JobClient, verb: str, resource: str) -> bool | Unreadable:
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    answer = _call(client, "create", RequestTarget(_REVIEWS), body=body)
+    answer = _call(client, "create", RequestTarget(resources.ACCESS_REVIEWS), body=body)
     return answer if isinstance(answer, Unreadable) else bool((answer.get("status") or {}).get("allowed"))
 
 
@@ -179,4 +176,4 @@ def _admission(
     spec = {key: value for key, value in pods.spec.items() if key not in _NAMING or value not in absent}
     metadata = {"generateName": "flk-doctor-", **(pods.template.get("metadata") or {})}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "restartPolicy": "Never"}}
-    return _call(client, "create", client.target(_PODS), query={"dryRun": "All"}, body=body)
+    return _call(client, "create", client.target(resources.PODS), query={"dryRun": "All"}, body=body)

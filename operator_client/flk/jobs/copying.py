@@ -19,7 +19,8 @@ from typing import Any, Final
 from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.received import Received, sent
 from flk.kube.sockets import STDERR, RemoteCommand
-from flk.observe.client import EXEC, JobClient
+from flk.observe.client import JobClient
+from flk.observe.resources import EXEC
 
 Note = Callable[[str], None]
 _PYTHON: Final = (

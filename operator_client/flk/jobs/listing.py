@@ -17,7 +17,7 @@ from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation
-from flk.observe.reader import NODES
+from flk.observe.resources import NODES
 from flk.observe.view import JobView
 from flk.targets import target_of
 

@@ -8,54 +8,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
+from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
 from flk.spec.names import object_name
 from flk.targets import TARGETS
-from flk.targets.controllers import CONTROLLERS, Controller
-from flk.targets.gang import GANGS
+from flk.targets.controllers import Controller
 from flk.units import short_duration, timestamp
 
 if TYPE_CHECKING:
     from flk.kube.sockets import Executed
-
-# By the names of targets: the kinds of objects that jobs are.
-RESOURCES: Final = {
-    target.name: Resource(
-        target.group,
-        target.version,
-        target.plural,
-        jobs=f"{target.kind}s",
-        install=next((controller.install for controller in CONTROLLERS[target.name]), ""),
-    )
-    for target in TARGETS.values()
-}
-PODS: Final = Resource("", "v1", "pods")
-LOGS: Final = Resource("", "v1", "pods", "log")
-EXEC: Final = Resource("", "v1", "pods", "exec")
-PORT_FORWARD: Final = Resource("", "v1", "pods", "portforward")
-EVENTS: Final = Resource("", "v1", "events")
-CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
-SECRETS: Final = Resource("", "v1", "secrets")
-SERVICES: Final = Resource("", "v1", "services")
-_NAMESPACES: Final = Resource("", "v1", "namespaces")
-DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
-# By the groups of the gang schedulers.
-POD_GROUPS: Final = {
-    gang.group: Resource(
-        gang.group,
-        gang.versions[0],
-        "podgroups",
-        others=gang.versions[1:],
-        install=f"{gang.install}, or choose another --gang",
-    )
-    for gang in GANGS.values()
-}
-_OWNED: Final = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "Service": SERVICES}
 
 
 @dataclass(frozen=True)
@@ -332,7 +298,7 @@ class JobClient:
     def lacks_namespace(self) -> bool:
         """Return whether the API server says that the namespace does not exist; not every user may ask."""
         try:
-            self.api.call("get", RequestTarget(_NAMESPACES, name=self.namespace))
+            self.api.call("get", RequestTarget(NAMESPACES, name=self.namespace))
         except ApiError as error:
             return error.status == 404
         return False
@@ -382,27 +348,6 @@ def container_of(pod: Object, chosen: str) -> str:
         found = f"containers {', '.join(names)}" if len(names) > 1 else f"the container {names[0]}"
         raise UsageError(f"--container: pod {pod['metadata']['name']} has {found}, no {chosen}")
     return chosen
-
-
-def resource_of(job: Object) -> Resource:
-    """Return the kind of objects that a job is of."""
-    return RESOURCES[targets.target_of(job).name]
-
-
-def owned_resource(manifest: Object) -> Resource | None:
-    """Return the kind of an object that a job owns; None for other objects."""
-    if manifest["kind"] == "PodGroup":
-        return POD_GROUPS[manifest["apiVersion"].partition("/")[0]]
-    return _OWNED.get(manifest["kind"])
-
-
-def qualified(kind: str, name: str) -> str:
-    """Return the name of a job as ``kubectl -o name`` prints it, without a kind (empty) just its name.
-
-    As in ``pytorchjob.kubeflow.org/gpt``.
-    """
-    resource = next((RESOURCES[target.name] for target in TARGETS.values() if target.kind == kind), None)
-    return f"{resource.singular}/{name}" if resource else name
 
 
 def _is_training_job(target: targets.Target, job: Object) -> bool:

@@ -11,8 +11,9 @@ from flk import targets
 from flk.errors import FlkError, JobNotFoundError
 from flk.kube import Changed, Listed, Object
 from flk.observe.cache import JobCache
-from flk.observe.client import PODS, RESOURCES, JobClient, JobRef
+from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
+from flk.observe.resources import PODS, RESOURCES
 from flk.observe.watches import Watches
 from flk.targets import DEFAULT, TARGETS
 

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
-from flk.kube import Object, RequestTarget, Resource
+from flk.kube import Object, RequestTarget
 from flk.observe import archive
-from flk.observe.client import POD_GROUPS, PODS, JobClient, container_of
+from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, from_archive, with_archive
+from flk.observe.resources import CLAIMS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk.targets import target_of
@@ -27,14 +28,6 @@ EVENTS_EVERY: Final = (5.0, 20.0)  # for the events of a job that does not run u
 RECORD_EVERY: Final = (1.0, 10.0)  # for the record: a new attempt need not change a pod
 _LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which it is given up
 
-NODES: Final = Resource("", "v1", "nodes")
-CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
-VOLUMES: Final = Resource("", "v1", "persistentvolumes")
-# Kueue's, and its Visibility API.
-WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta2", "workloads", others=("v1beta1",))
-_PENDING: Final = Resource(
-    "visibility.kueue.x-k8s.io", "v1beta2", "localqueues", "pendingworkloads", others=("v1beta1",)
-)
 _HOLDS_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"  # of pods
 _VOLCANO: Final = "scheduling.volcano.sh"  # whose PodGroups jobs have that another tool made
 
@@ -194,7 +187,7 @@ class Reader:
             case "workloads":
                 return self._list(client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
             case "pending_workloads":
-                answer = self._get(client.target(_PENDING, need.name))
+                answer = self._get(client.target(PENDING_WORKLOADS, need.name))
                 return replace(answer, items=[each for found in answer.items for each in found.get("items") or []])
             case "pod_groups":
                 gang = gang_of(seen.job or {})

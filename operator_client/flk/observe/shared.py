@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from flk.errors import ForbiddenError
 from flk.kube import Object
-from flk.observe.client import EVENTS, JobClient
+from flk.observe.client import JobClient
 from flk.observe.observation import event_time
+from flk.observe.resources import EVENTS
 
 KEPT: Final = 5.0  # seconds for which an answer counts
 

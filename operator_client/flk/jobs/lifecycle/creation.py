@@ -19,7 +19,8 @@ from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError
 from flk.health.admission import lacks_dry_run
 from flk.jobs.lifecycle.suspension import merge, starting
 from flk.kube import Object, RequestTarget, Resource
-from flk.observe.client import JobClient, age, owned_resource, resource_of
+from flk.observe.client import JobClient, age
+from flk.observe.resources import owned_resource, resource_of
 from flk.targets import target_of
 
 GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the objects of a deleted job of the same name should be deleted

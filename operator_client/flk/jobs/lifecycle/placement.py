@@ -12,8 +12,9 @@ from typing import Any, Final, NoReturn
 
 from flk.errors import ApiError, UsageError
 from flk.kube import Object, RequestTarget
-from flk.observe.client import JobClient, resource_of
-from flk.observe.reader import NODES, view_job
+from flk.observe.client import JobClient
+from flk.observe.reader import view_job
+from flk.observe.resources import NODES, resource_of
 from flk.targets import target_of
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"

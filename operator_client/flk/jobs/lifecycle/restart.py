@@ -29,8 +29,8 @@ from flk.jobs.lifecycle.suspension import (
     wait_for_pods_to_end,
 )
 from flk.kube import Object
-from flk.observe.client import CONFIG_MAPS, POD_GROUPS, SERVICES, JobClient, JobRef
-from flk.observe.reader import WORKLOADS
+from flk.observe.client import JobClient, JobRef
+from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, SERVICES, WORKLOADS
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner

@@ -9,8 +9,9 @@ from __future__ import annotations
 from flk.errors import UsageError
 from flk.jobs.lifecycle.suspension import refuse_ended, refuse_queued
 from flk.jobs.state import derive
-from flk.observe.client import JobClient, resource_of
+from flk.observe.client import JobClient
 from flk.observe.observation import Observation
+from flk.observe.resources import resource_of
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract.ranges import plural

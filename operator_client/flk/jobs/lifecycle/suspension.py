@@ -16,8 +16,9 @@ from flk.errors import FlkError, JobDeletedError, UsageError
 from flk.jobs.lifecycle.ending import watch_all_pods_end, watch_pods_end
 from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
 from flk.kube import Object
-from flk.observe.client import JobClient, JobRef, resource_of
+from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
+from flk.observe.resources import resource_of
 from flk.targets import target_of
 from flk_runtime.contract import user_env
 

@@ -6,8 +6,9 @@ from typing import Final
 
 from flk import labels
 from flk.errors import FlkError
-from flk.observe.client import CONFIG_MAPS, JobClient
+from flk.observe.client import JobClient
 from flk.observe.observation import Observation, unnamed_pod
+from flk.observe.resources import CONFIG_MAPS
 from flk_runtime.contract.record import ArchivedRecord
 
 FIRST_POD: Final = unnamed_pod(0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flk.kube import ConnectionOptions, Document, RequestTarget, Resource, kubectl_command, set_connection_options
-from flk.observe.client import CONFIG_MAPS, EVENTS, LOGS, PODS, RESOURCES
+from flk.observe.resources import CONFIG_MAPS, EVENTS, LOGS, PODS, RESOURCES
 from tests.support.api_server import TOKEN, write_kubeconfig
 from tests.support.jobs import JobBuilder
 

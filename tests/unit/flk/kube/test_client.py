@@ -27,7 +27,7 @@ from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import connect
 from flk.kube.errors import RETRIED
 from flk.kube.resources import RequestTarget
-from flk.observe.client import LOGS, PODS, RESOURCES
+from flk.observe.resources import LOGS, PODS, RESOURCES
 from tests.support.api_server import FakeApiServer
 
 ALL = RequestTarget(RESOURCES["pytorchjob"], "team")

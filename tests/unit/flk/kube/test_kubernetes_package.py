@@ -16,7 +16,7 @@ from kubernetes.config import new_client_from_config
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.resources import RequestTarget
-from flk.observe.client import CONFIG_MAPS, RESOURCES
+from flk.observe.resources import CONFIG_MAPS, RESOURCES
 from tests.support.api_server import FakeApiServer
 from tests.support.certificates import make_certificate
 from tests.support.jobs import JobBuilder

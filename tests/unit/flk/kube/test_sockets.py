@@ -21,7 +21,8 @@ from urllib3.util.ssltransport import SSLTransport
 from flk.errors import ApiError, ForbiddenError, UnreachableError
 from flk.kube import sockets
 from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed, PodConnection
-from flk.observe.client import PORT_FORWARD, JobClient
+from flk.observe.client import JobClient
+from flk.observe.resources import PORT_FORWARD
 from tests.support.api_server import failure, write_kubeconfig
 from tests.support.certificates import make_certificate
 

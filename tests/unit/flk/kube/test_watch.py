@@ -15,8 +15,9 @@ from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.resources import RequestTarget
 from flk.kube.watch import Changed, Listed, list_and_watch
-from flk.observe.client import PODS, JobClient
+from flk.observe.client import JobClient
 from flk.observe.follower import Follower
+from flk.observe.resources import PODS
 
 PODS_PATH = "/api/v1/namespaces/team/pods"
 JOBS_PATH = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"

@@ -16,7 +16,8 @@ from flk.jobs.choice import chosen
 from flk.kube import ApiClient
 from flk.kube.credentials import connect
 from flk.manifest import make_bundle, render
-from flk.observe.client import POD_GROUPS, JobClient
+from flk.observe.client import JobClient
+from flk.observe.resources import POD_GROUPS
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS
 from flk.targets.gang import GANGS

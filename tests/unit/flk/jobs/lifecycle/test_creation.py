@@ -13,7 +13,8 @@ from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, SUBMISSION
 from flk.manifest import Bundle, render
-from flk.observe.client import RESOURCES, JobClient
+from flk.observe.client import JobClient
+from flk.observe.resources import RESOURCES
 from flk.spec.job import validated
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"

@@ -1,0 +1,83 @@
+"""The kinds of objects that flk asks the API server for: a table of their groups, versions and plurals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from flk import targets
+from flk.kube import Object, Resource
+from flk.targets import TARGETS
+from flk.targets.controllers import CONTROLLERS
+from flk.targets.gang import GANGS
+
+# By the names of targets: the kinds of objects that jobs are.
+RESOURCES: Final = {
+    target.name: Resource(
+        target.group,
+        target.version,
+        target.plural,
+        jobs=f"{target.kind}s",
+        install=next((controller.install for controller in CONTROLLERS[target.name]), ""),
+    )
+    for target in TARGETS.values()
+}
+PODS: Final = Resource("", "v1", "pods")
+LOGS: Final = replace(PODS, subresource="log")
+EXEC: Final = replace(PODS, subresource="exec")
+PORT_FORWARD: Final = replace(PODS, subresource="portforward")
+EVENTS: Final = Resource("", "v1", "events")
+CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
+SECRETS: Final = Resource("", "v1", "secrets")
+SERVICES: Final = Resource("", "v1", "services")
+SERVICE_ACCOUNTS: Final = Resource("", "v1", "serviceaccounts")
+NAMESPACES: Final = Resource("", "v1", "namespaces")
+NODES: Final = Resource("", "v1", "nodes")
+CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
+VOLUMES: Final = Resource("", "v1", "persistentvolumes")
+QUOTAS: Final = Resource("", "v1", "resourcequotas")
+LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
+DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
+PRIORITY_CLASSES: Final = Resource("scheduling.k8s.io", "v1", "priorityclasses")
+STORAGE_CLASSES: Final = Resource("storage.k8s.io", "v1", "storageclasses")
+ACCESS_REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+DEVICE_TEMPLATES: Final = Resource("resource.k8s.io", "v1", "resourceclaimtemplates", others=("v1beta2", "v1beta1"))
+DEVICE_CLAIMS: Final = replace(DEVICE_TEMPLATES, plural="resourceclaims")
+TRAINING_RUNTIMES: Final = replace(RESOURCES["trainjob"], plural="clustertrainingruntimes", jobs="", install="")
+# Kueue's, and its Visibility API.
+WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta2", "workloads", others=("v1beta1",))
+LOCAL_QUEUES: Final = replace(WORKLOADS, plural="localqueues")
+PENDING_WORKLOADS: Final = replace(LOCAL_QUEUES, group="visibility.kueue.x-k8s.io", subresource="pendingworkloads")
+# By the groups of the gang schedulers.
+POD_GROUPS: Final = {
+    gang.group: Resource(
+        gang.group,
+        gang.versions[0],
+        "podgroups",
+        others=gang.versions[1:],
+        install=f"{gang.install}, or choose another --gang",
+    )
+    for gang in GANGS.values()
+}
+_OWNED: Final = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "Service": SERVICES}
+
+
+def resource_of(job: Object) -> Resource:
+    """Return the kind of objects that a job is of."""
+    return RESOURCES[targets.target_of(job).name]
+
+
+def owned_resource(manifest: Object) -> Resource | None:
+    """Return the kind of an object that a job owns; None for other objects."""
+    if manifest["kind"] == "PodGroup":
+        return POD_GROUPS[manifest["apiVersion"].partition("/")[0]]
+    return _OWNED.get(manifest["kind"])
+
+
+def qualified(kind: str, name: str) -> str:
+    """Return the name of a job as ``kubectl -o name`` prints it, without a kind (empty) just its name.
+
+    As in ``pytorchjob.kubeflow.org/gpt``.
+    """
+    resource = next((RESOURCES[target.name] for target in TARGETS.values() if target.kind == kind), None)
+    return f"{resource.singular}/{name}" if resource else name
