@@ -9,12 +9,11 @@ from flk.health.cause import Cause
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
 from flk.health.page import page
-from flk.health.table import CAUSES, GOING_ON, cause_of, find
+from flk.health.table import CAUSES, cause_of, find
 from flk.health.why import Report, diagnose
 
 __all__ = [
     "CAUSES",
-    "GOING_ON",
     "Cause",
     "Report",
     "cause_of",

@@ -13,8 +13,6 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.ranges import numbered, plural
 from flk_runtime.contract.record import Attempt
 
-NO_PROGRESS: Final = "NoProgress"
-STANDSTILL: Final = "Standstill"
 FRUITLESS: Final = 3  # attempts in a row without a further step before flk says so
 SHORT: Final = 120.0  # seconds: a longer attempt of a script that tells no steps may have made some
 
@@ -94,7 +92,7 @@ def _standstill(view: JobView) -> Found | None:
 
 CAUSES: Final = (
     Cause(
-        NO_PROGRESS,
+        "NoProgress",
         "The job restarts without making progress",
         f"At least {FRUITLESS} attempts in a row have ended, and none made a step that an attempt before it had not "
         "made. flk reads the attempts, their steps and their failures in the record that the launchers leave. For a "
@@ -104,9 +102,10 @@ CAUSES: Final = (
         _no_progress,
         ExitCode.TRAINING,
         cured_by="another attempt",
+        goes_on=True,
     ),
     Cause(
-        STANDSTILL,
+        "Standstill",
         "No rank makes progress at the moment",
         "For half a minute no rank has made a step, written a line, begun or ended a collective, or used a processor. "
         "The launchers look at the stacks of all ranks and say which of them the others wait for, or what all do. flk "
@@ -116,5 +115,6 @@ CAUSES: Final = (
         _standstill,
         ExitCode.RUNNING,
         cured_by="the rank that the others wait for",
+        goes_on=True,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodState
@@ -84,6 +84,9 @@ class Cause:
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
     grace: float = 0.0  # seconds before it counts as stuck, so that people or controllers can still act
     cured_by: str = ""  # what may resolve it without a change to the job, as a noun; empty: nothing does
+    goes_on: bool = False  # the ranks of the job run meanwhile
+    from_outside: bool = False  # it ends pods of the job from outside
+    explained_by: Literal["", "any", "same pod"] = ""  # of an end: which causes explain it better than it does itself
 
     def finding(self, view: JobView) -> Finding | None:
         """Return the finding of this cause in the objects of a job, None if the job does not have this cause."""

@@ -15,8 +15,6 @@ from flk.observe.pods import conditions, one_line
 from flk.observe.suspects import suspects
 from flk.observe.view import JobView
 
-UNHEALTHY: Final = "DeviceUnhealthy"
-FAULTY: Final = "NodeFaulty"
 _EVICTED: Final = "DeletionByDeviceTaintManager"
 # Types of conditions that are True when something is broken, by who writes them.
 _BROKEN: Final = re.compile(
@@ -102,7 +100,7 @@ def _remedy(view: JobView, node: str) -> str:
 
 CAUSES: Final = (
     Cause(
-        UNHEALTHY,
+        "DeviceUnhealthy",
         "A device of a pod is unhealthy",
         "The kubelet says in the pod's status (allocatedResourcesStatus) that a device of the pod is unhealthy, or "
         "Kubernetes has ended the pod because somebody has tainted its device. Kubernetes writes the status where the "
@@ -111,9 +109,10 @@ CAUSES: Final = (
         "Keep jobs off the node, and have the device checked.",
         _unhealthy_device,
         cured_by="a device that recovers, or another attempt on other nodes",
+        goes_on=True,
     ),
     Cause(
-        FAULTY,
+        "NodeFaulty",
         "A node reports a fault",
         "The node of a pod that failed or does not start has a condition or a taint that names a fault. flk knows "
         "those of node-problem-detector (KernelDeadlock, ReadonlyFilesystem, FrequentKubeletRestart, XID errors), GKE, "

@@ -351,6 +351,7 @@ CAUSES: Final = (
                 f"{view.kubectl('get pods')} shows which pods did not run; a larger FLK_JOIN_TIMEOUT waits longer"
             ),
         ),
+        explained_by="any",
     ),
     Cause(
         "PodLost",
@@ -364,6 +365,7 @@ CAUSES: Final = (
                 f"{view.kubectl('get events')} shows what happened to the pod; submit with more --disruptions"
             ),
         ),
+        explained_by="any",
     ),
     Cause(
         "NotPrepared",
@@ -408,6 +410,7 @@ CAUSES: Final = (
         "Read what the rank printed last. For a crash, the stack of faulthandler is in the log.",
         _ended(lambda failure: failure.signal is not None, _logs),
         ExitCode.TRAINING,
+        explained_by="same pod",
     ),
     Cause(
         "ExitedWithCode",
@@ -416,6 +419,7 @@ CAUSES: Final = (
         "Read what the rank printed last.",
         _ended(lambda failure: failure.exit_code is not None, _logs),
         ExitCode.TRAINING,
+        explained_by="same pod",
     ),
     Cause(
         "Failed",
@@ -424,6 +428,7 @@ CAUSES: Final = (
         "Read what the rank printed last.",
         _ended(lambda failure: True, _logs),
         ExitCode.TRAINING,
+        explained_by="same pod",
     ),
     Cause(
         "FailedWithoutTrace",
@@ -431,5 +436,6 @@ CAUSES: Final = (
         "The operator says that the job failed. The pods are gone, and neither record nor event tells why.",
         "`flk wait` and `flk logs` keep evidence while they follow a job; run one of them beside the next job.",
         _unknown_end,
+        explained_by="any",
     ),
 )

@@ -136,6 +136,7 @@ CAUSES: Final = (
         node_lost,
         grace=60,
         cured_by="a node that answers again",
+        from_outside=True,
     ),
     Cause(
         "Preempted",
@@ -145,6 +146,7 @@ CAUSES: Final = (
         "Wait until there is room again. The job continues from its newest checkpoint.",
         _preempted,
         cured_by="the controller that creates the pods",
+        from_outside=True,
     ),
     Cause(
         "Evicted",
@@ -154,5 +156,6 @@ CAUSES: Final = (
         "Request what the pod uses, or write less to its disk. A drained node needs nothing: the pod starts elsewhere.",
         _evicted,
         cured_by="the controller that creates the pods",
+        from_outside=True,
     ),
 )

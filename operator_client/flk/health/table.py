@@ -72,29 +72,18 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
 _BY_CODE: Final = {cause.code.lower(): cause for cause in CAUSES}
 
-_OF_SCHEDULER: Final = frozenset(cause.code for cause in (*device_claims.CAUSES, *scheduling.CAUSES, UNSCHEDULABLE))
+
+def _codes(*subjects: Sequence[Cause]) -> frozenset[str]:
+    return frozenset(cause.code for causes in subjects for cause in causes)
+
+
+_OF_SCHEDULER: Final = _codes(device_claims.CAUSES, scheduling.CAUSES, [UNSCHEDULABLE])
 # Causes of pods that have no node: the job's --stuck-after limits how long they may last.
-_OF_PLACEMENT: Final = frozenset(
-    cause.code
-    for cause in (
-        *gang.CAUSES,
-        *deadlock.CAUSES,
-        *volumes.CAUSES,
-        *device_claims.CAUSES,
-        *autoscaling.CAUSES,
-        *scheduling.CAUSES,
-        UNSCHEDULABLE,
-    )
-)
-GOING_ON: Final = (*(cause.code for cause in attempts.CAUSES), devices.UNHEALTHY)  # of a job whose ranks run
-_OF_HARDWARE: Final = tuple(cause.code for cause in devices.CAUSES)
-ENDS: Final = tuple(cause.code for cause in ending.CAUSES)
-# Ends without an explanation of their own. A cause that kept a pod away, or ended it from outside, explains them.
-_ABSENT: Final = ("RendezvousTimeout", "PodLost", "FailedWithoutTrace")
-_SHALLOW: Final = ("ExitedWithCode", "KilledBySignal", "Failed")
-# A cause that kept the job from running explains more than the deletion.
-LATER: Final = tuple(cause.code for cause in deletion.CAUSES)
-_FROM_OUTSIDE: Final = ("Evicted", "Preempted", "NodeLost")
+_OF_PLACEMENT: Final = _OF_SCHEDULER | _codes(gang.CAUSES, deadlock.CAUSES, volumes.CAUSES, autoscaling.CAUSES)
+_OF_HARDWARE: Final = _codes(devices.CAUSES)
+_FROM_OUTSIDE: Final = _codes([cause for cause in CAUSES if cause.from_outside])
+ENDS: Final = _codes(ending.CAUSES)
+LATER: Final = _codes(deletion.CAUSES)  # a cause that kept the job from running explains more than the deletion
 
 
 def cause_of(code: str) -> Cause | None:
@@ -172,5 +161,5 @@ def _explains(view: JobView, finding: Finding, end: Finding | None) -> bool:
         return may_be_of_hardware(ending.job_failure(view))
     if end is None or finding is end or (finding.resolves_itself and finding.code not in _FROM_OUTSIDE):
         return False
-    same_pod = bool(set(finding.pods) & set(end.pods))
-    return end.code in _ABSENT or (end.code in _SHALLOW and same_pod)
+    explained_by = _BY_CODE[end.code.lower()].explained_by
+    return explained_by == "any" or (explained_by == "same pod" and bool(set(finding.pods) & set(end.pods)))

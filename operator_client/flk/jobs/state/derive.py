@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flk import labels
-from flk.health import GOING_ON, find, job_failure, with_memory_limit
+from flk.health import cause_of, find, job_failure, with_memory_limit
 from flk.jobs.state.model import AttemptState, Phase, State
 from flk.observe.model import Finding, PodPhase
 from flk.observe.view import JobView
@@ -143,7 +143,8 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
             return replace(base, phase=Phase.RESTARTING)
         if cause is not None and last is None and seen.from_flk:
             return replace(base, phase=Phase.STARTING)  # the launchers have not met yet
-        goes_on = cause is None or cause.code in GOING_ON
+        known = cause_of(cause.code) if cause else None
+        goes_on = cause is None or (known is not None and known.goes_on)
         return replace(base, phase=Phase.RUNNING if goes_on else Phase.RESTARTING)
     without_node = any(pod.phase in (PodPhase.MISSING, PodPhase.PENDING) for pod in seen.pods)
     phase = Phase.RESTARTING if seen.began else Phase.PENDING if without_node else Phase.STARTING
