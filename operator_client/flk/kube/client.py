@@ -22,6 +22,7 @@ from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
 from flk.kube.discovery import ServedVersions, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
+from flk.kube.kubeconfig import config_view
 from flk.kube.options import Exchange, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
 
@@ -279,7 +280,7 @@ class ApiClient:
         if not isinstance(data, dict):
             raise ApiError(
                 f"{self.access.server} did not answer as a Kubernetes API server does",
-                hint="check the server's address: kubectl config view",
+                hint=f"check the server's address: {config_view()}",
                 status=reply.status,
             )
         return data

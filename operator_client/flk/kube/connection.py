@@ -17,7 +17,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, InsecureRequestWarning
 
 from flk.errors import NoConfigError
-from flk.kube.kubeconfig import HINT, Context
+from flk.kube.kubeconfig import Context, shown_by_kubectl
 
 _CONNECTIONS: Final = 256  # connections that are kept open: one for each pod whose log is followed
 
@@ -45,7 +45,7 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
         message = f"context {context.name} uses a SOCKS proxy, which needs PySocks"
         raise NoConfigError(message, hint="pip install PySocks") from None
     except (HTTPError, ValueError):
-        raise NoConfigError(f"the proxy of context {context.name} is not an address", hint=HINT) from None
+        raise NoConfigError(f"the proxy of context {context.name} is not an address", hint=shown_by_kubectl()) from None
 
 
 def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> dict[str, Any]:
@@ -64,7 +64,9 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
         if found:
             _load_certificate(tls, *found)
     except (OSError, ValueError):  # ssl.SSLError is an OSError
-        raise NoConfigError(f"the certificates of context {context.name} cannot be used", hint=HINT) from None
+        raise NoConfigError(
+            f"the certificates of context {context.name} cannot be used", hint=shown_by_kubectl()
+        ) from None
     options: dict[str, Any] = {"ssl_context": tls, "cert_reqs": "CERT_NONE" if insecure else "CERT_REQUIRED"}
     if cluster.get("tls-server-name") and not insecure:
         options |= dict.fromkeys(("server_hostname", "assert_hostname"), str(cluster["tls-server-name"]))

@@ -26,7 +26,7 @@ import urllib3
 from flk.errors import NoConfigError
 from flk.kube import kubeconfig
 from flk.kube.connection import certificate_files, open_pool
-from flk.kube.kubeconfig import HINT, Context
+from flk.kube.kubeconfig import Context, shown_by_kubectl
 from flk.kube.options import connection_options
 
 _REREAD: Final = 60.0  # seconds after which files of tokens and certificates are read again
@@ -129,7 +129,9 @@ def _credential(context: Context, before: Credential | None) -> Credential:
 def _bearer(context: Context, token: str) -> str:
     token = token.strip()
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise NoConfigError(f"the token of context {context.name} has characters that no token has", hint=HINT)
+        raise NoConfigError(
+            f"the token of context {context.name} has characters that no token has", hint=shown_by_kubectl()
+        )
     return f"Bearer {token}"
 
 
@@ -144,7 +146,9 @@ def _token_file(context: Context, before: Credential | None) -> Credential:
         return Credential(_bearer(context, token), expires=time.time() + _REREAD)
     if before is not None:
         return before
-    raise NoConfigError(f"the token file {path} of context {context.name} cannot be read or is empty", hint=HINT)
+    raise NoConfigError(
+        f"the token file {path} of context {context.name} cannot be read or is empty", hint=shown_by_kubectl()
+    )
 
 
 def _from_plugin(context: Context) -> Credential:
@@ -206,5 +210,7 @@ def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
         for value in values:
             headers.add(f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", str(value))
     if headers and not user.get("as"):
-        raise NoConfigError(f"context {context.name} impersonates a group, a UID or extra fields of no user", hint=HINT)
+        raise NoConfigError(
+            f"context {context.name} impersonates a group, a UID or extra fields of no user", hint=shown_by_kubectl()
+        )
     return headers

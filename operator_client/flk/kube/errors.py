@@ -23,7 +23,7 @@ from flk.errors import (
     NoConfigError,
     UnreachableError,
 )
-from flk.kube.kubeconfig import Context
+from flk.kube.kubeconfig import Context, config_view
 from flk.kube.resources import RequestTarget, Resource
 
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after which a request is sent again
@@ -35,7 +35,7 @@ def error_from_response(status: int, body: bytes, verb: str, target: RequestTarg
         return ApiError(
             f"the API server {context.server} redirects to another address (HTTP status {status}), and flk sends no "
             "credentials there",
-            hint="check the server's address: kubectl config view",
+            hint=f"check the server's address: {config_view()}",
             status=status,
         )
     reply = status_object(body)
@@ -76,7 +76,7 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
         if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:  # by the version of OpenSSL
             return UnreachableError(
                 f"the server {context.server} of context {context.name} does not speak TLS",
-                hint="check its address and its port: kubectl config view",
+                hint=f"check its address and its port: {config_view()}",
             )
         return UnreachableError(
             f"cannot trust the API server {context.server}: {reason}",

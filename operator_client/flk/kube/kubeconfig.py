@@ -14,14 +14,13 @@ from typing import Any, Final
 
 import yaml
 
-from flk.commands import Connection
+from flk.commands import Commands, Connection
 from flk.errors import NoConfigError, NoKubeconfigError
 from flk.kube.options import connection_options
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
 NO_CONTEXT: Final = "(none)"  # name of the context of an address without a context
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod
-HINT: Final = "kubectl config view shows what kubectl reads from it"
 
 _CLUSTER_PATHS: Final = ("certificate-authority",)
 # What --token takes the place of.
@@ -54,6 +53,16 @@ class Context:
     def named(self) -> Connection:
         """The connection with the context's name even if it is the default, for commands that others may be given."""
         return replace(self.connection, context="" if self.name in (IN_CLUSTER, NO_CONTEXT) else self.name)
+
+
+def config_view() -> str:
+    """Return the kubectl command that shows the kubeconfig that the command line chooses."""
+    return Commands(connection=connection_options().connection).kubectl("config view", namespaced=False)
+
+
+def shown_by_kubectl() -> str:
+    """Return the hint for a kubeconfig that cannot be used."""
+    return f"{config_view()} shows what kubectl reads from it"
 
 
 def load(name: str | None = None) -> Context:
@@ -110,13 +119,13 @@ def _selected(contents: Mapping[Path, Mapping[str, Any]], name: str | None) -> C
     if options.account:
         user = _chosen("user", options.account, users, files)
     elif context.get("user") and context["user"] not in users:
-        raise NoConfigError(f"context {name} in {files} names a user that is not there", hint=HINT)
+        raise NoConfigError(f"context {name} in {files} names a user that is not there", hint=shown_by_kubectl())
     if options.server:  # as kubectl: tls-server-name belongs to the kubeconfig's own server
         cluster = {**cluster, "server": options.server, "tls-server-name": ""}
     if options.token:
         user = {key: value for key, value in user.items() if key not in _CREDENTIALS} | {"token": options.token}
     if not cluster.get("server"):
-        raise NoConfigError(f"context {name} in {files} names no cluster that has a server", hint=HINT)
+        raise NoConfigError(f"context {name} in {files} names no cluster that has a server", hint=shown_by_kubectl())
     return Context(name or NO_CONTEXT, str(context.get("namespace") or "default"), cluster, user, tuple(contents))
 
 
@@ -127,11 +136,11 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise NoConfigError(f"the kubeconfig {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError):
-        raise NoConfigError(f"the kubeconfig {path} is not YAML", hint=HINT) from None
+        raise NoConfigError(f"the kubeconfig {path} is not YAML", hint=shown_by_kubectl()) from None
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise NoConfigError(f"the file {path} is not a kubeconfig: it must be a mapping", hint=HINT)
+        raise NoConfigError(f"the file {path} is not a kubeconfig: it must be a mapping", hint=shown_by_kubectl())
     return data
 
 
@@ -143,7 +152,9 @@ def _entries(
     for file, content in contents.items():
         for item in content.get(group) or []:
             if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-                raise NoConfigError(f"the kubeconfig {file} has an entry without a name in {group}", hint=HINT)
+                raise NoConfigError(
+                    f"the kubeconfig {file} has an entry without a name in {group}", hint=shown_by_kubectl()
+                )
             value = item.get(kind)
             entry = dict(value) if isinstance(value, dict) else {}
             entry |= _resolved(entry, paths, file.parent)

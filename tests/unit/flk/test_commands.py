@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,13 @@ def test_commands_name_the_place() -> None:
     assert commands.kubectl("get pods") == f"kubectl get pods -n ml {flags}"
     assert commands.kubectl("get nodes", namespaced=False) == f"kubectl get nodes {flags}"
     assert Commands("ml").flk("list") == "flk list -n ml"
+
+
+def test_hints_about_the_kubeconfig_name_the_one_of_the_command_line(tmp_path: Path, run: Run) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("- 1")
+    stderr = run("list", "--kubeconfig", str(broken))[2]
+    assert f"hint: kubectl config view --kubeconfig {broken} shows what kubectl reads from it" in stderr
 
 
 def test_shown_requests_name_the_context(fake: Any, run: Run) -> None:
