@@ -11,7 +11,6 @@ import typer
 from flk.cli.exec import Container, PodName, Rank
 from flk.cli.options import Context, Namespace, job_ref, note, open_job
 from flk.errors import UsageError
-from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural, size_text
 
 
@@ -50,10 +49,9 @@ def cp(
         else:
             copied = place.write(Path(source), remote.path, note)
             where = f"{source} to {name}:{copied.path}"
-    except KeyboardInterrupt:
-        left = "nothing was kept" if ends[0] else f"a part may be in {name}:{remote.path}"
-        note(f"interrupted: {left}")
-        return int(ExitCode.INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = ("nothing was kept" if ends[0] else f"a part may be in {name}:{remote.path}",)
+        raise
     note(f"copied {plural(copied.files, 'file')}, {size_text(copied.size)}: {where}")
     return None
 

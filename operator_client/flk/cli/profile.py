@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,7 +13,6 @@ import typer
 
 from flk.cli.options import Context, JobName, Namespace, check_text_or_json, note, open_job, seconds
 from flk.errors import ApiError, FlkError, UsageError
-from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
@@ -88,35 +85,28 @@ def profile(
 
     try:
         return _all(name, found, one, output)
-    except KeyboardInterrupt:
-        note("interrupted: ranks that were asked finish their profiles, which stay in the pods, and the job goes on")
-        return int(ExitCode.INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        left = "ranks that were asked finish their profiles, which stay in the pods, and the job goes on"
+        interrupt.args = (left,)
+        raise
 
 
 def _all(name: str, found: list[RankPlace], one: Callable[[RankPlace], Profiled], output: str) -> int | None:
     """Profile all ranks at once and print what was found. Of several, errors are printed and the others kept."""
+    from flk.observe.pool import ReadPool
     from flk.terminal import print_error
 
-    def run(place: RankPlace, future: Future[Profiled]) -> None:
-        try:
-            future.set_result(one(place))
-        except BaseException as error:  # of any kind: the main thread raises it
-            future.set_exception(error)
-
-    futures: list[Future[Profiled]] = [Future() for _ in found]
-    for place, future in zip(found, futures, strict=True):
-        # After Ctrl-C, the process must not wait for the ranks.
-        threading.Thread(target=run, args=(place, future), daemon=True).start()
     done: list[Profiled] = []
     code = 0
-    for future in futures:
-        try:
-            done.append(future.result())
-        except FlkError as error:
-            if len(found) == 1:
-                raise
-            print_error(error)
-            code = code or int(error.code)
+    with ReadPool(len(found)) as pool:
+        for future in [pool.submit(one, place) for place in found]:
+            try:
+                done.append(future.result())
+            except FlkError as error:
+                if len(found) == 1:
+                    raise
+                print_error(error)
+                code = code or int(error.code)
     _print(name, done, output)
     return code or None
 

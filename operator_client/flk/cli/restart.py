@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flk.cli.options import AvoidNode, Context, Namespace, Timeout, note, seconds
+from flk.cli.options import AvoidNode, Context, Namespace, Timeout, seconds
 from flk.cli.several import Chosen, Jobs, Selector, Tell
-from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef
@@ -35,7 +34,6 @@ def restart(
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="restart", own=True)
     begun: list[str] = []
-    done: list[str] = []
 
     def act(client: JobClient, job: JobRef, tell: Tell) -> None:
         begun.append(job.name)
@@ -43,12 +41,13 @@ def restart(
             client, job.name, timeout=limit, report=tell, objects_with_uid=objects_with_uid, avoid=avoid or []
         )
         tell(f"job {job.name} is restarted; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
-        done.append(job.name)
+        begun.remove(job.name)
 
     try:
         return chosen.in_parallel(act)
-    except KeyboardInterrupt:
-        current = " ".join(job for job in begun if job not in done)
-        status, resume = (chosen.client.commands.flk(verb, current) for verb in ("status", "resume"))
-        note(f"interrupted while {current} was restarted: {status} shows it; {resume} starts it")
-        return int(ExitCode.INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        if begun:
+            status, resume = (chosen.client.commands.flk(verb, " ".join(begun)) for verb in ("status", "resume"))
+            left = f"{status} shows what was being restarted; {resume} starts it"
+            interrupt.args = ("; ".join([*map(str, interrupt.args), left]),)
+        raise

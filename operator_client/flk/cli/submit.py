@@ -79,11 +79,7 @@ def submit(
         note(f"{submission.name}: nothing was created (dry run)")
         _show(output, submission, made)
         return None
-    try:
-        job = submission.create()
-    except KeyboardInterrupt as interrupt:
-        note(f"interrupted while {submission.name} was submitted: {interrupt}")
-        return int(ExitCode.INTERRUPTED)
+    job = submission.create()
     try:
         _show(output, submission, submission.manifests)
     finally:

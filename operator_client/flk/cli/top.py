@@ -165,10 +165,9 @@ class _JobsReader:
 
     def __call__(self) -> list[State]:
         """Return the states. Raises the errors of the requests."""
-        from concurrent.futures import ThreadPoolExecutor
-
         from flk.jobs.listing import list_observed
         from flk.jobs.state import Phase, derive
+        from flk.observe.pool import ReadPool
         from flk.observe.reader import Reader
         from flk.observe.view import JobView
 
@@ -177,7 +176,7 @@ class _JobsReader:
         known, self._readers = self._readers, {}
         for each in running:
             self._readers[each.state.uid] = known.get(each.state.uid) or Reader(self._client)
-        with ThreadPoolExecutor(8) as pool:
+        with ReadPool(8) as pool:
             complete = pool.map(lambda each: self._readers[each.state.uid].complete(each.seen), running)
             fuller = {seen.uid: derive(JobView(seen)) for seen in complete}
         return [fuller.get(each.state.uid, each.state) for each in listed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -16,6 +16,7 @@ from flk.health.rights import Right, all_rights, resource_attributes
 from flk.kube import Document, Object, RequestTarget, Resource
 from flk.observe import resources
 from flk.observe.client import JobClient
+from flk.observe.pool import ReadPool
 from flk.targets import DEFAULT
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.trainjob import RUNTIME
@@ -49,7 +50,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     target, gang = (pods.target, pods.gang) if pods else (DEFAULT, None)
     version = _call(client, "get", _VERSION)
     devices = _served(client, resources.DEVICE_TEMPLATES) if pods and pods.device_claims else None
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ReadPool(_THREADS) as pool:
         futures: dict[str, Future[Any]] = {
             "api": pool.submit(_served, client, resources.RESOURCES[target.name]),
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
@@ -137,7 +138,7 @@ def _storage_classes(objects: Mapping[tuple[str, str], Object | Unreadable]) -> 
 def _rights(client: JobClient, rights: Sequence[Right]) -> dict[Right, bool] | Unreadable:
     """Ask for every right that flk's commands need, and for the right to create pods, which a trial of a pod needs."""
     questions = [*rights, ("create", "pods")]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ReadPool(_THREADS) as pool:
         answers = list(pool.map(lambda question: _may(client, *question), questions))
     for answer in answers:
         if isinstance(answer, Unreadable):

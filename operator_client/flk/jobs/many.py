@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -19,6 +19,7 @@ from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import Followers
 from flk.observe.observation import Observation
+from flk.observe.pool import ReadPool
 from flk.observe.reader import Reader, view_of
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
@@ -31,10 +32,13 @@ _Result = TypeVar("_Result")
 
 
 def in_parallel(
-    jobs: Sequence[JobRef], act: Callable[[JobRef], _Result]
+    jobs: Sequence[JobRef], act: Callable[[JobRef], _Result], pool: Executor | None = None
 ) -> Iterator[tuple[JobRef, _Result | FlkError]]:
-    """Call ``act`` for the jobs in a few threads; yield each job, in their order, with the result or the error."""
-    pool = ThreadPoolExecutor(min(THREADS, max(1, len(jobs))), thread_name_prefix="flk-job")
+    """Call ``act`` for the jobs in a few threads; yield each job, in their order, with the result or the error.
+
+    After Ctrl-C, calls that have begun are finished, unless they are made in a ``pool`` for which nobody waits.
+    """
+    pool = pool or ThreadPoolExecutor(min(THREADS, max(1, len(jobs))), thread_name_prefix="flk-job")
     try:
         for job, future in [(job, pool.submit(act, job)) for job in jobs]:
             try:
@@ -64,7 +68,7 @@ def look_at_all(
         remember(own, view.around, state, prune=job == jobs[-1])
         return view, state
 
-    yield from in_parallel(jobs, look_at)
+    yield from in_parallel(jobs, look_at, ReadPool(THREADS))
 
 
 def _listed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
@@ -114,8 +118,7 @@ def wait_for_all(
     """
     until = None if timeout is None else time.monotonic() + timeout
     shared, followed = SharedAnswers(client), {}
-    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flk-job")
-    tails = ThreadPoolExecutor(THREADS, thread_name_prefix="flk-tail")
+    pool, tails = ReadPool(THREADS), ReadPool(THREADS)
     try:
         with Followers(client, jobs) as followers:
             yield from followers.take_errors().items()
@@ -137,12 +140,12 @@ def wait_for_all(
                     return
             yield from followers.take_errors().items()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown()
         _close(followed.values(), tails)
 
 
 def _completed(
-    pool: ThreadPoolExecutor, followed: dict[JobRef, _Followed], seen: dict[JobRef, Observation], until: float | None
+    pool: ReadPool, followed: dict[JobRef, _Followed], seen: dict[JobRef, Observation], until: float | None
 ) -> dict[JobRef, Observation]:
     """Return the observations with what their jobs need, or without what was not read when the time is over."""
     futures: dict[JobRef, Future[Observation]] = {
@@ -163,13 +166,13 @@ def _take(job: JobRef, followed: _Followed, seen: Observation) -> Waited | None:
     return followed.conclusion.take(followed.last, seen.job)
 
 
-def _close(followed: Iterable[_Followed], tails: ThreadPoolExecutor) -> None:
+def _close(followed: Iterable[_Followed], tails: ReadPool) -> None:
     until = time.monotonic() + _LAST
     last: ArchiveWriter | None = None
     for each in followed:
         each.tails.close(max(0.0, until - time.monotonic()))
         each.writer.flush()
         last = each.writer
-    tails.shutdown(wait=False, cancel_futures=True)
+    tails.shutdown()
     if last is not None:
         last.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Final
 
 from flk.errors import FlkError
 from flk.jobs.archive_writer import LINES_OF_A_POD, ArchiveWriter
 from flk.kube import Object
 from flk.observe.client import JobClient
+from flk.observe.pool import ReadPool
 from flk.targets import CONTAINERS
 from flk_runtime.contract import log_format
 
@@ -21,11 +22,11 @@ IDLE: Final = 5.0  # seconds without a byte after which a log is given up
 class TailReader:
     """Reads each pod's log once, in threads, when its container has ended."""
 
-    def __init__(self, client: JobClient, writer: ArchiveWriter, pool: ThreadPoolExecutor | None = None) -> None:
+    def __init__(self, client: JobClient, writer: ArchiveWriter, pool: ReadPool | None = None) -> None:
         """``pool`` has the threads that read, if several jobs share them."""
         self._client, self._writer = client, writer
         self._shared = pool is not None
-        self._pool = pool or ThreadPoolExecutor(THREADS, thread_name_prefix="flk-tail")
+        self._pool = pool or ReadPool(THREADS)
         self._read: set[str] = set()  # UIDs of the pods
         self._pending: list[Future[None]] = []
 
@@ -42,7 +43,7 @@ class TailReader:
         """Wait up to ``timeout`` seconds for what is being read."""
         wait(self._pending, timeout)
         if not self._shared:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown()
 
     def _read_tail(self, pod: Object) -> None:
         try:

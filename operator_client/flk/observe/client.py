@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
+from flk.observe.pool import ReadPool
 from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
 from flk.spec.names import object_name
 from flk.targets import TARGETS
@@ -168,8 +169,9 @@ class JobClient:
         found: list[Object] = []
         refused: list[FlkError] = []
         missing: list[FlkError] = []
-        with ThreadPoolExecutor(len(TARGETS)) as pool:
+        with ReadPool(len(TARGETS)) as pool:
             futures = [pool.submit(self._list_of, t, where, selector, metadata_only) for t in TARGETS.values()]
+            wait(futures)
         for future in futures:
             try:
                 jobs = future.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError
@@ -20,6 +20,7 @@ from flk.kube import Object
 from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation, from_archive
+from flk.observe.pool import ReadPool
 from flk.observe.view import JobView
 from flk.units import short_duration
 from flk_runtime.contract.log_format import is_record
@@ -106,7 +107,7 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: Arc
     options, remaining = chosen.options, iter(pods)
     failure, readable = None, False
     unread: dict[str, list[str]] = {}  # by reason: names of pods
-    with ThreadPoolExecutor(DUMPED) as pool:
+    with ReadPool(DUMPED) as pool:
         reading: deque[tuple[str, Future[list[tuple[str, str]]]]] = deque()
         for pod in itertools.islice(remaining, DUMPED):
             reading.append((pod["metadata"]["name"], pool.submit(read_log, client, pod, options)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +16,7 @@ from flk.kube import Object
 from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
+from flk.observe.pool import ReadPool
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import numbered, plural
@@ -127,7 +127,7 @@ def _read(client: JobClient, name: str, options: LogOptions) -> tuple[list[_Outp
     chosen = LineFilter(JobView(Observation(job)), plain)
     pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
     pods.sort(key=lambda pod: ((pod.get("status") or {}).get("phase") != "Failed", chosen.index(pod)))
-    with ThreadPoolExecutor(DUMPED) as pool:
+    with ReadPool(DUMPED) as pool:
         for found in pool.map(lambda pod: _read_pod(client, pod, chosen), pods[:PODS]):
             for line in found:
                 lines[line.tag].append(line)

@@ -1,0 +1,55 @@
+"""ReadPool: threads that read from the cluster, for which nobody waits at Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+
+
+class ReadPool(Executor):
+    """Threads that call functions, like those of ThreadPoolExecutor.
+
+    Its end cancels what no thread has begun, and waits for nothing. The interpreter does not wait for these threads
+    either, so what they call must leave nothing half done.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads, self._started = threads, 0
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    def submit(
+        self, act: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Future[_Result]:
+        """Have a thread call the function; the future has its result."""
+        future: Future[_Result] = Future()
+        self._calls.put((future, partial(act, *args, **kwargs)))
+        if self._started < self._threads:
+            self._started += 1
+            threading.Thread(target=self._run, daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads. Calls that no thread has begun are cancelled, whatever the arguments are."""
+        with contextlib.suppress(Empty):
+            while call := self._calls.get_nowait():
+                call[0].cancel()
+        for _ in range(self._started):
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while call := self._calls.get():
+            future, act = call
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(act())
+            except BaseException as error:  # of any kind: whoever asks for the result raises it
+                future.set_exception(error)
