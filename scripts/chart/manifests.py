@@ -18,7 +18,8 @@ from flk.spec.fields import Checkpoint, Elastic, StrictModel
 from flk.spec.job import DEFAULT_IMAGE, Job
 from flk.spec.parts import PodSettings, Resources
 from flk.spec.schema import schema_of
-from flk.targets import TARGETS
+from flk.targets import TARGETS, Target
+from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import GANGS
 from flk.targets.indexed import restart_limit
 from flk.targets.trainjob import OF_TRAINER, PATCHABLE, PATCHABLE_OF_CONTAINER
@@ -62,11 +63,16 @@ def options() -> str:
         "durations": durations,
         "defaults": {name: value for name, value in defaults.items() if name in marks and value is not None},
         "images": DEFAULT_IMAGE,
-        "targets": {t.name: {k: getattr(t, v) for k, v in _OF_TARGET.items()} for t in TARGETS.values()},
+        "targets": {t.name: _target(t) for t in TARGETS.values()},
         "gangs": {name: [f"{gang.group}/{version}" for version in gang.versions] for name, gang in GANGS.items()},
         "trainjob": {"pod": PATCHABLE, "container": PATCHABLE_OF_CONTAINER, "trainer": OF_TRAINER},
     }
     return compact_json(data) + "\n"
+
+
+def _target(target: Target) -> dict[str, Any]:
+    install = next((controller.install for controller in CONTROLLERS[target.name]), "")
+    return {key: getattr(target, field) for key, field in _OF_TARGET.items()} | {"install": install}
 
 
 def manifests(target: str) -> str:

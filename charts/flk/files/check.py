@@ -8,12 +8,7 @@ import urllib.error
 import urllib.request
 
 RULES = json.loads(sys.argv[1])  # those of the Role
-KINDS = {  # by API group: the version and the kind of what jobs become, and what serves it
-    "kubeflow.org": ("v1", "PyTorchJob", "Kubeflow's training operator"),
-    "trainer.kubeflow.org": ("v1alpha1", "TrainJob", "Kubeflow Trainer 2"),
-    "jobset.x-k8s.io": ("v1alpha2", "JobSet", "the JobSet controller"),
-    "batch": ("v1", "Job", "Kubernetes"),
-}
+TARGETS = json.loads(sys.argv[2])  # what the release's jobs may become, with apiVersion and kind
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -34,14 +29,14 @@ def ask(path, body=None):
         return json.load(reply)
 
 
-def served(group, version, plural):
+def served(target):
     try:
-        names = [resource["name"] for resource in ask(f"/apis/{group}/{version}")["resources"]]
+        kinds = [resource["kind"] for resource in ask(f"/apis/{target['apiVersion']}")["resources"]]
     except urllib.error.HTTPError as error:
         if error.code != 404:
             raise
-        names = []
-    return plural in names
+        kinds = []
+    return target["kind"] in kinds
 
 
 def allowed(group, resource, verb):
@@ -55,18 +50,18 @@ def allowed(group, resource, verb):
     return ask("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)["status"]["allowed"]
 
 
-failures, kinds = [], []
+failures = []
+for target in TARGETS:
+    if not served(target):
+        name = f"{target['kind']}s ({target['apiVersion']})"
+        failures.append(f"the cluster does not serve {name}: {target['install'] or 'it is too old'}")
 for rule in RULES:
     for group in rule["apiGroups"]:
-        if group in KINDS:
-            version, kind, server = KINDS[group]
-            kinds.append(f"{kind}s")
-            if not served(group, version, f"{kind.lower()}s"):
-                failures.append(f"the cluster does not serve {kind}s ({group}/{version}): install {server}")
         for resource in rule["resources"]:
             failures += [f"may not {verb} {resource}" for verb in rule["verbs"] if not allowed(group, resource, verb)]
 for failure in failures:
     print(f"failed: {failure}", flush=True)
 if failures:
     sys.exit(1)
-print(f"{', '.join(kinds)} are served, and this release's ServiceAccount may do all that flk needs")
+kinds = ", ".join(f"{target['kind']}s" for target in TARGETS)
+print(f"{kinds} are served, and this release's ServiceAccount may do all that flk needs")

@@ -112,10 +112,20 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $known := .Files.Get "files/options.json" | fromJson }}
 {{- $nothing := list "" "<nil>" }}
 {{- $spec := dict }}
+{{- $parts := dict "resources" dict "pods" dict "elastic" dict }}
 {{- range $path, $mark := $known.marks }}
+{{- $at := splitList "." $path }}
+{{- $name := last $at }}
+{{- $given := list $job $.Values.defaults $known.defaults }}
+{{- $holder := $spec }}
+{{- if gt (len $at) 1 }}
+{{- $part := get $job (first $at) }}
+{{- $given = list (kindIs "map" $part | ternary $part dict) }}
+{{- $holder = get $parts (first $at) }}
+{{- end }}
 {{- $value := "" }}
-{{- range list $job $.Values.defaults $known.defaults }}{{ if has (toString $value) $nothing }}{{ $value = get . $path }}{{ end }}{{ end }}
-{{- if not (or (contains "." $path) (has (toString $value) $nothing)) }}
+{{- range $given }}{{ if has (toString $value) $nothing }}{{ $value = get . $name }}{{ end }}{{ end }}
+{{- if not (has (toString $value) $nothing) }}
 {{- if hasKey $known.durations $path }}
 {{- $seconds := include "flk.seconds" $value }}
 {{- if lt (int64 $seconds) (get $known.durations $path | int64) }}{{ fail (printf "job.%s must be at least one second (is %q)" $path (include "flk.text" $value)) }}{{ end }}
@@ -123,7 +133,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- else if and (kindIs "string" $mark) (kindIs "float64" $value) }}{{ $value = include "flk.text" $value }}
 {{- else if and (kindIs "float64" $mark) (ne (toString $value) "auto") }}{{ $value = int64 $value }}
 {{- end }}
-{{- $_ := set $spec $path $value }}
+{{- $_ := set $holder $name $value }}
 {{- end }}
 {{- end }}
 {{- with $spec.requirements }}{{ $_ := set $spec "requirements" (clean .) }}{{ end }}
@@ -144,16 +154,12 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $gpu := splitn ":" 2 (include "flk.text" ($asked.gpu | default 0)) }}
 {{- $type := $asked.gpu_type | default "" }}
 {{- if $gpu._1 }}{{ $type = upper $gpu._0 }}{{ end }}
-{{- $resources := dict "gpu" (int64 ($gpu._1 | default $gpu._0)) }}
+{{- $resources := set (omit $parts.resources "gpu_type") "gpu" (int64 ($gpu._1 | default $gpu._0)) }}
 {{- with $type }}
 {{- $known := keys ($.Files.Get "files/gpus.json" | fromJson) | sortAlpha }}
 {{- if not (has . $known) }}{{ fail (printf "job.resources.gpu: flk knows no GPUs of type %s, only %s" . (join ", " $known)) }}{{ end }}
 {{- if not $resources.gpu }}{{ fail (printf "job.resources.gpu_type: needs a number of GPUs: %s:1" .) }}{{ end }}
 {{- $_ := set $resources "gpu_type" . }}
-{{- end }}
-{{- range list "cpu" "memory" "cpu_limit" "memory_limit" "ephemeral_storage" "shm" }}
-{{- $amount := get $asked . }}
-{{- if $amount }}{{ $_ := set $resources . (include "flk.text" $amount) }}{{ end }}
 {{- end }}
 {{- with $asked.extended }}
 {{- $extended := dict }}
@@ -182,10 +188,8 @@ the site's defaults or flk.yaml's, in this order. */}}
   "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations
   "avoid" ($nodes.avoid | default list)))) | fromJson }}
 {{- with $job.pods }}
-{{- $pods := dict "labels" (.labels | default dict) "annotations" (.annotations | default dict) "pull_secrets" (.pull_secrets | default list) }}
-{{- with .service_account }}{{ $_ := set $pods "service_account" . }}{{ end }}
-{{- with .priority_class }}{{ $_ := set $pods "priority_class" . }}{{ end }}
-{{- $_ := set $spec "pods" $pods }}
+{{- $lists := dict "labels" (.labels | default dict) "annotations" (.annotations | default dict) "pull_secrets" (.pull_secrets | default list) }}
+{{- $_ := set $spec "pods" (merge $lists $parts.pods) }}
 {{- end }}
 {{- with $count.elastic }}{{ $_ := set $spec "elastic" . }}{{ end }}
 {{- with $job.pip }}{{ $_ := set $spec "pip" . }}{{ end }}
