@@ -1,11 +1,12 @@
 """Labels, annotations and API groups of the Kubernetes objects that flk writes or reads.
 
-This module imports nothing, so that commands that only read a cluster stay fast.
+This module imports nothing of flk, so that commands that only read a cluster stay fast.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 KUBEFLOW_GROUP: Final = "kubeflow.org"
 
@@ -43,3 +44,13 @@ STARTED: Final = "flk.dev/started"  # when their job was started or resumed, in 
 OPERATOR_JOB_NAME: Final = "training.kubeflow.org/job-name"
 REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
 REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
+
+
+def of(item: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels of an object."""
+    return item["metadata"].get("labels") or {}
+
+
+def annotations_of(item: Mapping[str, Any]) -> dict[str, str]:
+    """Return the annotations of an object."""
+    return item["metadata"].get("annotations") or {}

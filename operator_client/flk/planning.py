@@ -15,7 +15,7 @@ from typing import Any
 from flk.errors import FlkError, UsageError
 from flk.local import interpreter, packages_folder
 from flk.spec.job import Job
-from flk.terminal import printable
+from flk.terminal import printable_lines
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[
             check=False,
         )
         if not result.exists():
-            sys.stderr.write("".join(f"{printable(line)}\n" for line in process.stderr.splitlines()))
+            sys.stderr.write(printable_lines(process.stderr.splitlines()))
             raise FlkError(
                 f"the script failed while it was planned (exit code {process.returncode}): see its output above"
             )

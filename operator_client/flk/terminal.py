@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ def printable(text: str, *, colour: bool = False) -> str:
         kept = _ALL_BUT_COLOURS.sub(lambda match: match[1] or "", text)
         return kept + ("\x1b[0m" if "\x1b[" in kept else "")
     return _ALL.sub("", text)
+
+
+def printable_lines(lines: Iterable[str]) -> str:
+    """Return lines without control characters as text."""
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def one_line(text: str) -> str:

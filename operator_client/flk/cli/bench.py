@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, LoadedJob, Namespace, Timeout, check_text_or_json, note, seconds, takes_job
+from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, output_format, seconds, takes_job
 from flk.errors import FlkError
 from flk.terminal import one_line
 from flk.units import bytes_text
@@ -41,7 +41,7 @@ def bench(
         int, typer.Option("--steps", metavar="N", min=1, help="Steps to measure, after 3 that warm up.")
     ] = 10,
     timeout: Timeout = None,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FORMAT", help="text or json.")] = "text",
+    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int:
     """Run a script for a few steps under each strategy, one after the other in one job, and compare them.
 
@@ -49,7 +49,6 @@ def bench(
     beside the plan's predictions for the measured network. The results are kept on this machine: `flk plan` and
     strategy auto use them for the same hardware. --timeout is what each strategy may take.
     """
-    check_text_or_json(output)
     limit = seconds(timeout, "--timeout") or _CASE
     from flk.bench import bench_job
 

@@ -11,6 +11,7 @@ from flk.cli.json_text import json_text
 from flk.cli.jsonpath import Part, Step, parse_path, parse_template, split_commas, text_of
 from flk.errors import UsageError
 
+WORDS: Final = ("text", "wide", "json", "yaml", "name")
 TEMPLATES: Final = ("jsonpath=TEMPLATE", "custom-columns=HEADER:PATH,…")
 
 
@@ -23,18 +24,21 @@ class DataOutput:
     columns: Sequence[tuple[str, Step]] = ()
 
     @classmethod
-    def parse(cls, value: str, words: Sequence[str], *, raw: bool = False) -> DataOutput:
-        """Return the format that `-o` names: one of ``words``, or one with a template.
+    def parse(cls, value: str, *, raw: bool = False, watch: bool = False) -> DataOutput:
+        """Return the format that `-o` names: one of WORDS, or one with a template.
 
-        Raises UsageError for any other, and with ``raw`` for one that prints no data.
+        Raises UsageError for any other, with ``raw`` for one that prints no data, and with ``watch`` for one that
+        cannot be printed again at each change.
         """
-        form = cls._parsed(value, words)
+        form = cls._parsed(value)
         if raw and not form.is_data:
             raise UsageError("--raw: needs -o json, yaml, jsonpath=… or custom-columns=…")
+        if watch and (raw or form.kind not in ("text", "wide", "json")):
+            raise UsageError(f"--watch and {'--raw' if raw else f'--output {form.kind}'} exclude each other")
         return form
 
     @classmethod
-    def _parsed(cls, value: str, words: Sequence[str]) -> DataOutput:
+    def _parsed(cls, value: str) -> DataOutput:
         kind, equals, rest = value.partition("=")
         try:
             if equals and kind == "jsonpath":
@@ -43,8 +47,8 @@ class DataOutput:
                 return cls(kind, columns=_columns(rest))
         except ValueError as error:
             raise UsageError(f"--output: {kind}: {error}") from None
-        if value not in words:
-            *first, last = [*words, *TEMPLATES]
+        if value not in WORDS:
+            *first, last = [*WORDS, *TEMPLATES]
             raise UsageError(f"--output: must be {', '.join(first)} or {last} (is {value!r})")
         return cls(value)
 

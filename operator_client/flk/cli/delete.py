@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_ref, note, seconds
+from flk.cli.options import Context, Namespace, Timeout, Wait, complete_jobs, job_ref, note, seconds
 from flk.cli.several import Chosen, worst
 from flk.commands import program_name
 from flk.errors import FlkError, UsageError
@@ -47,9 +47,7 @@ def delete(
         bool, typer.Option("--ignore-not-found", help="Exit with 0 if there is no job of one of the names.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the names and delete nothing.")] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone (default), or return at once.")
-    ] = True,
+    wait: Wait = True,
     timeout: Timeout = None,
 ) -> int:
     """Delete jobs with their pods and ConfigMaps: by name, or all that --all, -l, --finished and --mine choose.

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, Namespace, Timeout, load_job_file, note, seconds
+from flk.cli.options import Context, Namespace, Timeout, load_job_file, note, output_format, seconds
 from flk.cli.table import table
-from flk.errors import UsageError
 from flk.terminal import one_line
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -40,15 +39,13 @@ def doctor(
         ),
     ] = False,
     timeout: Timeout = None,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FORMAT", help="table or json.")] = "table",
+    output: Annotated[str, output_format("table", "json")] = "table",
 ) -> int | None:
     """Check whether a cluster and a namespace can run jobs, and with a job file whether they can run this one.
 
     Creates nothing unless --start-pods is given. Exits with 104 if a check has failed. A check that needs objects which
     you may not read is unknown, and does not count as failed.
     """
-    if output not in ("table", "json"):
-        raise UsageError(f"--output: must be table or json (is {output!r})")
     limit = seconds(timeout, "--timeout")
     from flk.health.cluster import Pods
     from flk.health.table import examine

@@ -71,9 +71,7 @@ def list_(
     """
     from flk.cli.data_output import DataOutput
 
-    form = DataOutput.parse(output, ("text", "wide", "json", "yaml", "name"), raw=raw)
-    if watch and (raw or form.kind not in ("text", "wide", "json")):
-        raise UsageError(f"--watch and {'--raw' if raw else f'--output {form.kind}'} exclude each other")
+    form = DataOutput.parse(output, raw=raw, watch=watch)
     if sort not in _KEYS:
         raise UsageError(f"--sort: must be {', '.join(_KEYS)} (is {sort!r})")
     phases = _phases(phase or [])

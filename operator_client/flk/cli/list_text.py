@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flk.cli.table import table
-from flk.terminal import printable
+from flk.terminal import printable_lines
 from flk.units import short_duration
 
 if TYPE_CHECKING:
@@ -29,4 +29,4 @@ def list_text(states: list[State], now: float, *, wide: bool, all_namespaces: bo
     if all_namespaces:
         header = ["NAMESPACE", *header]
         rows = [[state.namespace, *row] for state, row in zip(states, rows, strict=True)]
-    return "".join(f"{printable(line)}\n" for line in table(header, rows))
+    return printable_lines(table(header, rows))

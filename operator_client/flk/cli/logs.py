@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, Namespace, note, seconds
+from flk.cli.options import Context, Namespace, note, output_format, seconds
 from flk.cli.several import Chosen, Jobs, Selector
 from flk.errors import JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
@@ -71,9 +71,7 @@ def logs(
             help="Show equal lines of several ranks as one: [ranks 0-7]. Default: on a terminal only.",
         ),
     ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, or jsonl: an object a line.")
-    ] = "text",
+    output: Annotated[str, output_format("text", "jsonl", explained="text, or jsonl: an object a line")] = "text",
     output_folder: Annotated[
         Path | None,
         typer.Option(
@@ -89,8 +87,6 @@ def logs(
     or of pods that are gone, shows the last lines that flk has kept on this machine.
     """
     ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")
-    if output not in ("text", "jsonl"):
-        raise UsageError(f"--output: must be text or jsonl (is {output!r})")
     if fold and (output == "jsonl" or output_folder):
         raise UsageError("--fold: needs text on stdout")
     if first_error and (previous or rank or grep or container):

@@ -91,10 +91,18 @@ def _checked(flag: str, check: Callable[[str], Any], value: str) -> Any:
         raise UsageError(f"{flag}: {error}") from None
 
 
-def check_text_or_json(output: str) -> None:
-    """Raise UsageError for another output format than text and json."""
-    if output not in ("text", "json"):
-        raise UsageError(f"--output: must be text or json (is {output!r})")
+def output_format(*formats: str, explained: str = "") -> Any:
+    """Return the option --output of a command with these formats, which another help text may explain."""
+    *first, last = formats
+    words = f"{', '.join(first)} or {last}" if first else last
+
+    def check(value: str | None) -> str | None:
+        if value not in (None, *formats):
+            raise UsageError(f"--output: must be {words} (is {value!r})")
+        return value
+
+    text = f"Output format: {explained or ', '.join(formats)}."
+    return typer.Option("--output", "-o", metavar="FORMAT", callback=check, help=text)
 
 
 def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
@@ -123,6 +131,9 @@ JobName = Annotated[
     typer.Argument(
         metavar="JOB", help="Name of the job.", show_default=False, callback=_valid_job, autocompletion=complete_jobs
     ),
+]
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone (default), or return at once.")
 ]
 Timeout = Annotated[
     str | None,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import LoadedJob, note, takes_job
-from flk.errors import UsageError
+from flk.cli.options import LoadedJob, note, output_format, takes_job
 from flk.units import bytes_text
 
 if TYPE_CHECKING:
@@ -25,17 +24,13 @@ def plan(
     gpu_type: Annotated[
         str, typer.Option("--gpu-type", metavar="NAME", help="Type of the GPUs: h100, a100, b200, …")
     ] = "h100",
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, wide (all rows), json.")
-    ] = "text",
+    output: Annotated[str, output_format("text", "wide", "json", explained="text, wide (all rows), json")] = "text",
 ) -> None:
     """Predict memory, communication, step time and MFU of each strategy, and recommend one.
 
     The script runs on this machine up to its first step, with a model that has shapes and no data: it needs neither a
     GPU nor memory for the model. Nothing is sent to a cluster.
     """
-    if output not in ("text", "wide", "json"):
-        raise UsageError(f"--output: must be text, wide or json (is {output!r})")
     from flk.bench import measured
     from flk.planning import make_plan
 

@@ -126,10 +126,12 @@ class WatchedPod:
 
     def loss(self, seen: Observation) -> FlkError | None:
         """Return the error that says how the pod has ended; None while it is there."""
+        from flk.observe.pods import phase_of
+
         pod = next((each for each in seen.pods if each["metadata"]["name"] == self._pod), None)
         if pod is not None and self._uid in ("", pod["metadata"]["uid"]):
             self._uid = pod["metadata"]["uid"]
-            phase = (pod.get("status") or {}).get("phase")
+            phase = phase_of(pod)
             if phase not in ("Succeeded", "Failed"):
                 return None
             end = f"has ended ({phase.lower()})"

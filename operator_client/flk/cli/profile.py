@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, check_text_or_json, note, open_job, seconds
+from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format, seconds
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.ranges import plural
 
@@ -44,16 +44,13 @@ def profile(
         str, typer.Option("--timeout", metavar="DURATION", help="Give up after this time without a step.")
     ] = _TIMEOUT,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the files go.")] = Path(),
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, json.")
-    ] = "text",
+    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int | None:
     """Profile the next steps of ranks of a running job with torch's profiler, without a restart.
 
     The trace comes to this machine, for Perfetto (ui.perfetto.dev) or chrome://tracing, and a summary is printed. The
     training goes on while it is a little slower; results do not change. Needs the right to create pods/exec.
     """
-    check_text_or_json(output)
     if stacks is not None and memory:
         raise UsageError("--stacks and --memory exclude each other")
     ranks = _ranks(rank)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flk.cli.screen import cut
 from flk.cli.table import table
-from flk.terminal import printable
+from flk.terminal import printable_lines
 from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def profile_text(rank: int, pod: str, answer: Mapping[str, Any], summary: TraceS
     for what, operators in (("CPU", summary.cpu), ("GPU", summary.gpu)):
         if operators:
             lines += ["", *_operators(what, operators, summary.steps)]
-    return "".join(f"{printable(line)}\n" for line in lines)
+    return printable_lines(lines)
 
 
 def _shares(summary: TraceSummary) -> list[str]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from flk.cli.options import LoadedJob, Namespace, note, takes_job
-from flk.errors import UsageError
+from flk.cli.options import LoadedJob, Namespace, note, output_format, takes_job
 
 
 @takes_job
 def render(
     loaded: LoadedJob,
     namespace: Namespace = None,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FORMAT", help="yaml or json.")] = "yaml",
+    output: Annotated[str, output_format("yaml", "json")] = "yaml",
 ) -> None:
     """Print the manifests that `flk submit` would create, as YAML on stdout.
 
@@ -23,8 +20,6 @@ def render(
     """
     from flk import manifest
 
-    if output not in ("yaml", "json"):
-        raise UsageError(f"--output: must be yaml or json (is {output!r})")
     job = loaded.job.named()
     bundle = manifest.make_bundle(job, loaded.root)
     for sentence in bundle.left_out:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, check_text_or_json, open_job
+from flk.cli.options import Context, JobName, Namespace, open_job, output_format
 
 SCHEMA: Final = "flk.dev/stacks/v1"
 
@@ -18,16 +18,13 @@ def stacks(
     context: Context = None,
     namespace: Namespace = None,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Show only this rank.")] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, json.")
-    ] = "text",
+    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> None:
     """Show the stacks of all ranks of a running job: equal ones once, the odd ones first. The job runs on.
 
     The first line says which rank the others wait for. Needs the right to create pods/exec. In jobs without flk's
     launcher it shows the stacks of all Python processes, if the image has py-spy.
     """
-    check_text_or_json(output)
     from flk.jobs.stacks import read_stacks
 
     client, job = open_job(job, context, namespace)
@@ -39,7 +36,7 @@ def stacks(
 
 
 def _text(report: dict[str, Any]) -> str:
-    from flk.terminal import printable
+    from flk.terminal import printable_lines
 
     lines = [report["cause"], ""] if report["cause"] else []
     for group in report["groups"]:
@@ -50,4 +47,4 @@ def _text(report: dict[str, Any]) -> str:
         lines.append(f"the stacks of {len(report['left'])} more ranks are left out")
     if report["silent"]:
         lines.append(f"no stacks from {', '.join(report['silent'])}")
-    return "".join(printable(line) + "\n" for line in lines)
+    return printable_lines(lines)

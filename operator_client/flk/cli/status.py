@@ -50,9 +50,7 @@ def status(
     """
     from flk.cli.data_output import DataOutput, data_of
 
-    form = DataOutput.parse(output, ("text", "wide", "json", "yaml", "name"), raw=raw)
-    if watch and (raw or form.kind not in ("text", "wide", "json")):
-        raise UsageError(f"--watch and {'--raw' if raw else f'--output {form.kind}'} exclude each other")
+    form = DataOutput.parse(output, raw=raw, watch=watch)
     chosen = Chosen.of(jobs, selector, context, namespace, command="status")
     if watch and chosen.are_several:
         shown = chosen.client.commands.flk("list")

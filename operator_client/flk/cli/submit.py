@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
+from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, output_format, seconds, takes_job
 from flk.errors import FlkError, NoKubeconfigError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
@@ -40,16 +40,12 @@ def submit(
         ),
     ] = False,
     timeout: Timeout = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: name, json or yaml.")
-    ] = "name",
+    output: Annotated[str, output_format("name", "json", "yaml")] = "name",
 ) -> int | None:
     """Train in the cluster: create a PyTorchJob (or another --target), with the code that it runs.
 
     Prints the job's name on stdout. Ctrl-C while following detaches; the job goes on.
     """
-    if output not in ("name", "json", "yaml"):
-        raise UsageError(f"--output: must be name, json or yaml (is {output!r})")
     if dry_run not in (None, "client", "server"):
         raise UsageError(f"--dry-run: must be client or server (is {dry_run!r})")
     limit = seconds(timeout, "--timeout")

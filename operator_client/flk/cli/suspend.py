@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from flk.cli.options import Context, Namespace, Timeout, note, seconds
+from flk.cli.options import Context, Namespace, Timeout, Wait, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector, Tell, worst
 
 if TYPE_CHECKING:
@@ -19,9 +17,7 @@ def suspend(
     context: Context = None,
     namespace: Namespace = None,
     selector: Selector = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone (default), or return at once.")
-    ] = True,
+    wait: Wait = True,
     timeout: Timeout = None,
 ) -> int:
     """End the pods of jobs and keep the jobs, so that they can be resumed.

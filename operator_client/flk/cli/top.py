@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flk.cli.json_text import json_text
-from flk.cli.options import Context, Namespace, check_text_or_json, complete_jobs, job_ref, note, open_job
+from flk.cli.options import Context, Namespace, complete_jobs, job_ref, note, open_job, output_format
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -52,16 +52,13 @@ def top(
     selector: Annotated[
         str | None, typer.Option("--selector", "-l", metavar="LABELS", help="Only jobs with these labels: team=nlp.")
     ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, json.")
-    ] = "text",
+    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int | None:
     """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods, events.
 
     Without a job it shows all jobs of the namespace, the worst first. Keys: q quits, arrows or j and k scroll, s sorts
     otherwise. Elsewhere than on a terminal it prints the view once. Ranks need the right to create pods/exec.
     """
-    check_text_or_json(output)
     if job is not None and selector is not None:
         raise UsageError("name a job, or choose jobs with -l, but not both")
     try:

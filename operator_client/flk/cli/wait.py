@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flk.cli.json_text import json_text
-from flk.cli.options import Context, Namespace, Timeout, note, seconds
+from flk.cli.options import Context, Namespace, Timeout, note, output_format, seconds
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
@@ -43,10 +43,7 @@ def wait(
             help="Stop waiting for a job that cannot go on and that does not resolve by itself (default), or wait on.",
         ),
     ] = True,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FORMAT", help="Output format: json prints the last state on stdout."),
-    ] = None,
+    output: Annotated[str | None, output_format("json", explained="json prints the last state on stdout")] = None,
 ) -> int | None:
     """Wait until a job ends, and exit with the job's exit code; of several jobs, until all have, with the worst code.
 
@@ -56,8 +53,6 @@ def wait(
     on stderr what the job does and why it ended, a line for each change; on a terminal, the last line shows how far the
     job is.
     """
-    if output not in (None, "json"):
-        raise UsageError(f"--output: must be json (is {output!r})")
     limit, until = seconds(timeout, "--timeout"), _goal(goal)
     from flk.cli.logs import note_detached
     from flk.cli.progress_line import ProgressLine

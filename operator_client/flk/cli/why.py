@@ -6,10 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from flk.cli.options import Context, JobName, Namespace, note, open_job
-from flk.errors import UsageError
+from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
 
 if TYPE_CHECKING:
     from flk.health import Report
@@ -19,17 +16,13 @@ def why(
     job: JobName,
     context: Context = None,
     namespace: Namespace = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, json, yaml.")
-    ] = "text",
+    output: Annotated[str, output_format("text", "json", "yaml")] = "text",
 ) -> int | None:
     """Say why a job does not run, or why it ended: the cause, its evidence, and the remedy.
 
     Then come the other things that were found, and why they are not the cause. `flk explain CODE` tells more about a
     cause. Works for every PyTorchJob. Exits with 103 if the job was deleted before it had ended, else with 0.
     """
-    if output not in ("text", "json", "yaml"):
-        raise UsageError(f"--output: must be text, json or yaml (is {output!r})")
     from flk.health import diagnose
     from flk.jobs.wait import look
 
@@ -50,7 +43,7 @@ def why(
 def text(answer: Report, now: float) -> str:
     """Return the answer for people. Times are told as ages, as kubectl does."""
     from flk.health import cause_of
-    from flk.terminal import printable
+    from flk.terminal import printable_lines
     from flk.units import short_duration
 
     def ago(time: float) -> str:
@@ -79,7 +72,7 @@ def text(answer: Report, now: float) -> str:
             lines += [f"  {other.text}{count}{ago(other.time)}", f"    {other.why_not}"]
     if not answer.known:
         lines += ["", "examined:", *(f"  {item}" for item in answer.examined)]
-    return "".join(printable(line) + "\n" for line in lines)
+    return printable_lines(lines)
 
 
 def _beyond(said: str, headline: str) -> str:

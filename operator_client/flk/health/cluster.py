@@ -144,7 +144,7 @@ class Pods:
     @property
     def queue(self) -> str:
         """Name of the job's Kueue queue; empty for none."""
-        return str((self.manifest["metadata"].get("labels") or {}).get(labels.QUEUE) or "")
+        return str(labels.of(self.manifest).get(labels.QUEUE) or "")
 
     @property
     def named(self) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from flk.health.scheduler_message import parse
 from flk.health.scheduling import is_short_of_resources
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.pods import conditions, one_line
+from flk.observe.pods import conditions, one_line, phase_of
 from flk.observe.view import JobView, number_in, pod_spec
 from flk.targets import CONTAINERS
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
@@ -60,7 +60,7 @@ def _jobs(view: JobView) -> dict[tuple[str, str], list[Object]]:
     for pod in view.around.other_pods:
         meta = pod["metadata"]
         key = str(meta.get("namespace") or ""), str((meta.get("labels") or {}).get(labels.JOB) or "")
-        if key[1] and key != (view.namespace, view.name) and (pod.get("status") or {}).get("phase") in _UNFINISHED:
+        if key[1] and key != (view.namespace, view.name) and phase_of(pod) in _UNFINISHED:
             found[key].append(pod)
     return found
 
@@ -83,7 +83,7 @@ def _may_get_room(view: JobView, waiting: PodState) -> bool:
 
 def _may_end(pod: Object) -> bool:
     """Return whether a pod has a node, has not ended, and is not one of a service."""
-    if (pod.get("status") or {}).get("phase") not in _UNFINISHED or not _has_node(pod):
+    if phase_of(pod) not in _UNFINISHED or not _has_node(pod):
         return False
     owners = {owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or []}
     return pod_spec(pod).get("restartPolicy", "Always") != "Always" or owners.isdisjoint(_SERVICES)

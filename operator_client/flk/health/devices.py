@@ -10,7 +10,7 @@ from flk.health.cause import Cause, Found, condition_evidence
 from flk.health.ending import job_failure
 from flk.health.resources import FAULT_TAINT, taint_text
 from flk.kube import Object
-from flk.observe.model import Evidence, PodPhase
+from flk.observe.model import Evidence
 from flk.observe.pods import conditions, one_line
 from flk.observe.suspects import suspects
 from flk.observe.view import JobView
@@ -83,7 +83,7 @@ def _unhealthy_device(view: JobView) -> Found | None:
 
 
 def _runs(view: JobView, name: str) -> bool:
-    return any(pod.name == name and pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in view.pods)
+    return any(pod.name == name and pod.is_up for pod in view.pods)
 
 
 def _with_end(view: JobView, text: str) -> str:

@@ -27,7 +27,7 @@ def _disruption(name: str, condition: Object) -> Evidence:
 
 
 def _running_again(view: JobView) -> bool:
-    return all(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in view.pods)
+    return all(pod.is_up for pod in view.pods)
 
 
 def _preempted(view: JobView) -> Found | None:

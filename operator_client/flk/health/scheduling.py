@@ -28,7 +28,7 @@ from flk.health.scheduler_message import NodeReason, parse
 from flk.health.volume_nodes import bound_volumes
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.pods import conditions
+from flk.observe.pods import conditions, phase_of
 from flk.observe.view import JobView, pod_spec
 from flk.units import timestamp
 from flk_runtime.contract.ranges import plural
@@ -111,7 +111,7 @@ def _used_by_node(cluster: Cluster) -> dict[str, Amounts] | None:
     used: dict[str, Amounts] = {}
     for pod in cluster.running:
         node = pod["spec"].get("nodeName")
-        if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+        if node and phase_of(pod) not in ("Succeeded", "Failed"):
             amounts = used.setdefault(node, {})
             for name, amount in {**requests(pod["spec"]), "pods": 1.0}.items():
                 amounts[name] = amounts.get(name, 0.0) + amount

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flk.health.table import ENDS, LATER, find
 from flk.kube import Object
-from flk.observe.model import Evidence, Finding, PodPhase, PodState
+from flk.observe.model import Evidence, Finding, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
@@ -149,7 +149,7 @@ def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
         return cause.sentence, True
     if view.succeeded and not view.failed:
         return "the job has succeeded", True
-    ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in view.pods)
+    ready = sum(pod.is_up for pod in view.pods)
     if view.deletion_began:
         return "the job is being deleted", True
     if ready == len(view.pods) and view.slow:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from flk.errors import ApiError, UsageError
 from flk.kube import Object
 from flk.observe.client import JobClient
-from flk.observe.pods import launcher_command
+from flk.observe.pods import launcher_command, phase_of
 
 _TIMEOUT: Final = 45.0  # seconds; the leader waits 12 for the stacks of all pods
 _PODS: Final = 32  # of a job without flk's launcher that are looked at
@@ -32,7 +32,7 @@ def read_stacks(client: JobClient, job: str, rank: int | None = None) -> dict[st
     can show any, and UsageError for the rank of a job without flk's launcher.
     """
     found = client.get_job(job)
-    running = [pod for pod in client.pods_of(found) if (pod.get("status") or {}).get("phase") == "Running"]
+    running = [pod for pod in client.pods_of(found) if phase_of(pod) == "Running"]
     if not running:
         raise ApiError(f"no pod of {job} runs", hint=f"{client.commands.flk('why', job)} says why")
     launchers = [pod for pod in running if launcher_command(pod)]

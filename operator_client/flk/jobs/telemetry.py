@@ -9,7 +9,7 @@ from flk.errors import ApiError, FlkError, JobNotFoundError
 from flk.kube import Object
 from flk.observe.archive.records import find_record
 from flk.observe.client import JobClient
-from flk.observe.pods import launcher_command
+from flk.observe.pods import launcher_command, phase_of
 from flk.observe.progress import read_telemetry_of
 from flk.targets import CONTAINERS
 from flk_runtime.contract import telemetry_archive, typed
@@ -35,7 +35,7 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
     except JobNotFoundError as error:
         missing, uid = error, client.ref(job).uid or None
     first = min(pods, key=lambda pod: str(pod["metadata"]["name"]), default=None)
-    running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running" and launcher_command(pod)]
+    running = [pod for pod in pods if phase_of(pod) == "Running" and launcher_command(pod)]
     for pod in sorted(running, key=lambda pod: str(pod["metadata"]["name"]))[:1]:
         try:
             return _with_image(_of_launcher(client, pod), pod)

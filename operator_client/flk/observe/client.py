@@ -224,31 +224,26 @@ class JobClient:
 
     def list_events(self, kind: str, name: str) -> list[Object]:
         """Return the events about one object, oldest first; none where the user may not read them."""
-        selector = f"involvedObject.kind={kind},involvedObject.name={name}"
-        try:
-            found = self.api.list_all(self.target(EVENTS), {"fieldSelector": selector})[0]
-        except ForbiddenError:
-            return []
-        return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+        return self._events(self.namespace, f"involvedObject.kind={kind},involvedObject.name={name}")
 
     def list_job_events(self, kind: str, *, all_namespaces: bool = False) -> list[Object]:
         """Return the warnings about objects of a kind, oldest first; none where the user may not read them."""
-        target = RequestTarget(EVENTS, None if all_namespaces else self.namespace)
-        try:
-            found = self.api.list_all(target, {"fieldSelector": f"involvedObject.kind={kind},type=Warning"})[0]
-        except ForbiddenError:
-            return []
-        return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+        return self._events(None if all_namespaces else self.namespace, f"involvedObject.kind={kind},type=Warning")
 
     def list_events_of(self, sources: Sequence[str], *, all_namespaces: bool = False) -> list[Object]:
         """Return the events about pods that programs of these names sent; none where the user may not read them."""
-        target, found = RequestTarget(EVENTS, None if all_namespaces else self.namespace), []
-        for source in sources:
-            try:
-                found += self.api.list_all(target, {"fieldSelector": f"involvedObject.kind=Pod,source={source}"})[0]
-            except ForbiddenError:
-                return []
-        return found
+        where = None if all_namespaces else self.namespace
+        return [
+            event for source in sources for event in self._events(where, f"involvedObject.kind=Pod,source={source}")
+        ]
+
+    def _events(self, namespace: str | None, fields: str) -> list[Object]:
+        """Return the events with these fields, oldest first; none where the user may not read them."""
+        try:
+            found = self.api.list_all(RequestTarget(EVENTS, namespace), {"fieldSelector": fields})[0]
+        except ForbiddenError:
+            return []
+        return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
 
     def list_defaults(self) -> list[tuple[str, str]]:
         """Return name and text of each ConfigMap with defaults of the namespace; none where they may not be read."""

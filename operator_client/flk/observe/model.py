@@ -53,6 +53,11 @@ class PodState:
         return self.phase in (PodPhase.MISSING, PodPhase.SUSPENDED)
 
     @property
+    def is_up(self) -> bool:
+        """Whether it runs or has succeeded."""
+        return self.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED)
+
+    @property
     def stuck(self) -> bool:
         """Whether it cannot run before something changes."""
         return bool(self.reason) and self.phase in (PodPhase.PENDING, PodPhase.STARTING, PodPhase.MISSING)

@@ -160,9 +160,14 @@ def _container(items: Any) -> Object:
     return dict(found[0]) if found else {}
 
 
+def phase_of(pod: Object) -> str:
+    """Return the phase that Kubernetes has written to a pod; empty before it has."""
+    return str((pod.get("status") or {}).get("phase") or "")
+
+
 def _phase(pod: Object, state: Object) -> PodPhase:
     spec = pod.get("spec") or {}
-    phase = str((pod.get("status") or {}).get("phase") or PodPhase.PENDING)
+    phase = phase_of(pod) or PodPhase.PENDING
     if phase in (PodPhase.SUCCEEDED, PodPhase.FAILED):
         return PodPhase(phase)
     if pod["metadata"].get("deletionTimestamp"):

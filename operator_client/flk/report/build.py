@@ -14,7 +14,6 @@ from flk.health import cause_of, diagnose, page
 from flk.jobs.state import State
 from flk.kube import Object
 from flk.observe.archive.redaction import kept_job
-from flk.observe.model import PodPhase
 from flk.observe.observation import StateChange, event_time
 from flk.observe.view import JobView
 from flk.report.model import Excerpt, Moment, Report, Submitted
@@ -63,7 +62,7 @@ def build(
         explanation=page(cause) if cause else "",
         submitted=_submitted(view, diff),
         moments=_moments(view, state, states, telemetry),
-        pods=sorted(view.pods, key=lambda pod: (pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED), pod.index))[:PODS],
+        pods=sorted(view.pods, key=lambda pod: (pod.is_up, pod.index))[:PODS],
         telemetry=telemetry,
         excerpts=[Excerpt(each.title, [printable(line)[:LINE] for line in each.lines[-LINES:]]) for each in excerpts],
         missing={},

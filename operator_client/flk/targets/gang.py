@@ -80,7 +80,7 @@ def pod_groups(job: Job, in_namespace: Object) -> list[Object]:
 def gang_of(manifest: Object) -> Gang | None:
     """Return the gang scheduler of a job's object, from the job that flk has recorded in it; None for none."""
     try:
-        spec = json.loads((manifest["metadata"].get("annotations") or {}).get(labels.SPEC) or "{}")
+        spec = json.loads(labels.annotations_of(manifest).get(labels.SPEC) or "{}")
     except ValueError:
         return None
     return GANGS.get(spec.get("gang", "")) if spec.get("replicas", 1) > 1 else None

@@ -52,7 +52,7 @@ class IndexedTarget(Target):
 
     def job_name(self, pod: Object) -> str:
         """Return the name that flk's label gives."""
-        return str((pod["metadata"].get("labels") or {}).get(labels.JOB, ""))
+        return str(labels.of(pod).get(labels.JOB, ""))
 
 
 def job_spec(container: str, limit: int) -> Object:

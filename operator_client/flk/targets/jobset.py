@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flk import labels
 from flk.targets.indexed import IndexedTarget, named, replicas_of, sized_job_spec
 from flk.targets.model import Object, Parts, Replicas, ttl_fields
 
@@ -54,7 +55,7 @@ class JobSet(IndexedTarget):
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether the controller's label on a pod has the JobSet's UID."""
-        found = pod["metadata"].get("labels") or {}
+        found = labels.of(pod)
         return bool(found.get("jobset.sigs.k8s.io/jobset-uid") == uid)
 
     def event_objects(self, job: str) -> Sequence[tuple[str, str]]:

@@ -87,7 +87,7 @@ class PyTorchJob(Target):
 
     def position(self, pod: Object) -> tuple[str, int]:
         """Return the role and the number that the operator's labels give."""
-        found = pod["metadata"].get("labels") or {}
+        found = labels.of(pod)
         number = str(found.get(labels.REPLICA_INDEX, "0"))
         role = str(found.get(labels.REPLICA_TYPE, "worker")).capitalize()
         return role, int(number) if number.isdigit() else 0
@@ -98,7 +98,7 @@ class PyTorchJob(Target):
 
     def job_name(self, pod: Object) -> str:
         """Return the name that the operator's label gives."""
-        return str((pod["metadata"].get("labels") or {}).get(labels.OPERATOR_JOB_NAME, ""))
+        return str(labels.of(pod).get(labels.OPERATOR_JOB_NAME, ""))
 
     def processes(self, job: Object) -> int:
         """Return ``nprocPerNode`` if it is a number, else 1."""

@@ -105,7 +105,7 @@ class TrainJob(IndexedTarget):
 
     def job_name(self, pod: Object) -> str:
         """Return the name of the JobSet, which is the TrainJob's."""
-        return str((pod["metadata"].get("labels") or {}).get(_JOBSET_NAME, ""))
+        return str(labels.of(pod).get(_JOBSET_NAME, ""))
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether the pod is not older than the TrainJob: no pod has the UID of its TrainJob."""

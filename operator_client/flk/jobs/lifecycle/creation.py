@@ -109,7 +109,7 @@ def _suspended(manifest: Object) -> Object:
 def _release(client: JobClient, manifest: Object, job: Object) -> Object:
     """Let its controller start the job. A job that is in a queue stays suspended: Kueue starts it."""
     change: Object = {"metadata": {"uid": job["metadata"]["uid"], "annotations": {labels.INCOMPLETE: None}}}
-    queued = labels.QUEUE in (job["metadata"].get("labels") or {})  # a webhook may have put it into a default queue
+    queued = labels.QUEUE in labels.of(job)  # a webhook may have put it into a default queue
     target = target_of(manifest)
     if not (queued or target.suspended(manifest)):
         change |= starting(client, manifest)
@@ -150,7 +150,7 @@ def _create_owned(client: JobClient, manifest: Object, owner: Object) -> None:
 
 
 def _is_shared(manifest: Object) -> bool:
-    return labels.SHARED in (manifest["metadata"].get("labels") or {})
+    return labels.SHARED in labels.of(manifest)
 
 
 def _share(client: JobClient, manifest: Object, owner: Object) -> None:
@@ -210,7 +210,7 @@ def _find_created(client: JobClient, manifest: Object) -> Object | None:
     found = client.find(resource_of(manifest), name)
     if found is None:
         return None
-    annotations = found["metadata"].get("annotations") or {}
+    annotations = labels.annotations_of(found)
     owner = annotations.get(labels.OWNER)
     created = f", created {age(found, client.now())} ago" + (f" by {owner}" if owner else "")
     if found["metadata"].get("deletionTimestamp"):
@@ -236,7 +236,7 @@ def _find_created(client: JobClient, manifest: Object) -> Object | None:
 
 
 def _is_same_submission(manifest: Object, job: Object) -> bool:
-    wanted, found = ((item["metadata"].get("annotations") or {}).get(labels.SUBMISSION) for item in (manifest, job))
+    wanted, found = (labels.annotations_of(item).get(labels.SUBMISSION) for item in (manifest, job))
     return bool(wanted) and wanted == found
 
 

@@ -121,7 +121,7 @@ def loses_checkpoints(job: Object) -> bool:
 
 def queue_of(job: Object) -> str:
     """Return the name of the Kueue queue of the job; empty if it is in none."""
-    return str((job["metadata"].get("labels") or {}).get(labels.QUEUE) or "")
+    return str(labels.of(job).get(labels.QUEUE) or "")
 
 
 def end_of(job: Object) -> str:
@@ -133,7 +133,7 @@ def end_of(job: Object) -> str:
 def refuse_incomplete(client: JobClient, job: Object) -> None:
     """Raise UsageError if not all objects of a job were created."""
     name = job["metadata"]["name"]
-    if labels.INCOMPLETE in (job["metadata"].get("annotations") or {}):
+    if labels.INCOMPLETE in labels.annotations_of(job):
         raise UsageError(
             f"job {name} cannot start: its submission was interrupted, and objects that it needs do not exist",
             hint=f"delete it, then submit again: {client.commands.flk('delete', name)}",

@@ -20,6 +20,7 @@ from flk.kube import Object
 from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation, from_archive
+from flk.observe.pods import phase_of
 from flk.observe.pool import ReadPool
 from flk.observe.view import JobView
 from flk.units import short_duration
@@ -85,7 +86,7 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
             yield line
     finally:
         writer.close()
-    if pods and not told and all((pod.get("status") or {}).get("phase") == "Pending" for pod in pods):
+    if pods and not told and all(phase_of(pod) == "Pending" for pod in pods):
         yield LogLine(f"there is no line yet: job {name} is {get_state(client, name).headline}", note=True)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
     if gone:

@@ -16,6 +16,7 @@ from flk.kube import Object
 from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
+from flk.observe.pods import phase_of
 from flk.observe.pool import ReadPool
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure
@@ -126,7 +127,7 @@ def _read(client: JobClient, name: str, options: LogOptions) -> tuple[list[_Outp
         return _outputs(lines), kept.record.failure if kept.record else None
     chosen = LineFilter(JobView(Observation(job)), plain)
     pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
-    pods.sort(key=lambda pod: ((pod.get("status") or {}).get("phase") != "Failed", chosen.index(pod)))
+    pods.sort(key=lambda pod: (phase_of(pod) != "Failed", chosen.index(pod)))
     with ReadPool(DUMPED) as pool:
         for found in pool.map(lambda pod: _read_pod(client, pod, chosen), pods[:PODS]):
             for line in found:

@@ -12,6 +12,7 @@ from flk.jobs.logs.lines import LineFilter, LogLine
 from flk.jobs.logs.position import LogPosition, split_stamp
 from flk.kube import Object
 from flk.observe.client import JobClient
+from flk.observe.pods import phase_of
 
 IDLE: Final = 240.0  # seconds without a line after which a log is requested again: its connection may be dead
 _BACKOFFS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between requests that bring no new line
@@ -102,7 +103,7 @@ class PodLog:
             return _Container.RUNNING
         if pod is None or pod["metadata"]["uid"] != self._pod["metadata"]["uid"]:
             return _Container.GONE
-        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        ended = phase_of(pod) in ("Succeeded", "Failed")
         return _Container.ENDED if ended else _Container.RUNNING
 
 

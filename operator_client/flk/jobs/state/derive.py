@@ -39,7 +39,7 @@ def derive(view: JobView) -> State:
         quarantine=seen.quarantine,
         processes=seen.processes,
         workers=seen.workers,
-        ready=sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in seen.pods),
+        ready=sum(pod.is_up for pod in seen.pods),
         restarts=seen.record.restarts if seen.record else 0,
         max_restarts=seen.record.max_restarts if seen.record else None,
         disruptions=seen.record.disruptions if seen.record else 0,
@@ -109,7 +109,7 @@ def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
 def _succeeded(base: State, seen: JobView) -> State:
     # Pods of a job that has succeeded may have been deleted since. They have succeeded too.
     pods = [replace(p, phase=PodPhase.SUCCEEDED) if p.absent else p for p in seen.pods]
-    ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in pods)
+    ready = sum(pod.is_up for pod in pods)
     started = base.started or timestamp(seen.status.get("startTime")) or None
     return replace(
         base,

@@ -60,7 +60,7 @@ def kept_job(job: Object) -> Object:
     """Return a copy of a job in which values that may be secrets are replaced by ``***``."""
     kept = copy.deepcopy({**job, "metadata": _metadata(job)})
     _redact(kept.get("spec"))
-    annotations = kept["metadata"].get("annotations") or {}
+    annotations = labels.annotations_of(kept)
     if labels.SPEC in annotations:
         annotations[labels.SPEC] = _redacted_spec(annotations[labels.SPEC])
     return kept

@@ -44,7 +44,7 @@ def watched(*lists: Sequence[Any], form: str = "text", everywhere: bool = False)
             client,
             read,
             lambda listed: kept.append([each.state.name for each in listed]),
-            DataOutput.parse(form, ("text", "wide", "json")),
+            DataOutput.parse(form),
             all_namespaces=everywhere,
             nothing="there are no jobs in namespace team",
             sleep=sleep,
