@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 from flk_runtime.contract.durations import UNITS
 
@@ -100,6 +101,11 @@ def short_duration(seconds: float) -> str:
     whole = max(0, int(seconds))
     coarse = 3600 if whole >= 86_400 else 60 if whole >= 3600 else 1
     return duration_text(whole - whole % coarse)
+
+
+def created_at(item: Mapping[str, Any]) -> float:
+    """Return when an object of the Kubernetes API was created, in seconds since the epoch."""
+    return timestamp(item["metadata"].get("creationTimestamp"))
 
 
 def timestamp(text: object) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodState
-from flk.observe.observation import event_time
+from flk.observe.observation import event_time, involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import timestamp
@@ -54,6 +54,10 @@ class Trace:
     def __getitem__(self, number: int) -> str:
         return self.texts[number]
 
+    def found(self, sentence: str, remedy: str, *more: Evidence, **fields: Any) -> Found:
+        """Return this match as the result of a cause, with ``more`` evidence and further fields of Found."""
+        return Found(sentence, remedy, [*self.evidence, *more], self.pods, **{"since": self.since, **fields})
+
 
 Find = Callable[[JobView], Found | None]
 Locate = Callable[[JobView], Trace | None]
@@ -67,7 +71,7 @@ def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
         trace = locate(view)
         if trace is None:
             return None
-        return Found(sentence(view, trace), remedy(view, trace), trace.evidence, trace.pods, since=trace.since)
+        return trace.found(sentence(view, trace), remedy(view, trace))
 
     return find
 
@@ -156,7 +160,7 @@ def first_said(view: JobView, pod: PodState) -> float:
 
 def event_evidence(event: Object) -> Evidence:
     """Return an event as evidence."""
-    about = event.get("involvedObject") or {}
+    about = involved(event)
     text = f"{event.get('reason', '')}: {one_line(event.get('message'))}"
     return Evidence(
         f"event of {about.get('kind', '')} {about.get('name', '')}", text, time=event_time(event, first=True)

@@ -81,7 +81,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
         since = [_failing_since(view, pod) for pod in pods]
         if None in since:
             return None
-        told = [*found.evidence, *(event_evidence(event) for event in events[-1:])]
+        told = [*found.evidence, *map(event_evidence, events[-1:])]
         return Trace(found.pods, told, found.texts, min(time or 0.0 for time in since))
 
     return locate
@@ -146,12 +146,8 @@ def _access_denied(view: JobView) -> Found | None:
     else:
         why = "the registry demands credentials, and the pods have no pull secret"
         remedy = f"{view.kubectl('create secret docker-registry NAME --docker-server=…')}, and name it in the job"
-    return Found(
-        f"{found} cannot start: the image {found[1]} may not be pulled: {why}",
-        remedy,
-        [*found.evidence, *(event_evidence(event) for event in missing[-1:])],
-        found.pods,
-    )
+    sentence = f"{found} cannot start: the image {found[1]} may not be pulled: {why}"
+    return found.found(sentence, remedy, *map(event_evidence, missing[-1:]))
 
 
 def _unreachable(said: str) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 from flk.health.cause import Cause, Found, condition_evidence, event_evidence, names, subject
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.observation import involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import timestamp
@@ -40,7 +41,7 @@ def _preempted(view: JobView) -> Found | None:
     if hit:
         name, evidence = hit[0][0], [_disruption(*hit[0])]
     else:
-        name, evidence = str((events[-1].get("involvedObject") or {}).get("name")), [event_evidence(events[-1])]
+        name, evidence = str(involved(events[-1]).get("name")), [event_evidence(events[-1])]
     return Found(
         f"{name} was preempted: the scheduler gave its place to a pod of higher priority",
         f"{view.flk('wait')} waits until there is room again; a higher priority class or --checkpoint loses less",

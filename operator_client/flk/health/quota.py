@@ -164,19 +164,15 @@ def _exceeded(view: JobView) -> Found | None:
     for key, each in (part.split("=", 1) for part in requested.split(",") if "=" in part):
         needed = quantity(each) * alike
         if key in limits and needed > quantity(limits[key]):
-            return Found(
+            return trace.found(
                 f"{not_created(view, trace)}: {_shortage(key, needed, quota, f'{limits[key]} in all', False)}",
                 f"ask for less, or have the quota raised; {shown} shows it",
-                trace.evidence,
-                trace.pods,
             )
-    return Found(
+    return trace.found(
         f"{not_created(view, trace)}: the namespace's quota {quota} is used up ({requested} requested, {used} of "
         f"{limited} used)",
         f"{shown} shows who uses it; delete jobs that have ended with {view.flk('list', job='')}, ask for less, or "
         "have the quota raised",
-        trace.evidence,
-        trace.pods,
         resolves_itself=True,  # other jobs may free it
     )
 

@@ -30,7 +30,7 @@ from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import conditions, phase_of
 from flk.observe.view import JobView, pod_spec
-from flk.units import timestamp
+from flk.units import created_at
 from flk_runtime.contract.ranges import plural
 
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
@@ -259,18 +259,16 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
             if not quantity(sizes[node]):
                 asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
                 remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
-                return Found(
-                    f"{found}: no node offers {resource}", remedy, found.evidence, found.pods, resolves_itself=False
-                )
+                return found.found(f"{found}: no node offers {resource}", remedy, resolves_itself=False)
             if not fitting(allocatable(view.around.nodes[node]), {resource: needed})[0]:
                 sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
                 remedy = f"ask for less with {less}, or add a larger node"
-                return Found(sentence, remedy, found.evidence, found.pods, resolves_itself=False)
+                return found.found(sentence, remedy, resolves_itself=False)
         remedy = (
             f"{view.flk('wait')} waits for other jobs to end; {f'{less} asks for less; ' if less else ''}"
             f"{view.kubectl_of_cluster('describe nodes')} shows who uses the nodes"
         )
-        return Found(f"{asks} free", remedy, found.evidence, found.pods)
+        return found.found(f"{asks} free", remedy)
 
     return find
 
@@ -292,12 +290,11 @@ def _selector(view: JobView) -> Found | None:
         return None
     wanted = ", ".join(f"{key}={value}" for key, value in labels.items())
     them = "them" if len(found.pods) > 1 else "it"
-    return Found(
+    return found.found(
         f"{found}: no node that could take {them} has the labels {wanted}",
         f"{view.kubectl_of_cluster('get nodes -L ' + ','.join(labels))} shows the labels that nodes have; correct "
         "--node-selector",
-        [*found.evidence, Evidence(f"pod {found.pods[0]}", wanted, "spec.nodeSelector")],
-        found.pods,
+        Evidence(f"pod {found.pods[0]}", wanted, "spec.nodeSelector"),
     )
 
 
@@ -339,7 +336,7 @@ def _gated(view: JobView) -> Trace | None:
 
 
 def _created(view: JobView, pod: PodState) -> float:
-    return timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp"))
+    return created_at(view.objects[pod.name])
 
 
 _READ: Final = (

@@ -14,9 +14,10 @@ from flk.health.scheduling import scheduling_evidence, unschedulable
 from flk.health.volume_nodes import bound_volumes, claim_names
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.observation import involved
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
-from flk.units import timestamp
+from flk.units import created_at
 from flk_runtime.contract import user_env
 
 _ONE_NODE: Final = "ReadWriteOnce"
@@ -132,30 +133,24 @@ def _claim_unbound(view: JobView) -> Found | None:
         spec = claim.get("spec") or {}
         storage = str(spec.get("storageClassName") or "")
         text = f"{phase}, storage class {storage or '(none)'}, {', '.join(spec.get('accessModes') or [])}"
-        created = timestamp(claim["metadata"].get("creationTimestamp"))
+        created = created_at(claim)
         about = [e for e in view.events if _about(e) == ("PersistentVolumeClaim", name)]
         failures = [e for e in about if e.get("reason") == "ProvisioningFailed"]
         said = (failures or about)[-1:]
         why = one_line(said[0].get("message")) if said else "no volume matches it"
-        return Found(
+        return found.found(
             f"{found} cannot be scheduled: the PersistentVolumeClaim {name} has no volume (storage class "
             f"{storage or 'none'}): {why}",
             f"{view.kubectl(f'describe persistentvolumeclaim {name}')} shows more; "
             f"{view.kubectl_of_cluster('get storageclasses')} lists "
             "the classes that exist",
-            [
-                *found.evidence,
-                Evidence(f"PersistentVolumeClaim {name}", text, "status.phase", created),
-                *map(event_evidence, said),
-            ],
-            found.pods,
+            Evidence(f"PersistentVolumeClaim {name}", text, "status.phase", created),
+            *map(event_evidence, said),
             grace=_provisioner_grace(about, failures),
         )
-    return Found(
+    return found.found(
         f"{found} cannot be scheduled: {', '.join(claims) or 'a claim'} has no volume",
         f"{view.kubectl('get persistentvolumeclaims')} shows the claims",
-        found.evidence,
-        found.pods,
     )
 
 
@@ -167,8 +162,8 @@ def _provisioner_grace(events: Sequence[Object], failures: Sequence[Object]) -> 
 
 
 def _about(event: Object) -> tuple[object, object]:
-    involved = event.get("involvedObject") or {}
-    return involved.get("kind"), involved.get("name")
+    about = involved(event)
+    return about.get("kind"), about.get("name")
 
 
 def _on_other_node(view: JobView) -> Trace | None:

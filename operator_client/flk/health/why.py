@@ -11,7 +11,7 @@ from typing import Any, Final
 from flk.health.table import ENDS, LATER, find
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodState
-from flk.observe.observation import event_time
+from flk.observe.observation import event_time, involved
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
 from flk_runtime.contract.ranges import numbered, plural
@@ -252,7 +252,7 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
         folded[key] = event, count + (folded[key][1] if key in folded else 0)
     others = []
     for (reason, _), (event, count) in folded.items():
-        about = event.get("involvedObject") or {}
+        about = involved(event)
         # The operator repeats the record that a launcher has left, in full.
         text, _, left = one_line(event.get("message")).partition(" terminated message: {")
         pod = states.get(str(about.get("name")))

@@ -16,7 +16,7 @@ from flk.jobs.state import JobList, State, derive
 from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
-from flk.observe.observation import Need, Observation
+from flk.observe.observation import Need, Observation, involved
 from flk.observe.resources import NODES
 from flk.observe.view import JobView
 from flk.targets import target_of
@@ -93,7 +93,7 @@ class _Answers:
                 else self._client.list_job_events(kind, all_namespaces=self._all_namespaces)
             )
             for event in listed:
-                about = event.get("involvedObject") or {}
+                about = involved(event)
                 key = str(about.get("namespace") or self._client.namespace), kind, str(about.get("name"))
                 found[key].append(event)
         return self._events[kind]

@@ -19,7 +19,7 @@ from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, 
 from flk.spec.names import object_name
 from flk.targets import TARGETS
 from flk.targets.controllers import Controller
-from flk.units import short_duration, timestamp
+from flk.units import created_at, short_duration
 
 if TYPE_CHECKING:
     from flk.kube.sockets import Executed
@@ -362,4 +362,4 @@ def _with_kind(job: Object, target: targets.Target) -> Object:
 
 def age(item: Object, now: float) -> str:
     """Return how long ago an object was created, in the two largest units, as kubectl prints it."""
-    return short_duration(now - timestamp(item["metadata"].get("creationTimestamp")))
+    return short_duration(now - created_at(item))

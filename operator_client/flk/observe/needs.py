@@ -13,13 +13,13 @@ from typing import Final
 
 from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
-from flk.observe.observation import LOG_LINES, Need, Observation, event_time
+from flk.observe.observation import LOG_LINES, Need, Observation, event_time, involved
 from flk.observe.progress import read_progress
 from flk.observe.suspects import suspects
 from flk.observe.view import JobView, pod_spec
 from flk.targets import target_of
 from flk.targets.gang import gang_of
-from flk.units import timestamp
+from flk.units import created_at, timestamp
 from flk_runtime.contract import log_format
 
 # Seconds in which a pod may start before its events are read. Those of a pod that finds no node are read at once.
@@ -121,10 +121,10 @@ def is_about(event: Object, job: Object) -> bool:
 
     It is not if it is about an earlier job of the same name.
     """
-    about = event.get("involvedObject") or {}
+    about = involved(event)
     if about.get("kind") == target_of(job).kind:
         return about.get("uid") in (None, job["metadata"]["uid"])
-    return event_time(event) >= timestamp(job["metadata"].get("creationTimestamp"))
+    return event_time(event) >= created_at(job)
 
 
 def _is_cause(pod: PodState) -> bool:
@@ -135,7 +135,7 @@ def _is_cause(pod: PodState) -> bool:
 def _was_disturbed(view: JobView) -> bool:
     recreated = any(pod.restarts for pod in view.pods) or bool(view.replaced_pods)
     started = timestamp(view.status.get("startTime")) or view.now
-    late = any(timestamp(pod["metadata"].get("creationTimestamp")) - started > LATE for pod in view.objects.values())
+    late = any(created_at(pod) - started > LATE for pod in view.objects.values())
     return recreated or late or "Restarting" in view.conditions
 
 
@@ -209,10 +209,7 @@ def _representatives(view: JobView) -> list[PodState]:
         for pod in view.pods
         if pod.phase in _UNFINISHED
         and pod.name in view.objects
-        and (
-            pod.reason == "Unschedulable"
-            or view.now - timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp")) > EVENTS_AFTER
-        )
+        and (pod.reason == "Unschedulable" or view.now - created_at(view.objects[pod.name]) > EVENTS_AFTER)
     ]
     kinds = {(pod.phase, pod.reason): pod for pod in reversed(troubled)}
     chosen = [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())]

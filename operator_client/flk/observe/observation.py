@@ -137,6 +137,11 @@ def unnamed_pod(index: int) -> str:
     return f"pod {index}"
 
 
+def involved(event: Object) -> Object:
+    """Return what an event says of the object that it is about: kind, name, namespace and UID."""
+    return event.get("involvedObject") or {}
+
+
 def event_time(event: Object, *, first: bool = False) -> float:
     """Return when an event happened last (or first), in seconds since the epoch; 0 if it does not say."""
     keys = ("firstTimestamp", "eventTime", "lastTimestamp") if first else ("lastTimestamp", "eventTime")

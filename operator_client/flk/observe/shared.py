@@ -11,7 +11,7 @@ from typing import Any, Final
 from flk.errors import ForbiddenError
 from flk.kube import Object
 from flk.observe.client import JobClient
-from flk.observe.observation import event_time
+from flk.observe.observation import event_time, involved
 from flk.observe.resources import EVENTS
 
 KEPT: Final = 5.0  # seconds for which an answer counts
@@ -49,6 +49,6 @@ class SharedAnswers:
         except ForbiddenError:
             return about
         for event in sorted(found, key=event_time):
-            what = event.get("involvedObject") or {}
+            what = involved(event)
             about[str(what.get("kind")), str(what.get("name"))].append(event)
         return about

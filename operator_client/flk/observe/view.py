@@ -13,7 +13,7 @@ from flk import labels
 from flk.commands import Commands
 from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
-from flk.observe.observation import Observation, event_time, unnamed_pod
+from flk.observe.observation import Observation, event_time, involved, unnamed_pod
 from flk.observe.pods import (
     CLOCK_SKEW,
     FIRST_SIGNAL,
@@ -26,7 +26,7 @@ from flk.observe.pods import (
     was_killed_by_memory_limit,
 )
 from flk.targets import DEFAULT, WORKER, Target, target_of
-from flk.units import timestamp
+from flk.units import created_at, timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, QuarantinedNode, SlowRank, Standstill
@@ -435,7 +435,7 @@ def _newest(pods: Sequence[Object], target: Target) -> tuple[dict[str, Object], 
     """Return the newest pod of each index, and the older ones, which it has replaced, both by name."""
     newest: dict[tuple[str, int], Object] = {}
     older: dict[str, Object] = {}
-    for pod in sorted(pods, key=lambda pod: timestamp(pod["metadata"].get("creationTimestamp"))):
+    for pod in sorted(pods, key=lambda pod: created_at(pod)):
         position = target.position(pod)
         if position in newest:
             older[newest[position]["metadata"]["name"]] = newest[position]
@@ -464,7 +464,7 @@ def pod_spec(template: Any) -> Object:
 
 
 def _involved(event: Object, key: str) -> Any:
-    return (event.get("involvedObject") or {}).get(key)
+    return involved(event).get(key)
 
 
 def _is_after(event: Object, since: float) -> bool:

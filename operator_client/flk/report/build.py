@@ -14,7 +14,7 @@ from flk.health import cause_of, diagnose, page
 from flk.jobs.state import State
 from flk.kube import Object
 from flk.observe.archive.redaction import kept_job
-from flk.observe.observation import StateChange, event_time
+from flk.observe.observation import StateChange, event_time, involved
 from flk.observe.view import JobView
 from flk.report.model import Excerpt, Moment, Report, Submitted
 from flk.terminal import one_line, printable
@@ -145,7 +145,7 @@ def _moments(view: JobView, state: State, states: Sequence[StateChange], telemet
         found.append(Moment(view.standstill.since, "hang", view.standstill.summary))
     for event in view.events:
         if event.get("type") == "Warning":
-            about = event.get("involvedObject") or {}
+            about = involved(event)
             count = f" (x{event['count']})" if (event.get("count") or 1) > 1 else ""
             text = f"{about.get('kind', '')} {about.get('name', '')}: {event.get('reason')}: {event.get('message')}"
             found.append(Moment(event_time(event), "event", one_line(text)[:LINE] + count))

@@ -14,7 +14,7 @@ from flk import labels
 from flk.errors import UsageError
 from flk.targets.indexed import IndexedTarget, job_spec, named
 from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas
-from flk.units import timestamp
+from flk.units import created_at, timestamp
 from flk_runtime.contract import VERSION, pod_layout
 
 RUNTIME: Final = "flk"  # name of the ClusterTrainingRuntime
@@ -109,7 +109,7 @@ class TrainJob(IndexedTarget):
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether the pod is not older than the TrainJob: no pod has the UID of its TrainJob."""
-        return self.job_name(pod) == name and timestamp(pod["metadata"].get("creationTimestamp")) >= timestamp(created)
+        return self.job_name(pod) == name and created_at(pod) >= timestamp(created)
 
     def condition_names(self) -> Mapping[str, str]:
         """Return the names of a TrainJob's conditions."""
