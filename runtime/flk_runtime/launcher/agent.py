@@ -440,7 +440,7 @@ class Agent:
             self._fail(attempt, failure)
         if self.phase is _Phase.RUNNING:
             self._watch_attempt(attempt)
-        if not attempt.restored:
+        if not attempt.begun:
             self._report_restored(attempt)
 
     def _watch_attempt(self, attempt: PodAttempt) -> None:
@@ -489,26 +489,27 @@ class Agent:
             self.records.log(f"{pod_env.IDLE_TIMEOUT} ends nothing: {why}")
 
     def _report_restored(self, attempt: PodAttempt) -> None:
-        """Tell the leader, once, after which step the ranks of this attempt began, if they say so.
+        """Tell the leader after which step the ranks of this attempt began, if they say so.
 
-        The step is the same in all pods.
+        The step is the same in all pods. A script may correct it before its first step: it has a state of its own.
         """
         page = next((rank.progress for rank in self.ranks if rank.progress.restored >= 0), None)
         if page is None:
             return
-        attempt.restored = True
-        if self.records.ledger:
-            self.records.ledger.begin_after(page.restored)
-        source = SOURCES[page.restored_from]
-        self.member.send(messages.Restored(attempt.started.number, page.restored, source))
-        attempt.history[-1] = replace(attempt.history[-1], restored=page.restored, restored_from=source)
-        if self.rendezvous:
-            self.records.write_running(attempt.history)
+        begun = page.step >= 0  # read first: what follows stays as it is then
+        step, source = page.restored, SOURCES[page.restored_from]
+        if (step, source) != (attempt.history[-1].restored, attempt.history[-1].restored_from):
+            self.member.send(messages.Restored(attempt.started.number, step, source))
+            attempt.history[-1] = replace(attempt.history[-1], restored=step, restored_from=source)
+            if self.rendezvous:
+                self.records.write_running(attempt.history)
+        attempt.begun = begun
+        if self.rendezvous and begun:
             reached = max((each.step or 0 for each in attempt.history[:-1]), default=0)
-            if reached and page.restored == 0:
+            if reached and step == 0:
                 number = attempt.started.number + 1
                 self.records.log(f"attempt {number} began at step 0 again; step {reached} had been reached before")
-            if not (attempt.started.number or self.records.kept or self.settings.parent) and page.restored > 0:
+            if not (attempt.started.number or self.records.kept or self.settings.parent) and step > 0:
                 self.records.log(_NO_FORMER_RECORD)
 
     def _select_timeout(self) -> float | None:

@@ -62,21 +62,18 @@ class Ledger:
         spent["computing"] -= unfinished
         spent["hanging" if hung else "lost"] += unfinished
         _add(self._seconds, spent)
+        if page.restored >= 0:
+            self._lose_after(page.restored)
+            if SOURCES[page.restored_from] == "storage":
+                self._stored = page.restored
         if page.step_time:
             self._steps.append(_Steps(page.first_step, page.step, spent["computing"]))
         self._stored = max(self._stored, page.stored)
         self._since, self._page = now, None
 
-    def begin_after(self, step: int) -> None:
-        """Note that the attempt that runs has begun after ``step``: the steps after it in former ones are lost."""
-        if self._page and SOURCES[self._page.restored_from] == "storage":
-            self._stored = step
-        self._lose_after(step)
-
     def _lose_after(self, step: int) -> None:
         self._steps, lost = _cut(self._steps, step)
-        self._seconds["lost"] += lost
-        self._seconds["computing"] -= lost
+        _add(self._seconds, _moved(lost))
 
     def close(self, now: float, *, failed: bool) -> None:
         """Note that the job has ended: no time is counted after ``now``.
@@ -95,6 +92,9 @@ class Ledger:
         seconds, steps, page, former = self._seconds.copy(), self._steps, self._page, self._former
         if page:
             _add(seconds, _spent(page, self._since, now))
+            if page.restored >= 0:  # the script may still correct it
+                steps, lost = _cut(steps, page.restored)
+                _add(seconds, _moved(lost))
             if page.step_time:
                 steps = [*steps, _Steps(page.first_step, page.step, 0.0)]
         else:
@@ -113,6 +113,11 @@ class Ledger:
 def _add(seconds: dict[str, float], more: Mapping[str, float]) -> None:
     for cause, spent in more.items():
         seconds[cause] += spent
+
+
+def _moved(lost: float) -> dict[str, float]:
+    """The change of the times by cause where steps of so many seconds are lost."""
+    return {"computing": -lost, "lost": lost}
 
 
 def _spent(page: ProgressPage, since: float, now: float) -> dict[str, float]:

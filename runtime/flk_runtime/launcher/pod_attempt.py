@@ -21,7 +21,7 @@ class PodAttempt:
     failures: list[Failure] = field(default_factory=list)  # of this pod
     finished: list[Failure] = field(default_factory=list)  # ranks that ended with code 0: failures only if others fail
     step: int | None = None  # most steps that a rank of this pod that has ended had done
-    restored: bool = False  # the leader knows where the attempt began
+    begun: bool = False  # a rank has made a step, and the leader knows after which one the attempt began
     ranks_ended: bool = False  # all have, and the leader does not know yet
     idle: bool = False  # the leader has been told that no GPU does anything
     preemption: PodPreemption | None = None

@@ -58,6 +58,8 @@ class Run(Ranks):
     @steps.setter
     def steps(self, steps: int) -> None:
         self._steps.done = steps
+        if not self._steps.began:  # the script has restored a state of its own
+            self._saves.note_beginning(steps)
 
     @overload
     def parallelize(self, model: nn.Module, optimizer: None = None, **options: Unpack[ParallelArgs]) -> nn.Module: ...

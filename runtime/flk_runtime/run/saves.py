@@ -60,7 +60,7 @@ class Saves:
             context.say("store_every has no effect, since there is no storage for checkpoints")
         elif self._store and not self.manager.keeps_in_memory:
             context.say("no checkpoints in memory here: store_every says how often one is saved")
-        self._note_beginning()
+        self.note_beginning(self.manager.steps, self.manager.source)
 
     def _interval(self, steps: int, verb: str) -> FixedInterval | AutoInterval:
         if steps != COMPUTED:
@@ -80,7 +80,13 @@ class Saves:
     def begin_at(self, steps: int) -> None:
         """Leave the checkpoint alone, because the script has restored another one, of so many steps."""
         self.manager.ignore_checkpoint(steps)
-        self._note_beginning()
+        self.note_beginning(steps, self.manager.source)
+        self._context.say(f"training goes on after step {steps}, from a checkpoint of the script's own")
+
+    def note_beginning(self, steps: int, source: str = "") -> None:
+        """Tell the launcher after which step the training begins, until its first step; ``source``: as in SOURCES."""
+        self._context.page.restored_from = SOURCES.index(source)
+        self._context.page.restored = steps
 
     def save(self, steps: int, *, wait: bool = False, store: bool | None = None) -> None:
         """Save the state after ``steps`` steps, if there is a place and a model. Collective.
@@ -155,10 +161,6 @@ class Saves:
             auto.next = steps + interval
             if line:
                 self._context.print(line)
-
-    def _note_beginning(self) -> None:
-        self._context.page.restored_from = SOURCES.index(self.manager.source)
-        self._context.page.restored = self.manager.steps
 
     def _note_saved(self, step: int) -> None:
         self._context.page.saved = step

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import SOURCES, Attempt
 from flk_runtime.launcher import agent as launcher
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import AttemptStarted
+from flk_runtime.shared.progress import ProgressPage
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def test_a_rank_that_survives_sigkill_while_another_pod_is_preempted_is_reported
     monkeypatch.setattr(agent, "ranks", ranks, raising=False)
     monkeypatch.setattr(agent, "_watch_attempt", lambda attempt: None)
     assert agent.attempt
-    agent.attempt.preemption, agent.attempt.restored = PodPreemption([], 0.0), True
+    agent.attempt.preemption, agent.attempt.begun = PodPreemption([], 0.0), True
     agent._handle_timeouts()
     assert agent.attempt.failures == [survivor]
     assert agent.member.reported == [survivor]  # type: ignore[attr-defined]
@@ -66,3 +69,32 @@ def test_ranks_that_cannot_be_started_are_a_failure_of_the_attempt(
     assert failure.message.startswith("its ranks cannot start: [Errno 28] No space left on device: '/tmp/flk-1")
     assert agent.attempt
     assert agent.attempt.failures == [failure]
+
+
+def test_a_beginning_that_the_script_corrects_before_its_first_step_is_told_again(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Trainer restores a checkpoint of its own after flk has told that there is none."""
+    page, lines = ProgressPage.private(), list[str]()
+    told: list[messages.Message] = []
+    ended = Attempt(0, 0.0, 9.0, step=9)
+    attempt = agent.attempt = PodAttempt(AttemptStarted(1, "10.0.0.1", 29500, [ended, Attempt(1, 10.0)], "0"))
+    records = SimpleNamespace(log=lines.append, write_running=lambda history: None, kept=True)
+    for name, value in {
+        "ranks": [SimpleNamespace(progress=page)],
+        "records": records,
+        "rendezvous": True,
+    }.items():
+        monkeypatch.setattr(agent, name, value, raising=False)
+    agent.member.send = told.append  # type: ignore[method-assign, assignment]
+    for step, source in ((0, "start"), (7, "")):
+        page.restored_from, page.restored = SOURCES.index(source), step
+        agent._report_restored(attempt)
+        agent._report_restored(attempt)
+    assert told == [messages.Restored(1, 0, "start"), messages.Restored(1, 7, "")]
+    assert not attempt.begun
+    page.record_step(8)
+    agent._report_restored(attempt)
+    assert attempt.begun
+    assert len(told) == 2
+    assert (attempt.history[-1].restored, lines) == (7, [])

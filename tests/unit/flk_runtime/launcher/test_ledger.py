@@ -52,7 +52,6 @@ class Job:
             self.wait(restoring)
         self.page.phase = Phase.TRAINING
         self.page.restored, self.page.restored_from = restored, SOURCES.index(source)
-        self.ledger.begin_after(restored)
         self.page.record_step(restored + 1)
 
     def steps(self, number: int) -> None:
@@ -101,6 +100,23 @@ def test_each_second_has_one_cause(clock: Clock) -> None:
     job.ledger.close(clock.now, failed=False)
     job.wait(100)
     assert job.goodput == found
+
+
+def test_a_beginning_that_the_script_corrects_loses_no_steps(clock: Clock) -> None:
+    """flk finds no checkpoint, and the script restores one of its own."""
+    job = Job(clock)
+    job.attempt()
+    job.steps(9)  # 2 to 10
+    job.fail()
+    page = ProgressPage.private()
+    job.ledger.start_attempt(page, clock.now)
+    page.restored = 0
+    assert job.goodput.seconds["lost"] == 9
+    page.restored = 8
+    assert job.goodput.seconds["lost"] == 2
+    job.fail()
+    assert job.goodput.seconds["lost"] == 2
+    assert job.goodput.seconds["computing"] == 7
 
 
 def test_a_hang_is_the_time_since_the_last_step(clock: Clock) -> None:

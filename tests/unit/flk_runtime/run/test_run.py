@@ -51,9 +51,20 @@ def test_a_call_that_does_many_steps_prints_and_saves_what_was_due_on_the_way() 
 
 def test_a_loop_that_begins_at_a_checkpoint_of_its_own_tells_no_place_of_flks() -> None:
     saves, page = object.__new__(Saves), ProgressPage.private()
-    saves._context = SimpleNamespace(page=page)  # type: ignore[assignment]
+    saves._context = SimpleNamespace(page=page, say=print)  # type: ignore[assignment]
     options = CheckpointOptions(None, seed=0, metadata={}, timeout=1.0, in_memory=False)
     saves.manager = CheckpointManager(options, pytest.fail, print, print)
     page.restored_from = SOURCES.index("storage")
     saves.begin_at(7)
     assert (page.restored, SOURCES[page.restored_from]) == (7, "")
+
+
+def test_a_run_whose_script_sets_the_steps_before_the_first_one_tells_where_it_begins() -> None:
+    run, saves, page = object.__new__(Run), object.__new__(Saves), ProgressPage.private()
+    saves._context = SimpleNamespace(page=page)  # type: ignore[assignment]
+    run._saves, run._steps = saves, SimpleNamespace(done=0, began=False)  # type: ignore[assignment]
+    run.steps = 99
+    assert (run.steps, page.restored) == (99, 99)
+    run._steps.began = True
+    run.steps = 120
+    assert (run.steps, page.restored) == (120, 99)
