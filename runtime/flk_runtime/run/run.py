@@ -57,9 +57,7 @@ class Run(Ranks):
 
     @steps.setter
     def steps(self, steps: int) -> None:
-        self._steps.done = steps
-        if not self._steps.began:  # the script has restored a state of its own
-            self._saves.note_beginning(steps)
+        self._steps.go_on_after(steps)
 
     @overload
     def parallelize(self, model: nn.Module, optimizer: None = None, **options: Unpack[ParallelArgs]) -> nn.Module: ...

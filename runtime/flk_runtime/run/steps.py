@@ -51,6 +51,12 @@ class Steps:
         self.outer = outer
         self.done = outer.begin(self.done)
 
+    def go_on_after(self, steps: int) -> None:
+        """Count on from so many steps. Before the first one, the script has restored a state of its own."""
+        self.done = steps
+        if not self.began:
+            self._saves.note_beginning(steps)
+
     def record(
         self,
         loss: torch.Tensor | float | None,

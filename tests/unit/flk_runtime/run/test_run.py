@@ -60,11 +60,12 @@ def test_a_loop_that_begins_at_a_checkpoint_of_its_own_tells_no_place_of_flks() 
 
 
 def test_a_run_whose_script_sets_the_steps_before_the_first_one_tells_where_it_begins() -> None:
-    run, saves, page = object.__new__(Run), object.__new__(Saves), ProgressPage.private()
+    run, steps, saves = object.__new__(Run), object.__new__(Steps), object.__new__(Saves)
+    page = ProgressPage.private()
     saves._context = SimpleNamespace(page=page)  # type: ignore[assignment]
-    run._saves, run._steps = saves, SimpleNamespace(done=0, began=False)  # type: ignore[assignment]
+    run._steps, steps._saves, steps.began = steps, saves, False
     run.steps = 99
     assert (run.steps, page.restored) == (99, 99)
-    run._steps.began = True
+    steps.began = True
     run.steps = 120
     assert (run.steps, page.restored) == (120, 99)
