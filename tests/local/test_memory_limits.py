@@ -12,7 +12,7 @@ import pytest
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.shared.memory_messages import EXCHANGE, EXCHANGE_BYTES
-from tests.support.memory import delete_pods, folder_of
+from tests.support.memory import delete_pods
 from tests.support.pods import Pods
 
 TRAIN = """
@@ -53,10 +53,18 @@ def size(text: str) -> float:
 
 
 def check(
-    forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float, processes: int = 1
+    forked_pods: Callable[..., Pods],
+    root: Path,
+    strategy: str,
+    fault: str,
+    limit: float,
+    processes: int = 1,
+    storage: Path | None = None,
 ) -> None:
-    """Run a job of four ranks that has one fault under a limit, in shards."""
+    """Run a job of four ranks that has one fault under a limit, in shards. ``storage`` gets every other checkpoint."""
     settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "3"}
+    if storage:
+        settings |= {user_env.CHECKPOINT: str(storage), user_env.STORE_EVERY: "4"}
     pods, exchange = 4 // processes, EXCHANGE_BYTES * processes if processes > 1 else 0
     least = 4 * processes + exchange / SHARD  # two files of each own rank, and of each rank of another pod
     job = forked_pods(pods, processes, script=TRAIN, **settings, **{user_env.MEMORY_LIMIT: str(int(limit * SHARD))})
@@ -64,7 +72,9 @@ def check(
     job.start(*arguments)
     paths = [job.folder / f"step.{rank}" for rank in range(4)]
     job.until(lambda: all(path.exists() and path.read_text() == "7" for path in paths), "all ranks do step 7")
-    shared = [path.stat().st_blocks << 9 for pod in range(pods) for path in folder_of(root, pod).glob(EXCHANGE)]
+    if storage:
+        job.until(lambda: (storage / "latest").exists(), "step 4 is stored")
+    shared = [path.stat().st_blocks << 9 for path in root.glob(f"flk-*/{EXCHANGE}")]
     if fault == "killed rank":
         os.kill(job.pid(0, 2), signal.SIGKILL)
     else:
@@ -74,15 +84,16 @@ def check(
     assert job.wait() == [0] * pods, job.logs_of_all()
     log = job.logs_of_all()
     begun = [int(step) for step in re.findall(r"\[rank 0\] begins at (\d+)", job.log(0))]
+    lost = [0, 4] if storage else [0, 0]  # without memory
     used = re.search(r"uses up to ([\d.]+ \w+) of \S+ for them \(limit ([\d.]+ \w+)\)", log)
     refusals = re.findall(r"keeping no checkpoints in memory: .*: ([\d.]+ \w+) are needed .* is ([\d.]+ \w+)", log)
     if limit == 0:
         assert not used, "the user wants none"
         assert not refusals
-        assert begun == [0, 0]
+        assert begun == lost
     elif refusals:
         assert not used
-        assert begun == [0, 0], "nothing pretends that it saves"
+        assert begun == lost, "nothing pretends that it saves"
         assert all(size(need) >= size(most) for need, most in refusals), log
         assert limit < least + 1
         assert not shared
@@ -92,6 +103,9 @@ def check(
         assert size(used[1]) <= size(used[2])
         assert limit > least
         assert shared == [exchange] * pods * (processes > 1), "a restore needs no memory that saving has not reserved"
+        if storage:
+            waits = "a save waits for storage while that still writes" in log
+            assert waits == (limit < least + processes + 1), "there is no room for a third file of each own rank"
     assert re.search(r"final ([\d.e-]+)", job.log(0)), log
 
 
@@ -137,7 +151,18 @@ def test_every_limit_is_enough_for_restores_or_refused(
 @pytest.mark.soak
 @pytest.mark.parametrize("limit", LIMITS_OF_TWO)
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_limit_of_pods_with_two_ranks_is_enough_for_restores_or_refused(
-    forked_pods: Callable[..., Pods], root: Path, fault: str, limit: float
+    forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float
 ) -> None:
-    check(forked_pods, root, "ddp", fault, limit, processes=2)
+    check(forked_pods, root, strategy, fault, limit, processes=2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_limit_beside_storage_is_enough_for_restores_or_leaves_them_to_storage(
+    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, strategy: str, fault: str, limit: float
+) -> None:
+    check(forked_pods, root, strategy, fault, limit, storage=tmp_path / "checkpoint")
