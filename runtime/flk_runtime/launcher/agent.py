@@ -22,6 +22,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import SOURCES, JobRecord
+from flk_runtime.errors import StorageError
 from flk_runtime.launcher import coordinator
 from flk_runtime.launcher.control import Control
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
@@ -199,10 +200,11 @@ class Agent:
         from flk_runtime.launcher import health  # only jobs that train have this module
 
         fault = health.of_pod(settings, os.environ)
-        failure = Failure(
-            Kind.UNHEALTHY, settings.pod, None, settings.pod_name, settings.node, attempt, time.time(), message=fault
-        )
-        return [failure] if fault else []
+        place = settings.pod, None, settings.pod_name, settings.node
+        failure = Failure(Kind.UNHEALTHY, *place, attempt, time.time(), message=fault.message)
+        if fault.of_storage:
+            failure = replace(failure, type=StorageError.__name__)
+        return [failure] if fault.message else []
 
     # Events of the rendezvous ------------------------------------------------------------------------------------
 

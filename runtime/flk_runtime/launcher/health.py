@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from flk_runtime.contract import user_env
 from flk_runtime.contract.pod_layout import is_address
@@ -24,12 +25,23 @@ _PAGE: Final = 4096  # bytes that are written to each place
 _OF_DISK: Final = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT)
 
 
-def of_pod(settings: Settings, environ: Mapping[str, str]) -> str:
-    """What is wrong with this pod or its node, in one sentence; empty if nothing is found."""
+_CHECKPOINTS: Final = "the folder of the checkpoints"
+
+
+class Fault(NamedTuple):
+    """What is wrong with a pod or its node."""
+
+    message: str  # one sentence; empty: nothing is wrong
+    of_storage: bool = False
+    """Only storage that all pods share has failed, which may be its own fault rather than the node's."""
+
+
+def of_pod(settings: Settings, environ: Mapping[str, str]) -> Fault:
+    """What is wrong with this pod or its node."""
     checkpoint = environ.get(user_env.CHECKPOINT, "")
     folders = {
         "memory for checkpoints": settings.memory_path or settings.memory_root,
-        "the folder of the checkpoints": "" if is_address(checkpoint) else checkpoint,
+        _CHECKPOINTS: "" if is_address(checkpoint) else checkpoint,
     }
     return find_fault(settings.gpus, {name: folder for name, folder in folders.items() if folder}, _gpu_faults)
 
@@ -40,37 +52,36 @@ def _gpu_faults(wanted: int) -> Iterable[str]:
     return gpu_faults(wanted, read_gpus())
 
 
-def find_fault(gpus: int, folders: Mapping[str, str], gpu_faults: Callable[[int], Iterable[str]]) -> str:
-    """What is wrong with this pod or its node, in one sentence; empty if nothing is found within TIMEOUT.
+def find_fault(gpus: int, folders: Mapping[str, str], gpu_faults: Callable[[int], Iterable[str]]) -> Fault:
+    """What is wrong with this pod or its node. What is not found within TIMEOUT does not answer.
 
     ``gpus`` is how many the pod has requested, of which ``gpu_faults`` yields the faults. ``folders`` are the places
     that ranks write to, by what they are called.
     """
-    found: list[str] = []
+    found: list[tuple[str, str]] = []  # the place and what is wrong with it
     place = [""]  # that is checked now
 
     def look() -> None:
-        for name, folder in folders.items():
-            place[0] = name
-            found.extend(_disk_fault(name, folder))
         if gpus:
             place[0] = "the driver of the GPUs"
-            found.extend(gpu_faults(gpus))
-        place[0] = ""
+            found.extend((place[0], fault) for fault in gpu_faults(gpus))
+        for name, folder in folders.items():
+            place[0] = name
+            found.extend((name, fault) for fault in _disk_fault(name, folder))
 
     thread = threading.Thread(target=look, name="health", daemon=True)  # a system call may never return
     thread.start()
     thread.join(TIMEOUT)
-    if place[0]:
-        found.append(f"{place[0]} does not answer for {TIMEOUT:g} s")
-    return "; ".join(found)
+    if thread.is_alive():
+        found.append((place[0], f"{place[0]} does not answer for {TIMEOUT:g} s"))
+    return Fault("; ".join(fault for _, fault in found), {name for name, _ in found} == {_CHECKPOINTS})
 
 
 def _disk_fault(name: str, folder: str) -> Iterator[str]:
     """Write a page to a folder, or to the nearest one above it that exists."""
     path = Path(folder)
     try:
-        while not path.is_dir() and path != path.parent:
+        while not _is_folder(path) and path != path.parent:
             path = path.parent
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(bytes(_PAGE))
@@ -79,3 +90,11 @@ def _disk_fault(name: str, folder: str) -> Iterator[str]:
     except OSError as error:
         if error.errno in _OF_DISK:
             yield f"cannot write to {name} ({path}): {error.strerror}"
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether ``path`` is a folder. Raises OSError where a disk fails, for which Path.is_dir may return False."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

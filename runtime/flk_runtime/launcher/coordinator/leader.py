@@ -18,7 +18,7 @@ from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry
 from flk_runtime.launcher.coordinator.drain import Drain, with_shards
-from flk_runtime.launcher.coordinator.failures import Failures
+from flk_runtime.launcher.coordinator.failures import Failures, faults_of_storage
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
@@ -318,6 +318,7 @@ class Leader:
     def _finish_joining(self, now: float) -> None:
         """Start an attempt or end the job, since enough members have joined or the time for it is over."""
         self._start_at = self._call_until = None
+        self._forgive_nodes()
         if self._history:
             replaced = [pod for pod in self._joined if self._admitted.get(pod) != self._connected.get(pod)]
             self._history[-1] = self._failures.explain(self._history[-1], self._joined, self._places, replaced)
@@ -338,6 +339,17 @@ class Leader:
             self._log(f"the next attempt starts in {self._start_at - now:.0f} s")
         else:
             self._start_attempt(decision, now)
+
+    def _forgive_nodes(self) -> None:
+        """Start with pods whose checks have found nothing but a fault of the storage: their ranks find it, if it lasts,
+        and they are started again as after any error of storage. Other pods would have the same storage."""
+        found = faults_of_storage(self._joined)
+        if found:
+            pods = f"{len(found)} of {plural(len(self._joined), 'pod')}"
+            self._log(f"{pods}: {found[0].message}; it is the storage that fails, so no pod is replaced for it")
+            self._failures.forget(found)
+            for pod, join in self._joined.items():
+                self._joined[pod] = replace(join, failures=[each for each in join.failures if each not in found])
 
     def _replace_unusable_pods(self) -> bool:
         """Send away the launchers whose pods cannot run ranks any more, and return whether there are any.

@@ -28,7 +28,7 @@ from flk_runtime.launcher.gpu_health import Gpu
     ],
 )
 def test_gpus(seen: list[Gpu] | None, fault: str) -> None:
-    assert health.find_fault(2, {}, lambda wanted: gpu_health.gpu_faults(wanted, seen)) == fault
+    assert health.find_fault(2, {}, lambda wanted: gpu_health.gpu_faults(wanted, seen)) == (fault, False)
 
 
 class Nvml:

@@ -21,14 +21,14 @@ from flk_runtime.launcher.transport.messages import AttemptStarted
 
 
 def found(folders: dict[str, str]) -> str:
-    return health.find_fault(0, folders, lambda wanted: [])
+    return health.find_fault(0, folders, lambda wanted: []).message
 
 
 def test_a_healthy_pod_has_no_fault_and_keeps_no_file(tmp_path: Path) -> None:
     """The folder of the checkpoints need not exist yet, and a place in S3 is none of this node."""
     settings = Settings(("train.py",), memory_root=str(tmp_path), health=True)
     for checkpoint in ("", str(tmp_path / "to" / "come"), "s3://bucket/prefix"):
-        assert health.of_pod(settings, {user_env.CHECKPOINT: checkpoint}) == ""
+        assert health.of_pod(settings, {user_env.CHECKPOINT: checkpoint}) == ("", False)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -55,6 +55,45 @@ def test_what_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert fault == "memory for checkpoints does not answer for 0.05 s"
 
 
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_fault_of_storage_that_all_pods_share_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    """A storage that does not answer does not hide a fault of the node either."""
+    answers = threading.Event()
+    monkeypatch.setattr(health, "TIMEOUT", 0.05)
+    monkeypatch.setattr(health.os, "fsync", lambda fd: answers.wait(60))
+    monkeypatch.setattr(health, "_gpu_faults", lambda wanted: ["GPU 1 is lost"])
+    fault = health.of_pod(Settings(("train.py",), gpus=gpus), {user_env.CHECKPOINT: str(tmp_path)})
+    answers.set()
+    silent = "the folder of the checkpoints does not answer for 0.05 s"
+    assert fault == ((f"GPU 1 is lost; {silent}", False) if gpus else (silent, True))
+
+
+def test_a_folder_whose_server_has_forgotten_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the folder above it is checked, which is another file system."""
+
+    plain = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path == tmp_path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return plain(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert found({"the folder of the checkpoints": str(tmp_path)}).endswith(os.strerror(errno.ESTALE))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_check_that_breaks_blames_no_node() -> None:
+    """A driver without one of the functions that are asked."""
+
+    def broken(wanted: int) -> list[str]:
+        raise AttributeError("undefined symbol: nvmlDeviceGetCount_v2")
+
+    assert health.find_fault(1, {}, broken) == ("", False)
+
+
 @pytest.mark.parametrize(("kind", "checked"), [(Kind.CONNECTION, True), (Kind.EXCEPTION, False)])
 def test_a_pod_is_checked_before_it_joins_again_after_an_attempt_that_its_node_may_have_ended(
     monkeypatch: pytest.MonkeyPatch, kind: Kind, checked: bool
@@ -65,7 +104,7 @@ def test_a_pod_is_checked_before_it_joins_again_after_an_attempt_that_its_node_m
     member = SimpleNamespace(join_next_round=lambda failures, step: reported.put((failures, step)))
     monkeypatch.setattr(agent, "member", member, raising=False)
     monkeypatch.setattr(agent, "wakeup", SimpleNamespace(post=lambda event: None), raising=False)
-    monkeypatch.setattr(health, "of_pod", lambda settings, environ: "GPU 3 is lost")
+    monkeypatch.setattr(health, "of_pod", lambda settings, environ: health.Fault("GPU 3 is lost"))
     own = Failure(kind, 1, 4)
     attempt = PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0"))
     attempt.failures.append(own)
