@@ -16,6 +16,7 @@ from flk_runtime.diloco.fragments import Fragment
 from flk_runtime.diloco.messages import Begin, CatchUp, Data, FromHub, Give, Result
 from flk_runtime.diloco.options import DiLoCo, Membership
 from flk_runtime.diloco.outer import OuterOptimizer
+from flk_runtime.errors import RuntimeFailure
 from flk_runtime.shared import progress
 
 READY, JOINED, STOP, WAITING = "ready", "joined", "stop", ""  # outcomes of `Lead.poll`
@@ -75,8 +76,17 @@ class Lead:
         )
 
     def submit(self, fragment: int, local: torch.Tensor) -> None:
-        """Send the outer gradient of a fragment, unless its round is over or this worker has to catch up."""
+        """Send the outer gradient of a fragment, unless its round is over or this worker has to catch up.
+
+        Raises RuntimeFailure if ``local`` is not finite: the average would make the parameters of all workers so.
+        """
         if self._exchange and not self._joining and fragment not in self._results:
+            if not local.isfinite().all():
+                number = self.outer.versions[fragment] + 1
+                raise RuntimeFailure(
+                    f"worker {self._membership.worker} has parameters that are not finite at round {number}, which are "
+                    "not sent to the other workers: look at its loss and its learning rate"
+                )
             data = self.outer.outer_gradient(fragment, local)
             self._exchange.submit(fragment, self.outer.versions[fragment] + 1, data)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +24,14 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.diloco import DiLoCo, Membership
 from flk_runtime.diloco.compression import ErrorFeedback, decode, encode, encoded_size
 from flk_runtime.diloco.exchange import HubExchange
-from flk_runtime.diloco.fragments import Schedule
+from flk_runtime.diloco.fragments import Fragment, Schedule
+from flk_runtime.diloco.lead import Lead
 from flk_runtime.diloco.messages import MESSAGES, CatchUp, Contribution, FromHub, Hello, Peer, Result, session
 from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.server import Hub
 from flk_runtime.diloco.tls import TlsSocket
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.wire import Stream
 from tests.support.certificates import make_certificate
 
@@ -152,6 +154,21 @@ def test_schedule(every: int, count: int, steps: int) -> None:
 )
 def test_steps_after_the_last_round(count: int, delay: int, versions: list[int], steps: int, since: int) -> None:
     assert Schedule(6, delay, count).since_round(versions, steps) == since
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_parameters_that_are_not_finite_are_not_sent(value: float) -> None:
+    """int8 would keep them in its residual for ever."""
+    lead = Lead(
+        [Fragment(("weight",), (torch.Size([3]),))], [torch.ones(3)], [0], DiLoCo(dtype="int8"), Membership(2, 3)
+    )
+    sent: list[bytes] = []
+    lead._exchange = SimpleNamespace(submit=lambda fragment, version, data: sent.append(data))  # type: ignore[assignment]
+    with pytest.raises(RuntimeFailure, match=r"^worker 2 has parameters that are not finite at round 1, "):
+        lead.submit(0, torch.tensor([1.0, value, 0.0]))
+    lead.submit(0, torch.zeros(3))
+    assert decode(sent.pop(), "int8", 3).tolist() == [1.0, 1.0, 1.0]
+    assert not sent
 
 
 def test_outer_optimizer_is_nesterov_sgd_and_moves_between_workers() -> None:
