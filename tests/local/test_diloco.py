@@ -238,6 +238,25 @@ def test_weights_are_not_loaded_over_what_the_workers_have_learned(ranks: Ranks)
     assert "SetupError: load_weights after step 3 would undo what the workers of strategy diloco" in ended.output
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (True, False, "'3.weight' is not trained any more, and the workers of strategy diloco"),
+        (False, True, "'3.weight' was frozen or absent in parallelize, so the workers of strategy diloco"),
+    ],
+)
+def test_a_script_that_trains_other_parameters_than_it_began_with_is_refused(
+    ranks: Ranks, before: bool, after: bool, expected: str
+) -> None:
+    """Under an inner strategy that lets parameters be unfrozen."""
+    settings = {"SETTINGS": json.dumps({"optimizer": "SGD", "ranks": 1, "steps": 3})}
+    script = TRAIN.replace("    model, opt", f"    model[3].weight.requires_grad_({before})\n    model, opt", 1)
+    script = script.replace("run.step()", f"run.step()\n        model[3].weight.requires_grad_({after})")
+    options = {user_env.STRATEGY: "diloco", pod_env.DILOCO_OPTIONS: "every=2,inner=full_shard"}
+    (ended,) = ranks(script, 1, {**settings, **options}, failing=True)
+    assert f"SetupError: {expected}" in ended.output, ended.output
+
+
 def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
     """A new certificate that signs itself, and the TLS of a hub that has it."""
     folder.mkdir()

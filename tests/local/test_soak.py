@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,10 +39,21 @@ MEMORY = 12  # MiB of each pod for checkpoints
 OF_PROCESSES = ("rank", "launcher", "stop", "full memory")
 AT_RESTORE = " at a restore"  # a fault of storage while two pods are lost, so that only storage has the whole state
 # What a fault may look like to the launchers. Anything else is a defect: an exception, a hang, a state that differs.
-OF_PODS = (Kind.LOST, Kind.CONTAINER_KILLED, Kind.CONNECTION, Kind.TIMEOUT, Kind.UNHEALTHY, Kind.PREEMPTED)
+OF_PODS = (Kind.LOST, Kind.CONTAINER_KILLED, Kind.CONNECTION, Kind.TIMEOUT, Kind.PREEMPTED)
 OF_STORAGE = (Kind.IO, Kind.STORAGE)
 TRIES = 3  # attempts that may begin while storage is out of order, which lasts ten seconds at most
 WIDTH = 997
+# In all processes, so in the launchers too, whose checks of the folder fail as those of the ranks do.
+CUSTOMIZE = """
+    import errno, os, pathlib
+
+    def fsync(file, plain=os.fsync, stale=pathlib.Path({stale!r})):
+        if stale.exists() and "checkpoint" in os.readlink(f"/proc/self/fd/{{file}}"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return plain(file)
+
+    os.fsync = fsync
+"""
 TRAIN = f"""
     import builtins, errno, os, pathlib, sys, time
     import torch, torch.distributed as dist, flk_runtime as flk
@@ -249,6 +261,10 @@ def soak(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..
             for pod, path in memory.items():
                 job.variables_of.setdefault(pod, {}).update(variables(path))
             stack.callback(job.kill)
+            customize = tmp_path / "customize" / "sitecustomize.py"
+            customize.parent.mkdir()
+            customize.write_text(textwrap.dedent(CUSTOMIZE).format(stale=str(job.folder / "stale")))
+            job.variables["PYTHONPATH"] = str(customize.parent)
             job.write(TRAIN)
             made = Soak(job, ("train.py", strategy), memory, draw)
             made.proxy = proxy
@@ -301,6 +317,7 @@ def bounds(counts: dict[str, int], *, elastic: bool) -> dict[tuple[Kind, ...], i
         (Kind.KILLED,): counts["rank"],
         OF_PODS: pods,
         OF_STORAGE: TRIES * storage,
+        (Kind.UNHEALTHY,): pods + storage,  # a pod that stood still, or one that saw alone that the folder was stale
         (Kind.RESIZED,): pods if elastic else 0,  # each pod comes back
     }
 

@@ -16,6 +16,7 @@ from flk_runtime.diloco import fragments
 from flk_runtime.diloco.lead import JOINED, STOP, Lead, say
 from flk_runtime.diloco.options import DiLoCo, Membership
 from flk_runtime.distributed import process_group
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel
 from flk_runtime.shared import progress
 
@@ -37,6 +38,7 @@ class OuterLoop:
         """``blocks`` are passed to `fragments.split`; ``steps`` were made before."""
         self._parallel, self._options, self._membership = parallel, options, membership
         self._fragments = fragments.split(parallel, blocks, options.fragments)
+        self._names = {name for part in self._fragments for name in part.names}
         self._schedule = fragments.Schedule(options.every, options.delay, len(self._fragments))
         self._versions = [self._schedule.rounds_before(number, steps) for number in range(len(self._fragments))]
         # The step after which the result of each fragment that was sent is applied.
@@ -59,11 +61,11 @@ class OuterLoop:
 
     def _all_names(self) -> list[list[list[str]]]:
         """The names of each parameter of each fragment, by which weights are read from a checkpoint."""
-        trained = fragments.trained(self._parallel)
         names: dict[int, list[str]] = {}
         for name, parameter in self._parallel.parameters().items():  # a tied parameter has several
             names.setdefault(id(parameter), []).append(name)
-        return [[names[id(trained[name])] for name in part.names] for part in self._fragments]
+        count = len(self._fragments)
+        return [[names[id(parameter)] for parameter in self._parameters(number)] for number in range(count)]
 
     # Rounds
 
@@ -164,25 +166,38 @@ class OuterLoop:
 
     def _gather(self, number: int) -> torch.Tensor | None:
         """This worker's parameters of a fragment: float32 of shape (size,) on the CPU of rank 0, None elsewhere."""
-        parameters = fragments.trained(self._parallel)
         main, parts = dist.get_rank() == 0, []
         with torch.no_grad():
-            for name in self._fragments[number].names:
-                full = self._parallel.full_tensor(parameters[name])
+            for parameter in self._parameters(number):
+                full = self._parallel.full_tensor(parameter)
                 if main and full is not None:
                     parts.append(full.to("cpu", torch.float32).flatten())
         return torch.cat(parts) if main else None
 
+    def _parameters(self, number: int) -> list[nn.Parameter]:
+        """The parameters of a fragment. Raises SetupError if the script trains others than at the beginning."""
+        trained, names = fragments.trained(self._parallel), self._fragments[number].names
+        if new := next((name for name in trained if name not in self._names), ""):
+            raise SetupError(
+                f"{new!r} was frozen or absent in parallelize, so the workers of strategy diloco do not exchange it, "
+                "and each would train its own: have all parameters that are trained later require gradients there"
+            )
+        if gone := next((name for name in names if name not in trained), ""):
+            raise SetupError(
+                f"{gone!r} is not trained any more, and the workers of strategy diloco would go on to move it by the "
+                "outer momentum: freeze parameters before parallelize"
+            )
+        return [trained[name] for name in names]
+
     def _scatter(self, number: int, mix: float) -> None:
         """Set this worker's parameters of a fragment to the agreed ones, with a share of ``mix`` of their own."""
-        part, parameters = self._fragments[number], fragments.trained(self._parallel)
+        part = self._fragments[number]
         fulls = [torch.empty(shape) for shape in part.shapes]
         if self._lead:
             flat = torch.split(self._lead.outer.parameters[number], [shape.numel() for shape in part.shapes])
             fulls = [values.view(shape) for values, shape in zip(flat, part.shapes, strict=True)]
         with torch.no_grad():
-            for name, full in zip(part.names, fulls, strict=True):
-                parameter = parameters[name]
+            for parameter, full in zip(self._parameters(number), fulls, strict=True):
                 full = full.to(process_group.comm_device(parameter.device))
                 dist.broadcast(full, src=0)
                 shard = self._parallel.local_shard(parameter, full.to(parameter.device, parameter.dtype))

@@ -6,7 +6,6 @@ milliseconds on a healthy node. A fault is a failure of kind UNHEALTHY, whose me
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import tempfile
@@ -18,11 +17,10 @@ from typing import Final, NamedTuple
 from flk_runtime.contract import user_env
 from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.system.faults import DISK_ERRNOS
 
 TIMEOUT: Final = 5.0  # seconds that the check may take; what takes longer does not answer
 _PAGE: Final = 4096  # bytes that are written to each place
-# Errors of a disk or its server. Others are the job's own: a full or a read-only volume, a folder without rights.
-_OF_DISK: Final = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT)
 
 
 _CHECKPOINTS: Final = "the folder of the checkpoints"
@@ -88,7 +86,7 @@ def _disk_fault(name: str, folder: str) -> Iterator[str]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        if error.errno in _OF_DISK:
+        if error.errno in DISK_ERRNOS:  # others are the job's own: a full or read-only volume, a folder without rights
             yield f"cannot write to {name} ({path}): {error.strerror}"
 
 

@@ -24,6 +24,19 @@ _ERRNOS: Final = {
     errno.ESTALE: Kind.IO,
     errno.EADDRINUSE: Kind.ADDRESS,
 }
+DISK_ERRNOS: Final = frozenset(
+    (
+        errno.EIO,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.EHOSTDOWN,
+        errno.ESHUTDOWN,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.ETIMEDOUT,
+    )
+)
+"""Numbers of errors of a disk or its server, where a call names a file: some of them are of sockets, too."""
 
 
 def kind_of(error: BaseException) -> Kind:
@@ -32,6 +45,8 @@ def kind_of(error: BaseException) -> Kind:
     for link in links:
         if isinstance(link, OSError) and link.errno in _ERRNOS:
             return _ERRNOS[link.errno]
+        if isinstance(link, OSError) and link.errno in DISK_ERRNOS and link.filename is not None:
+            return Kind.IO
     told = {kind_of_text(type(link).__name__, text_of(link)) for link in links}
     for kind in (Kind.GPU, Kind.ADDRESS, Kind.IO):
         if kind in told:

@@ -79,6 +79,14 @@ def test_what_happens_to_a_checkpoint_has_the_kind_of_its_cause(cause: Exception
     assert describe(error)["kind"] is kind
 
 
+@pytest.mark.parametrize(("file", "kind"), [("/data/shard-1", Kind.IO), (None, Kind.EXCEPTION)])
+def test_an_error_that_a_mount_and_a_socket_may_have_is_of_a_disk_where_it_names_a_file(
+    file: str | None, kind: Kind
+) -> None:
+    """The process that serves a mount by FUSE has ended."""
+    assert describe(OSError(errno.ENOTCONN, "Transport endpoint is not connected", file))["kind"] is kind
+
+
 def test_a_folder_that_cannot_be_written_now_may_pass_and_one_that_never_can_is_final(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ def export_weights(checkpoint: str, file: str | os.PathLike[str]) -> int:
     """
     weights = Weights(checkpoint)
     shapes = {name: weights.kind(name) for name in sorted(weights.names())}
-    temporary = Path(f"{os.fspath(file)}.{os.getpid()}.tmp")
+    temporary = Path(f"{os.fspath(file)}.{secrets.token_hex(4)}.tmp")  # pods may have processes of the same number
     try:
         tensors = ((name, weights.tensor(name)) for name in shapes)
         safetensors.write(temporary, shapes, tensors, {"format": "pt", "source": weights.place})

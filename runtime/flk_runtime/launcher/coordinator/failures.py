@@ -8,7 +8,7 @@ from dataclasses import replace
 from flk_runtime.contract.failure import Failure, Kind, root_cause
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import StorageError
-from flk_runtime.launcher.transport.messages import Join
+from flk_runtime.launcher.transport.messages import BEFORE_FIRST, Join
 
 _RESTARTED = "was restarted"
 
@@ -81,7 +81,8 @@ class Failures:
 
 
 def faults_of_storage(joined: Mapping[int, Join]) -> list[Failure]:
-    """The faults that are none of nodes: of storage that half of the pods or more cannot reach, as their checks say.
+    """The faults that count as none of nodes: of storage that half of the pods or more cannot reach, as their checks
+    say, or that pod 0 cannot reach before its first attempt: no other pod could take its place.
 
     The checks of pods are not made at the same moment, so that some may miss a storage that is away for a while.
     """
@@ -91,4 +92,5 @@ def faults_of_storage(joined: Mapping[int, Join]) -> list[Failure]:
         for failure in join.failures
         if failure.kind is Kind.UNHEALTHY and failure.type == StorageError.__name__
     ]
-    return found if 2 * len({failure.pod for failure in found}) >= len(joined) else []
+    leads = any((failure.pod, failure.attempt) == (0, BEFORE_FIRST) for failure in found)
+    return found if leads or 2 * len({failure.pod for failure in found}) >= len(joined) else []

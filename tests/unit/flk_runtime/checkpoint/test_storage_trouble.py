@@ -202,6 +202,22 @@ def test_a_folder_that_fails_at_any_call_of_an_export(tmp_path: Path, run: Path)
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_two_pods_that_export_to_one_file_at_once_leave_it_whole(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers of strategy diloco do. Their processes may have the same number."""
+    file, plain = tmp_path / "exported.safetensors", Weights.tensor
+
+    def tensor(weights: Weights, name: str) -> torch.Tensor:
+        monkeypatch.setattr(Weights, "tensor", plain)
+        assert export_weights(str(run), file) == 2
+        return plain(weights, name)
+
+    monkeypatch.setattr(Weights, "tensor", tensor)
+    assert export_weights(str(run), file) == 2
+    assert {*Weights(str(file)).names()} == {"weight", "bias"}
+
+
 class Bucket:
     """S3 in memory: has the calls of destinations go to it, each of which may fail."""
 
