@@ -44,18 +44,6 @@ def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[s
             )
 
 
-def check_tensor_parallel(given: bool | str | Mapping[str, Any]) -> None:
-    """Raise SetupError for a backend that traces backward passes, with blocks that are split by tensor parallelism.
-
-    Gradients of embeddings before such blocks have been wrong.
-    """
-    if given and _options(given).get("backend") != "eager":
-        raise SetupError(
-            "compile= with tensor parallelism has given wrong gradients with backends that trace backward passes, as "
-            "the default does: use compile='eager', or leave one of the two out"
-        )
-
-
 def _options(given: bool | str | Mapping[str, Any]) -> dict[str, Any]:
     """The options of torch.compile."""
     return dict(given) if isinstance(given, Mapping) else {"backend": given} if isinstance(given, str) else {}

@@ -72,6 +72,14 @@ def refuse_silent_errors() -> None:
         return found
 
     autograd._engine_run_backward = run_backward  # of torch.autograd.grad and of Tensor.backward
+    redistribute: Any = DTensor.redistribute
+
+    @functools.wraps(redistribute)
+    def redistribute_at_once(*args: Any, async_op: bool = False, **kwargs: Any) -> Any:
+        # A compiled block would give no gradient to a result that is not there yet, as of an embedding that is split.
+        return redistribute(*args, **kwargs)
+
+    DTensor.redistribute = redistribute_at_once  # type: ignore[method-assign]
     dispatcher: Any = DTensor._op_dispatcher
     dispatcher._custom_op_handlers[_ATEN._local_scalar_dense.default] = _read
     if hasattr(dispatcher, "_dispatch_get_local_results_slow_path"):  # not in older releases of torch

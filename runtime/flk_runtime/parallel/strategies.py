@@ -21,7 +21,7 @@ from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, shipped
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
-from flk_runtime.parallel.compilation import check_recomputed, check_tensor_parallel, compile_module
+from flk_runtime.parallel.compilation import check_recomputed, compile_module
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
 from flk_runtime.parallel.meta_init import Materializer
@@ -131,8 +131,6 @@ def parallelize(
 
         ranks = check_sizes(sizes, world_size)
         check_pipeline(sizes, model, optimizers, options.save_frozen)
-        if not {"cp", "ep", "pp"}.issuperset(sizes):  # parameters may be split
-            check_tensor_parallel(options.compile)
     shard_size = _shard_size(strategy, options.shard_size, world_size // ranks, max(1, local_world_size // ranks))
     blocks = find_blocks(model, options.blocks)
     if cause := _what_shards(strategy, options):
