@@ -217,6 +217,7 @@ COVERED = {
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",
     "tests/unit/flk_runtime/launcher/test_settings.py": "flk_runtime.contract.pod_env",
     "tests/unit/flk_runtime/launcher/test_unpack.py": "flk_runtime.contract.pod_layout",
+    "tests/unit/flk_runtime/plan/test_capture.py": "flk_runtime.plan.fake",
     "tests/unit/flk_runtime/plan/test_choice.py": (
         "flk_runtime.plan.communication flk_runtime.plan.plan flk_runtime.plan.trace"
     ),

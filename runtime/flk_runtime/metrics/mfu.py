@@ -125,6 +125,14 @@ def count(model: nn.Module, calls: Sequence[Call]) -> int:
     return counter.get_total_flops() - again.flops
 
 
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """The dtype that most elements of the parameters of ``model`` have; None if it has no parameters."""
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return max(sizes, key=lambda each: sizes[each], default=None)
+
+
 @dataclass
 class _Watched:
     """A model of the run, and its calls in the first step."""
@@ -165,13 +173,10 @@ class Meter:
     def watch(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         """Record the wrapped model's calls in the first step. ``dtype`` is the strategy's compute dtype, if any."""
         watched = self._watched[-1]
-        sizes: dict[torch.dtype, int] = {}
-        for parameter in model.parameters():
-            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-        largest = sum(sizes.values()) > self._largest
+        size = sum(each.numel() for each in model.parameters())
+        largest = size > self._largest
         if largest:
-            self._largest = sum(sizes.values())
-            self._dtype = dtype or max(sizes, key=lambda each: sizes[each], default=None)
+            self._largest, self._dtype = size, dtype or dtype_of(model)
 
         def called(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             if not module.training or not torch.is_grad_enabled():

@@ -21,13 +21,11 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
 )
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from flk_runtime.distributed import parameters_in
@@ -36,6 +34,7 @@ from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, stra
 from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
 from flk_runtime.parallel.initialize import check_init, meta_names
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
+from flk_runtime.plan.fake import META, FakeMode, WithoutData
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.plan.trace import StepTrace, Tracer
 from flk_runtime.run import current
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 _NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
 _EVALUATIONS = 1000  # calls without gradients before the first step: a loop may wait for ever for a value of the model
 _FAKE = "_flk_fake"  # attribute of a parameter: the one without data that modules have in its place
-_META = "_flk_meta"  # attribute of one without data: it stands for one on the meta device
 
 
 @dataclass
@@ -107,7 +105,7 @@ class _Session:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._mode = _FakeMode(allow_non_fake_inputs=True)
+        self._mode = FakeMode(0)
         self.captured: CapturedModel | None = None
         self._tracer: Tracer | None = None
         self._trained: list[nn.Parameter] = []  # of the model; during its calls it may have others of lower precision
@@ -126,7 +124,7 @@ class _Session:
         ]
         with (
             strategies.planned_by(self._capture),
-            _WithoutData(),
+            WithoutData(),
             _of_the_plan(),
             _dropout_of_gpus(),
             warnings.catch_warnings(),
@@ -151,7 +149,7 @@ class _Session:
             fake = nn.Parameter(data, given.requires_grad)
             vars(fake).update(vars(given))
             setattr(given, _FAKE, fake)
-            setattr(fake, _META, given.is_meta)
+            setattr(fake, META, given.is_meta)
         return fake
 
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> ParallelModel:
@@ -160,7 +158,7 @@ class _Session:
         for name in ("reshard_after_forward", "prefetch", "offload", "mesh", "parallelize"):
             if getattr(options, name):
                 raise SetupError(f"plan does not model {name}: leave it out to compare strategies")
-        unset = [name for name, each in model.named_parameters() if getattr(each, _META, False)]
+        unset = [name for name, each in model.named_parameters() if getattr(each, META, False)]
         check_init([*unset, *meta_names(model)], options.init)
         for module in model.modules():
             for name, buffer in module._buffers.items():
@@ -219,19 +217,30 @@ class _Session:
             self._tracer.begin_micro_batch()
             captured.synced.append(True)
         if len(captured.synced) == 1:
-            captured.calls.append((args, kwargs))
+            captured.calls.append(pytree.map_leaves((args, kwargs), _without_history))
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         captured = self.captured
         if captured is None:
             raise SetupError(_NOT_CALLED)
         if not captured.optimizers and _trains(optimizer, self._trained):
             captured.optimizers = [optimizer]
+        closure = next((each for each in (*args[1:], *kwargs.values()) if callable(each)), None)
+        if optimizer in captured.optimizers and closure:  # it makes the passes of the step
+            with torch.enable_grad():
+                closure()
         if optimizer in captured.optimizers and self._tracer is not None:
             self._recording.close()
             self._hook.remove()
             captured.trace = self._tracer.result()
             raise _StepDone
+
+
+def _without_history(leaf: Any) -> Any:
+    """An argument that does not lead to an earlier call, whose graph is gone when the calls are made again."""
+    if not isinstance(leaf, torch.Tensor) or leaf.is_leaf:
+        return leaf
+    return leaf.detach().requires_grad_()
 
 
 class _Planned(ParallelModel):
@@ -268,7 +277,7 @@ def retrace(
     assert isinstance(parameter.data, FakeTensor)  # noqa: S101
     tracer = Tracer(model, blocks, gpu)
     with (
-        _WithoutData(),
+        WithoutData(),
         _dropout_of_gpus(),
         _as_trained(captured, precision=precision, recompute=recompute),
         split.applied(tracer.communicate) if split else contextlib.nullcontext(),
@@ -339,38 +348,6 @@ def _casts(
     return module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
 
 
-_GROUPED: Any = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)  # of a mixture of experts
-
-
-class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Answers 0 where torch itself reads the value of a fake tensor."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return torch.zeros((), dtype=args[0].dtype).item()
-        if func is _GROUPED and args[0].dtype != torch.bfloat16:  # the only dtype of which torch knows the shapes
-            given = [each.to(torch.bfloat16) for each in args[:2]]
-            result: Any = super().__torch_dispatch__(func, types, (*given, *args[2:]), kwargs)
-            return result.to(args[0].dtype)
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-class _WithoutData(TorchFunctionMode):
-    """Answers 0 where a script reads the value of a fake tensor."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and isinstance(args[0], FakeTensor):
-            if func in _READS:
-                return _READS[func]
-            if func in _CHECKS:
-                return torch.ones((), dtype=torch.bool).expand(args[0].shape)
-            if func in _COPIES:
-                return _COPIES[func](torch.zeros(args[0].shape, dtype=args[0].dtype))
-            if func == torch.Tensor.data.__set__ and args[1].device.type != "meta":  # type: ignore[attr-defined]
-                setattr(args[0], _META, False)  # as Module.to_empty does
-        return func(*args, **(kwargs or {}))
-
-
 @contextlib.contextmanager
 def _of_the_plan() -> Iterator[None]:
     """Have the script use the process group of the plan, and convert modules with fake parameters.
@@ -417,17 +394,3 @@ def _dropout_of_gpus() -> Iterator[None]:
         yield
     finally:
         F.dropout, F.scaled_dot_product_attention = drop, attention
-
-
-_READS: dict[Callable[..., Any], Any] = {
-    torch.Tensor.item: 0.0,
-    torch.Tensor.__float__: 0.0,
-    torch.Tensor.__int__: 0,
-    torch.Tensor.__bool__: False,
-}
-_CHECKS = (torch.isfinite, torch.Tensor.isfinite)  # 0 is finite
-_COPIES: dict[Callable[..., Any], Callable[[torch.Tensor], Any]] = {
-    torch.Tensor.numpy: torch.Tensor.numpy,
-    torch.Tensor.tolist: torch.Tensor.tolist,
-    torch.Tensor.__format__: lambda zeros: "0",
-}

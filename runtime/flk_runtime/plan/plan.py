@@ -9,12 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from flk_runtime.errors import SetupError
+from flk_runtime.metrics import mfu
 from flk_runtime.parallel import STRATEGIES, Precision
+from flk_runtime.parallel.recompute import find_recomputed
 from flk_runtime.plan.calibration import UNMEASURED, Calibration
 from flk_runtime.plan.capture import CapturedModel, retrace
-from flk_runtime.plan.communication import Cluster
+from flk_runtime.plan.communication import Cluster, shard_count
 from flk_runtime.plan.hardware import (
     ATTENTION_EFFICIENCY,
     COLLECTIVE_PROCESSORS,
@@ -41,7 +44,9 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     for split in splits:
         names = strategies_of(captured, cluster, split.ranks if split else 1)
         try:
-            rows += [predict(name, work, cluster) for work in _workloads(captured, cluster, split) for name in names]
+            rows += [
+                row for work in _workloads(captured, cluster, split) for row in _rows(captured, cluster, work, names)
+            ]
         except RuntimeError as error:
             if split is None or split.ranks == captured.options.tp:
                 raise
@@ -101,7 +106,7 @@ def unmodelled(captured: CapturedModel) -> Iterator[str]:
 
 def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
     """Predictions for the precision and the recomputation that the script has."""
-    return _as_written(captured, cluster, _work_as_written(captured, cluster))
+    return _rows(captured, cluster, _work_as_written(captured, cluster), strategies_of(captured, cluster))
 
 
 def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Cluster:
@@ -123,31 +128,38 @@ def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mappin
     if measured["alone"] and known:
         calibration = replace(calibration, compute=measured["alone"] / predict("none", work, cluster).step_seconds)
     cluster = replace(cluster, calibration=calibration)
+    rows = _rows(captured, cluster, work, strategies_of(captured, cluster)) if known else []
     return {
         **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),
-        "predicted": {row.strategy: _as_dict(row) for row in _as_written(captured, cluster, work)} if known else {},
+        "predicted": {row.strategy: _as_dict(row) for row in rows},
         "calibration": calibration.to_dict(),
     }
 
 
-def _as_written(captured: CapturedModel, cluster: Cluster, work: Workload) -> list[Prediction]:
-    size = captured.options.shard_size
-    return [
-        predict(name, work, cluster, shard_size=size if STRATEGIES[name].replicates else None)
-        for name in strategies_of(captured, cluster)
-    ]
+def _rows(captured: CapturedModel, cluster: Cluster, work: Workload, strategies: Sequence[str]) -> list[Prediction]:
+    return [predict(name, work, cluster, shard_size=captured.options.shard_size) for name in strategies]
 
 
 def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     """The key of results of `flk bench`: a hash of the model and its work in a step, and the hardware."""
     trace = captured.trace
     assert trace is not None  # noqa: S101
-    options = replace(captured.options, init=None)  # which the time of a step does not depend on
-    digest = hashlib.sha256(f"{trace.model_flops} {captured.synced} {options}".encode())
+    given = captured.options
+    recomputed = find_recomputed(captured.model, captured.blocks, given.recompute)
+    # The text of a function has its address. The time of a step does not depend on how values are initialized.
+    options = replace(given, init=None, blocks=None, recompute=False)
+    chosen = [_names(captured.model, each) for each in (captured.blocks, recomputed)]
+    facts = (trace.model_flops, captured.synced, options, given.blocks is None, chosen)
+    digest = hashlib.sha256(str(facts).encode())
     for name, each in captured.model.named_parameters():
         digest.update(f"{name} {tuple(each.shape)} {each.dtype} {each.requires_grad}\n".encode())
     return {"model": digest.hexdigest()[:16], "hardware": hardware_of(cluster)}
+
+
+def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
+    chosen = set(map(id, modules))
+    return [name for name, each in model.named_modules() if id(each) in chosen]
 
 
 def hardware_of(cluster: Cluster) -> dict[str, Any]:
@@ -189,13 +201,15 @@ def _own_split(captured: CapturedModel, cluster: Cluster) -> SplitModel | None:
 
 
 def strategies_of(captured: CapturedModel, cluster: Cluster, tp: int | None = None) -> list[str]:
-    """The strategies that the model allows and that differ from each other on these nodes.
+    """The strategies that the model and its options allow and that differ from each other on these nodes.
 
     ``tp``: ranks over which layers are split; None: as the script has it.
     """
     split = captured.options.tp is not None if tp is None else tp > 1
     tp = tp or captured.options.tp or 1
-    hybrid = cluster.nodes > 1 and cluster.gpus > tp
+    copies = cluster.world_size // tp
+    shards = shard_count("hybrid_shard", cluster, captured.options.shard_size, tp)
+    hybrid = 1 < shards < copies and copies % shards == 0
     scalars = any(each.dim() == 0 for each in captured.model.parameters())  # they cannot be sharded
     kinds = {name: STRATEGIES[name] for name in _STRATEGIES}
     return [
@@ -213,7 +227,7 @@ def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:
 def _workloads(captured: CapturedModel, cluster: Cluster, split: SplitModel | None) -> Iterator[Workload]:
     given, trace = captured.options, captured.trace
     assert trace is not None  # noqa: S101
-    dtype = next(captured.model.parameters()).dtype
+    dtype = mfu.dtype_of(captured.model) or torch.float32
     precisions: dict[str, Precision | None] = {"as written": given.precision}
     if given.precision is None and dtype == torch.float32 and cluster.gpu.multiplies(torch.bfloat16):
         precisions["bf16"] = Precision()
@@ -239,7 +253,7 @@ def _workloads(captured: CapturedModel, cluster: Cluster, split: SplitModel | No
                 trace
                 if as_traced
                 else retrace(captured, cluster.gpu, precision=precision, recompute=recompute, split=split),
-                precision.param if precision else dtype,
+                captured.autocast or (precision.param if precision else dtype),
                 name,
                 bool(recompute),
                 precision.param.itemsize if precision else None,

@@ -104,8 +104,9 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     size = len(work.synced) * sum(each.sent for each in split)
     inside, between = (inside + size, between) if cluster.is_inside(work.tp, 1) else (inside, between + size)
     exposed += len(work.synced) * sum(each.seconds(cluster) for each in split)
-    # The optimizer reads parameters, gradients and its state, and writes parameters and its state.
-    update = 2 * (state.parameters + state.optimizer) + state.gradients
+    # The optimizer reads gradients, the parameters that have some, and its state, and writes these parameters and its
+    # state. A gradient is as large as its parameter.
+    update = 3 * state.gradients + 2 * state.optimizer
     factor = cluster.calibration.compute
     update_seconds = factor * update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
     compute = factor * work.trace.seconds * len(work.synced)
@@ -130,7 +131,7 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
         exposed,
         update_seconds,
         None
-        if cluster.gpu.flops or work.trace.uncounted
+        if cluster.gpu.flops or work.trace.uncounted or not cluster.gpu.multiplies(work.dtype)
         else flops / work.tp * len(work.synced) / step / cluster.gpu.peak(work.dtype),
         max(0.0, free * (1 - FRAGMENTATION) / activations),
     )

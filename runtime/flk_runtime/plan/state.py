@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import Precision
 from flk_runtime.parallel.blocks import kept_units, sharded_units
+from flk_runtime.plan.fake import FakeMode
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.plan.trace import OUTSIDE, MemoryCounter
 
@@ -133,7 +134,8 @@ def optimizer_sizes(optimizer: Optimizer, gpu: Gpu) -> OptimizerSizes:
     """Sizes of the tensors of ``optimizer``, from two steps on tensors without data. The second one has its state.
 
     Of the parameters of a group that have the same shape and dtype, one makes the step for all. torch uses foreach
-    kernels on a GPU if the optimizer does not say otherwise.
+    kernels on a GPU if the optimizer does not say otherwise. Raises SetupError if it makes no step without data, such
+    as LBFGS, whose steps call the model as often as its values ask for.
     """
     parameters = [(number, each) for number, group in enumerate(optimizer.param_groups) for each in group["params"]]
     chosen: dict[tuple[object, ...], nn.Parameter] = {}
@@ -145,13 +147,17 @@ def optimizer_sizes(optimizer: Optimizer, gpu: Gpu) -> OptimizerSizes:
     for group in unset if gpu.overlaps else ():
         group["foreach"] = True
     foreach = any(group.get("foreach") for group in optimizer.param_groups)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        for each in chosen.values():
-            each.grad = torch.empty_like(each)
-        optimizer.step()
-        counter = MemoryCounter(gpu, lambda: False)
-        with counter:
+    counter = MemoryCounter(gpu, lambda: False)
+    try:
+        with FakeMode(1), torch.no_grad():  # the number of a step: some optimizers divide by it
+            for each in chosen.values():
+                each.grad = torch.empty_like(each)
             optimizer.step()
+            with counter:
+                optimizer.step()
+    except Exception as error:
+        kind, text = type(optimizer).__name__, str(error).partition("\n")[0]
+        raise SetupError(f"plan cannot make a step of {kind} on tensors without data: {text}") from error
     for group in unset:
         group["foreach"] = None
     temporary = counter.start_segment()[0]

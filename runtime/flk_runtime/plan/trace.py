@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,9 @@ from flk_runtime.system import pytree
 OUTSIDE: Final = -1  # index of operations that are in the model and in no block
 LOSS: Final = -2  # index of operations on the model's outputs
 _ATTENTION: Final = "scaled_dot_product"  # in the names of attention's operations
+# Operations that read only those elements of their first argument that they return.
+_ATEN: Final = torch.ops.aten
+_CHOOSES: Final = (_ATEN.embedding.default, _ATEN.index_select.default, _ATEN.gather.default, _ATEN.index.Tensor)
 _POSITION: Final = re.compile("layer|idx|index|number|_id$")  # attributes with a block's place among the blocks
 
 
@@ -310,8 +314,11 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recomputed = self._is_backward() and torch.is_grad_enabled()
         if flops and not recomputed:
             self._flops += flops
+        if not written and func._schema.is_mutable:  # in place
+            written = _size(out)
         if written or flops:
-            read = sum(tensor.numel() * tensor.element_size() for tensor in _tensors((args, kwargs)))
+            # Where it reads only what it gives, the rest is of no account: a row of a large embedding.
+            read = _size((args[1:], kwargs)) + (written if func in _CHOOSES else _size(args[:1]))
             dtype = next((tensor.dtype for tensor in _tensors(out)), torch.float32)
             self._seconds += self._gpu.seconds(done, read + written, dtype, attention=_ATTENTION in str(func))
         return out
@@ -404,9 +411,9 @@ def _signature(index: int, block: nn.Module, args: Any, kwargs: Any) -> Hashable
     parts: list[Hashable] = []
     for name, module in block.named_modules():
         settings = tuple(
-            (key, value)
+            (key, _setting(value))
             for key, value in sorted(vars(module).items())
-            if isinstance(value, (bool, int, float, str)) and not (value == index and _POSITION.search(key))
+            if not (type(value) is int and value == index and _POSITION.search(key))
         )
         tensors = tuple(
             (key, value.shape, value.dtype, value.requires_grad)
@@ -420,12 +427,25 @@ def _signature(index: int, block: nn.Module, args: Any, kwargs: Any) -> Hashable
     return tuple(parts)
 
 
+def _setting(value: Any) -> Hashable:
+    """A key that is equal for equal settings of a module, and functions of the same code; None for other objects."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_setting, value))
+    if isinstance(value, types.FunctionType):
+        return value.__code__
+    return value if isinstance(value, (bool, int, float, str, torch.dtype)) else None
+
+
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in pytree.leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _size(value: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))
 
 
 def _shape_of(leaf: Any) -> Any:

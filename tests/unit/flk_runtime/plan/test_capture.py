@@ -290,6 +290,120 @@ def test_a_step_in_autocast_is_predicted_so_in_all_rows(captured: Any) -> None:
     assert again > plain
 
 
+def test_the_mfu_of_a_step_in_autocast_is_of_the_peak_of_its_products(captured: Any) -> None:
+    steps = {}
+    for dtype in ("bfloat16", "float32"):
+        step = f"with torch.autocast('cpu', torch.bfloat16, enabled={dtype == 'bfloat16'}): y = model(x)\n"
+        steps[dtype] = rows(captured(f"{ACCUMULATE}\n{step}y.square().mean().backward()\noptimizer.step()"))
+    of_autocast, plain = (steps[dtype]["ddp", "as written", False] for dtype in ("bfloat16", "float32"))
+    peaks = GPUS["h100"].peak(torch.bfloat16) / GPUS["h100"].peak(torch.float32)
+    same_time = of_autocast["step_seconds"] / plain["step_seconds"]
+    assert of_autocast["mfu"] * same_time * peaks == pytest.approx(plain["mfu"])
+
+
+def test_a_plan_has_the_shard_size_of_the_script(captured: Any) -> None:
+    found = captured(MODEL + ADAMW + "shard(model, optimizer, shard_size=2)" + STEP)
+    shares = {key[0]: row["parameters"] for key, row in rows(found).items()}  # of a node with eight ranks
+    assert shares["hybrid_shard"] == shares["hybrid_shard_zero2"] == shares["ddp"] / 2
+    found = captured(MODEL + ADAMW + "shard(model, optimizer, shard_size=3)" + STEP)
+    assert not any("hybrid" in key[0] for key in rows(found))  # a run with three of eight ranks is refused
+
+
+def test_the_optimizer_takes_no_time_for_frozen_parameters(captured: Any) -> None:
+    script = MODEL + "model[0].requires_grad_(False)\noptimizer = torch.optim.AdamW(model[1:].parameters())\n"
+    script += "shard(model, optimizer)"
+    trained = rows(captured(MODEL + ADAMW + "shard(model, optimizer)" + STEP))["ddp", "as written", False]
+    frozen = rows(captured(script + STEP))["ddp", "as written", False]
+    assert frozen["optimizer_seconds"] == pytest.approx(trained["optimizer_seconds"] * 2 / 3)
+
+
+def test_a_state_that_goes_from_call_to_call_is_planned(captured: Any) -> None:
+    script = f"{ACCUMULATE}\ny = x\nfor _ in range(3): y = model(y)\ny.square().mean().backward()\noptimizer.step()"
+    found = rows(captured(script))
+    assert len({key[1:] for key in found}) == 4
+    once = rows(captured(f"{ACCUMULATE}\nmicro_batch()\noptimizer.step()"))
+    assert found["ddp", "bf16", True]["compute_seconds"] > 2.5 * once["ddp", "bf16", True]["compute_seconds"]
+
+
+CLOSURE = """
+def closure():
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+
+shard(model, optimizer)
+optimizer.step(closure)
+raise AssertionError("the script went on after its first step")
+"""
+
+
+def test_a_step_with_a_closure_is_planned(captured: Any) -> None:
+    found = captured(MODEL + ADAMW + CLOSURE)
+    assert found.trace.model_flops == captured(MODEL + ADAMW + "shard(model, optimizer)" + STEP).trace.model_flops
+
+
+def test_an_optimizer_that_makes_no_step_without_data_is_refused_by_name(captured: Any) -> None:
+    found = captured(MODEL + "optimizer = torch.optim.LBFGS(model.parameters())\n" + CLOSURE)
+    with pytest.raises(SetupError, match=r"^plan cannot make a step of LBFGS on tensors without data: .*'closure'"):
+        rows(found)
+
+
+SIMILAR = (
+    """
+class Block(nn.Module):
+    def __init__(self, stride, act=nn.functional.relu):
+        super().__init__()
+        self.conv, self.drop, self.act = nn.Conv1d(8, 8, 3, stride=stride, padding=1), nn.Dropout(0.0), act
+
+    def forward(self, x):
+        return self.act(self.conv(x))
+
+model = nn.Sequential(Block(1), {blocks})  # the gradient goes to the input of all but the first
+x = torch.randn(4, 8, 64)
+"""
+    + ADAMW
+    + """
+shard(model, optimizer)
+y = model(x)
+assert y.shape == (4, 8, {length}), y.shape
+y.square().mean().backward()
+optimizer.step()
+"""
+)
+
+
+def test_blocks_that_differ_in_a_tuple_or_a_function_are_not_alike(captured: Any) -> None:
+    def peaks(*blocks: str, length: int = 64) -> list[int]:
+        found = captured(SIMILAR.replace("{blocks}", ", ".join(blocks)).replace("{length}", str(length)))
+        return [each.peak - each.begin for each in found.trace.segments if each.block > 0 and not each.backward]
+
+    first, second, third = peaks("Block(1)", "Block(2)", "Block(1)", length=32)
+    assert second < first
+    assert third == second
+    first, second = peaks("Block(1)", "Block(1, lambda x: x.repeat(1, 9, 1)[:, :8])")
+    assert second > 2 * first
+
+
+TIMED = (
+    """
+model = nn.Sequential(nn.Embedding({rows}, 8), nn.Linear(8, 8), nn.ReLU(inplace={inplace}), nn.Linear(8, 8))
+x = torch.zeros(2, 8, dtype=torch.int64)
+"""
+    + ADAMW
+)
+
+
+def test_an_embedding_reads_its_rows_only_and_operations_in_place_take_time(captured: Any) -> None:
+    def forward(rows: int = 1 << 20, inplace: bool = False) -> float:
+        script = TIMED.replace("{rows}", str(rows)).replace("{inplace}", str(inplace))
+        found = captured(script + "shard(model, optimizer)" + STEP)
+        return sum(each.seconds for each in found.trace.segments if not each.backward)
+
+    assert forward() == forward(rows=16)
+    assert forward(inplace=True) == forward()
+
+
 CUSTOM = """
 @torch.library.custom_op("flk_test::attend", mutates_args=())
 def attend(x: torch.Tensor) -> torch.Tensor:

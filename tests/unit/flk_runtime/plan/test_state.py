@@ -65,6 +65,15 @@ def test_temporary_tensors_of_an_optimizer(make: Any, of_all: float, of_largest:
     assert (found.of_all, found.of_largest) == pytest.approx((of_all, of_largest), abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("kind", "kept"), [("Adagrad", 1.0), ("Adafactor", 2 / 64), ("ASGD", 1.0), ("NAdam", 2.0), ("Adadelta", 2.0)]
+)
+def test_sizes_of_an_optimizer_that_reads_the_number_of_its_step(kind: str, kept: float) -> None:
+    """``kept``: elements of the state for each element of a parameter of 64 x 64."""
+    *_, state = sizes(getattr(torch.optim, kind)).states.values()
+    assert sum(elements for elements, _ in state) == pytest.approx(kept * 64 * 64, rel=0.05)
+
+
 def test_a_cpu_has_no_foreach_kernels_by_default() -> None:
     assert sizes(torch.optim.AdamW, CPU).of_all == 0
 
