@@ -39,7 +39,7 @@ import measure
 import simulated_launchers
 from flk_runtime.contract.user_env import LEASE
 from flk_runtime.launcher.replication import MemoryPlan
-from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted
+from flk_runtime.launcher.transport.messages import AttemptEnded, AttemptStarted
 from simulated_launchers import Launchers, Usage
 
 LIMIT = 120.0  # seconds for one step of the store
