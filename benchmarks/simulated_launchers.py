@@ -30,8 +30,16 @@ from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
-from flk_runtime.launcher.transport.messages import AttemptStarted
-from flk_runtime.launcher.transport.messages import MESSAGES, FailureReport, Heartbeat, Hello, Join, Message, Welcome
+from flk_runtime.launcher.transport.messages import (
+    MESSAGES,
+    AttemptStarted,
+    FailureReport,
+    Heartbeat,
+    Hello,
+    Join,
+    Message,
+    Welcome,
+)
 from flk_runtime.wire import Connection, Registry
 
 RANKS: Final = 8  # of each pod
