@@ -1,27 +1,38 @@
 """List the states of many jobs: a request for each kind of job, and one for its pods.
 
-What else a job needs is read for all jobs at once: the events where pods are missing, and where pods find no node, the
-nodes and the events of autoscalers.
+What else jobs in trouble need is read for all of them at once, so that the state is that of `flk status`, whatever the
+number of jobs. No logs are read: they are read pod by pod.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from flk.errors import ForbiddenError
+from flk import labels
+from flk.errors import ApiError
 from flk.health.autoscaling import AUTOSCALERS
 from flk.jobs.state import JobList, State, derive
-from flk.kube import Object, RequestTarget
+from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
-from flk.observe.observation import Need, Observation, involved
-from flk.observe.resources import NODES
+from flk.observe.observation import Need, Observation, event_time, involved
+from flk.observe.reader import list_all, list_controllers, list_other_pods, pod_groups_of, without
+from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
 from flk.observe.view import JobView
 from flk.targets import target_of
 
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
+# What is read for all jobs at once, beside the list of all nodes.
+_LISTED: Final = ("events", "workloads", "claims", "volumes", "pod_groups", "controllers", "other_pods", "foreign_pods")
+_WARNINGS: Final[Sequence[Mapping[str, str]]] = ({"type": "Warning"},)
+# Which events are read, by the kind that they are about. Autoscalers and provisioners say in others that they help.
+_TELLING: Final[Mapping[str, Sequence[Mapping[str, str]]]] = {
+    "Pod": (*_WARNINGS, *({"source": name} for name in AUTOSCALERS)),
+    "PersistentVolumeClaim": ({},),
+}
 
 
 @dataclass(frozen=True)
@@ -59,49 +70,79 @@ def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: 
 
 
 class _Answers:
-    """Answers what jobs need from lists that are read once for all of them."""
+    """Answers what jobs need from lists that are read once for all of them: everything but logs and single objects."""
 
     def __init__(self, client: JobClient, all_namespaces: bool) -> None:
         self._client = client
         self._all_namespaces = all_namespaces
         self._events: dict[str, dict[_Key, list[Object]]] = {}  # by kind of the objects that they are about
+        self._lists: dict[Hashable, Answer] = {}
 
     def complete(self, seen: Observation) -> JobView:
         """Return the view of the observation with the answers to the requests that a list of jobs makes."""
         view = JobView(seen)
-        while wanted := [need for need in needs(view) if need.what == "events" or need == Need("nodes")]:
+        while wanted := [need for need in needs(view) if need.what in _LISTED or need == Need("nodes")]:
             for need in wanted:
                 seen = with_answer(seen, need, self._answer(need, view))
             view = JobView(seen)
         return view
 
     def _answer(self, need: Need, view: JobView) -> Answer:
-        if need.what == "nodes":
-            return self._nodes
-        # A list reads why a job has no pods, and whether pods without a node may get one.
-        if (need.kind == "Pod" and not view.unschedulable) or (need.kind != "Pod" and view.objects):
-            return Answer()
-        return Answer(items=self._about(need.kind)[view.namespace, need.kind, need.name])
+        client = self._client
+        match need.what:
+            case "events":
+                return Answer(items=self._about(need.kind)[view.namespace, need.kind, need.name])
+            case "nodes":
+                return self._once(need, lambda: list_all(client, RequestTarget(NODES)))
+            case "workloads":
+                every = self._listed(WORKLOADS)
+                return replace(every, items=[each for each in every.items if _job_uid(each) == view.uid])
+            case "claims":
+                return self._named(CLAIMS, need.name, view.namespace)
+            case "volumes":
+                return self._named(VOLUMES, need.name)
+            case "pod_groups":
+                return self._named(pod_groups_of(view.job), need.name, view.namespace)
+            case "controllers":
+                return self._once((need, view.target.name), lambda: list_controllers(client, view.target))
+            case _:
+                return self._once(need, lambda: list_other_pods(client, need))
+
+    def _named(self, resource: Resource, name: str, namespace: str = "") -> Answer:
+        """Return the object of that name, from a list of all; without a namespace, its kind has none."""
+        every = self._listed(resource, namespaced=bool(namespace))
+        metas = [(each, each["metadata"]) for each in every.items]
+        found = [each for each, meta in metas if (meta["name"], meta.get("namespace") or "") == (name, namespace)]
+        readable = not (every.unreadable or every.not_served or every.other_versions)
+        return replace(every, items=found) if found or not readable else without(resource, name)
+
+    def _listed(self, resource: Resource, *, namespaced: bool = True) -> Answer:
+        where = self._client.namespace if namespaced and not self._all_namespaces else None
+        return self._once(resource, lambda: list_all(self._client, RequestTarget(resource, where)))
+
+    def _once(self, key: Hashable, read: Callable[[], Answer]) -> Answer:
+        if key not in self._lists:
+            try:
+                self._lists[key] = read()
+            except ApiError:
+                self._lists[key] = Answer()
+        return self._lists[key]
 
     def _about(self, kind: str) -> dict[_Key, list[Object]]:
-        """Return the warnings about objects of a kind; of pods, the events of autoscalers."""
+        """Return the events about objects of a kind that tell why something does not go on, oldest first."""
         if kind not in self._events:
+            named = {
+                (event["metadata"].get("namespace"), event["metadata"]["name"]): event
+                for fields in _TELLING.get(kind, _WARNINGS)
+                for event in self._client.list_events_about(kind, fields, all_namespaces=self._all_namespaces)
+            }
             found = self._events[kind] = defaultdict(list)
-            listed = (
-                self._client.list_events_of(AUTOSCALERS, all_namespaces=self._all_namespaces)
-                if kind == "Pod"
-                else self._client.list_job_events(kind, all_namespaces=self._all_namespaces)
-            )
-            for event in listed:
+            for event in sorted(named.values(), key=event_time):
                 about = involved(event)
                 key = str(about.get("namespace") or self._client.namespace), kind, str(about.get("name"))
                 found[key].append(event)
         return self._events[kind]
 
-    @cached_property
-    def _nodes(self) -> Answer:
-        """All nodes; none where the user may not read them."""
-        try:
-            return Answer(items=self._client.api.list_all(RequestTarget(NODES))[0])
-        except ForbiddenError:
-            return Answer()
+
+def _job_uid(workload: Object) -> str:
+    return str((workload["metadata"].get("labels") or {}).get(labels.KUEUE_JOB_UID) or "")

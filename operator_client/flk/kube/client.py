@@ -6,6 +6,7 @@ answer before `find_created` has looked whether the object exists.
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from flk.kube.kubeconfig import config_view
 from flk.kube.options import Exchange, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
 
+MOMENT: Final = 0.5  # seconds that a request has in any case
 PAGE: Final = 500  # objects in one answer to a list request
 LINE_LIMIT: Final = 1 << 24  # bytes of a line of a stream; an object has at most 3 MiB
 FindCreated = Callable[[], Object | None]
@@ -70,7 +72,19 @@ class ApiClient:
         self._observe = options.observe
         self._sleep = sleep or time.sleep
         self._skew = 0.0
+        self._end = float("inf")  # the time.monotonic() at which requests should have ended
         self._versions = ServedVersions(self._answer, access.context)
+
+    def ending(self, timeout: float | None) -> ApiClient:
+        """Return a client of the same server whose requests end soon after ``timeout`` seconds from now.
+
+        A request that begins later has a moment. None sets no limit, and neither does 0: whoever waits for nothing
+        still wants answers.
+        """
+        client = copy.copy(self)
+        if timeout:
+            client._end = time.monotonic() + timeout
+        return client
 
     def now(self) -> float:
         """Return the time by the server's clock, in seconds since the epoch. Times in objects are by that clock."""
@@ -128,7 +142,7 @@ class ApiClient:
         while True:
             unknown, pause, budget, timeout = False, 0.0, retries.unreachable_budget, longest
             if verb in ("get", "list"):
-                timeout = max(0.5, min(longest, max(budget, longest) - (time.monotonic() - began)))
+                timeout = max(MOMENT, min(longest, max(budget, longest) - (time.monotonic() - began)))
             try:
                 reply = self._send(verb, target, query, body, timeout=timeout)
             except HTTPError as error:
@@ -152,8 +166,8 @@ class ApiClient:
                     return created
             failures += 1
             pause = max(pause, retries.backoffs[min(failures, len(retries.backoffs)) - 1])
-            spent = time.monotonic() - began
-            if failures > len(retries.backoffs) or spent + pause > budget:
+            spent, left = time.monotonic() - began, self._end - time.monotonic()
+            if failures > len(retries.backoffs) or spent + pause > budget or pause > left:
                 problem.args = (f"{problem} (tried {failures} times in {spent:.0f} s)",)
                 raise problem
             self._sleep(pause)
@@ -229,6 +243,7 @@ class ApiClient:
         whole: bool = True,
     ) -> Any:
         """Send a request once, and once more with new credentials if the server refuses the old ones."""
+        timeout = min(timeout, max(MOMENT, self._end - time.monotonic()))
         given = {key: value for key, value in (query or {}).items() if value is not None}
         for attempt in (1, 2):
             credentials = self.access.headers()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -84,6 +85,12 @@ class JobClient:
         client = JobClient(self.api, self.namespace)
         client._refs[job.name] = job
         client.commands = replace(client.commands, job=(job.name, job.word))
+        return client
+
+    def ending(self, timeout: float | None) -> JobClient:
+        """Return a client whose requests end soon after so many seconds from now (see ApiClient.ending)."""
+        client = copy.copy(self)
+        client.api = self.api.ending(timeout)
         return client
 
     def ref(self, name: str) -> JobRef:
@@ -226,16 +233,13 @@ class JobClient:
         """Return the events about one object, oldest first; none where the user may not read them."""
         return self._events(self.namespace, f"involvedObject.kind={kind},involvedObject.name={name}")
 
-    def list_job_events(self, kind: str, *, all_namespaces: bool = False) -> list[Object]:
-        """Return the warnings about objects of a kind, oldest first; none where the user may not read them."""
-        return self._events(None if all_namespaces else self.namespace, f"involvedObject.kind={kind},type=Warning")
+    def list_events_about(self, kind: str, fields: Mapping[str, str], *, all_namespaces: bool = False) -> list[Object]:
+        """Return the events about objects of a kind whose ``fields`` (``type``, ``source``) have these values.
 
-    def list_events_of(self, sources: Sequence[str], *, all_namespaces: bool = False) -> list[Object]:
-        """Return the events about pods that programs of these names sent; none where the user may not read them."""
-        where = None if all_namespaces else self.namespace
-        return [
-            event for source in sources for event in self._events(where, f"involvedObject.kind=Pod,source={source}")
-        ]
+        None where the user may not read them.
+        """
+        selector = ",".join(f"{key}={value}" for key, value in {"involvedObject.kind": kind, **fields}.items())
+        return self._events(None if all_namespaces else self.namespace, selector)
 
     def _events(self, namespace: str | None, fields: str) -> list[Object]:
         """Return the events with these fields, oldest first; none where the user may not read them."""

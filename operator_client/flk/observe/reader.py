@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
-from flk.kube import Object, RequestTarget
+from flk.kube import Object, RequestTarget, Resource
 from flk.observe import archive
 from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
@@ -18,7 +18,7 @@ from flk.observe.observation import Need, Observation, from_archive, with_archiv
 from flk.observe.resources import CLAIMS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
-from flk.targets import target_of
+from flk.targets import Target, target_of
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import gang_of
 from flk.units import short_duration
@@ -160,7 +160,7 @@ class Reader:
         """Make a request. Return None if it fails, as in an outage: the follower waits until that is over."""
         shared, kind = self._shared, target_of(seen.job or {}).name
         try:
-            if shared is None or need.what not in ("events", "nodes", "controllers", "foreign_pods"):
+            if shared is None or need.what not in ("events", "nodes", "controllers", "other_pods", "foreign_pods"):
                 return self._answer(need, seen)
             if need.what == "events":
                 return Answer(items=shared.events(need.kind, need.name))
@@ -177,7 +177,7 @@ class Reader:
             case "record" | "peer" | "metrics" | "log":
                 return Answer(lines=self._log(need, seen))
             case "nodes" if not need.name:
-                return self._list(RequestTarget(NODES))
+                return list_all(client, RequestTarget(NODES))
             case "nodes":
                 return self._get(RequestTarget(NODES, None, need.name))
             case "claims":
@@ -185,38 +185,19 @@ class Reader:
             case "volumes":
                 return self._get(RequestTarget(VOLUMES, None, need.name))
             case "workloads":
-                return self._list(client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
+                return list_all(client, client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
             case "pending_workloads":
                 answer = self._get(client.target(PENDING_WORKLOADS, need.name))
                 return replace(answer, items=[each for found in answer.items for each in found.get("items") or []])
             case "pod_groups":
-                gang = gang_of(seen.job or {})
-                return self._get(client.target(POD_GROUPS[gang.group if gang else _VOLCANO], need.name))
-            case "other_pods":
-                near = self._list(client.target(PODS), labelSelector=f"{labels.JOB},{labels.JOB}!={seen.name}")
-                elsewhere = f"metadata.namespace!={client.namespace}"
-                far = self._list(RequestTarget(PODS), labelSelector=labels.JOB, fieldSelector=elsewhere)
-                return Answer(items=[*near.items, *far.items], unreadable=near.unreadable)
-            case "foreign_pods":
-                query = {"labelSelector": f"!{labels.JOB}", "fieldSelector": _HOLDS_A_NODE}
-                found = self._list(RequestTarget(PODS), **query)
-                return self._list(client.target(PODS), **query) if found.unreadable else found
+                return self._get(client.target(pod_groups_of(seen.job or {}), need.name))
+            case "other_pods" | "foreign_pods":
+                return list_other_pods(client, need)
             case _:
-                return self._controllers(seen)
-
-    def _controllers(self, seen: Observation) -> Answer:
-        """Return the Deployments of the controllers that create the pods, by the names of their checks."""
-        found: dict[str, list[Object]] = {}
-        unreadable = set()
-        for controller in CONTROLLERS[target_of(seen.job or {}).name]:
-            try:
-                found[controller.check] = self._client.list_deployments(controller)
-            except ForbiddenError:
-                unreadable.add(f"deployments of {controller.name}")
-        return Answer(controllers=found, unreadable=frozenset(unreadable))
+                return list_controllers(client, target_of(seen.job or {}))
 
     def _get(self, target: RequestTarget) -> Answer:
-        missing = Answer(missing=frozenset({f"{target.resource.plural}/{target.name}"}))
+        missing = without(target.resource, target.name or "")
         try:
             return Answer(items=[self._client.api.call("get", target)])
         except ForbiddenError:
@@ -227,16 +208,6 @@ class Reader:
             return missing
         except ApiError as error:
             return missing if error.status == 404 else Answer()
-
-    def _list(self, target: RequestTarget, **query: str) -> Answer:
-        try:
-            return Answer(items=self._client.api.list_all(target, query)[0])
-        except ForbiddenError:
-            return Answer(unreadable=frozenset({target.resource.plural}))
-        except MissingApiError as error:
-            return _not_served(target, error)
-        except FlkError:
-            return Answer()
 
     def _log(self, need: Need, seen: Observation) -> list[str]:
         pod = next(pod for pod in seen.pods if pod["metadata"]["name"] == need.name)
@@ -253,6 +224,53 @@ class Reader:
         except FlkError:
             return lines
         return lines
+
+
+def list_all(client: JobClient, target: RequestTarget, **query: str) -> Answer:
+    """Return the objects of a collection that a query chooses; none where they cannot be read."""
+    try:
+        return Answer(items=client.api.list_all(target, query)[0])
+    except ForbiddenError:
+        return Answer(unreadable=frozenset({target.resource.plural}))
+    except MissingApiError as error:
+        return _not_served(target, error)
+    except FlkError:
+        return Answer()
+
+
+def list_other_pods(client: JobClient, need: Need) -> Answer:
+    """Return the pods of all jobs of flk, or (``foreign_pods``) those of others that hold a node.
+
+    They are those of all namespaces, or of the client's where the user may not read all.
+    """
+    query = {"labelSelector": labels.JOB}
+    if need.what == "foreign_pods":
+        query = {"labelSelector": f"!{labels.JOB}", "fieldSelector": _HOLDS_A_NODE}
+    found = list_all(client, RequestTarget(PODS), **query)
+    return list_all(client, client.target(PODS), **query) if found.unreadable else found
+
+
+def list_controllers(client: JobClient, target: Target) -> Answer:
+    """Return the Deployments of the controllers that create the pods, by the names of their checks."""
+    found: dict[str, list[Object]] = {}
+    unreadable = set()
+    for controller in CONTROLLERS[target.name]:
+        try:
+            found[controller.check] = client.list_deployments(controller)
+        except ForbiddenError:
+            unreadable.add(f"deployments of {controller.name}")
+    return Answer(controllers=found, unreadable=frozenset(unreadable))
+
+
+def pod_groups_of(job: Object) -> Resource:
+    """Return the kind of the PodGroup of a job, which its scheduler of gangs reads."""
+    gang = gang_of(job)
+    return POD_GROUPS[gang.group if gang else _VOLCANO]
+
+
+def without(resource: Resource, name: str) -> Answer:
+    """Return the answer where there is no object of that name."""
+    return Answer(missing=frozenset({f"{resource.plural}/{name}"}))
 
 
 def _not_served(target: RequestTarget, error: MissingApiError) -> Answer:

@@ -304,11 +304,14 @@ def test_list_formats(fake: Any, run: Run) -> None:
     assert run("list", "-o", "xml")[0] == 2
 
 
-def test_list_reads_no_events_for_pods_that_start(fake: Any, run: Run) -> None:
+def test_list_reads_the_events_of_all_pods_that_do_not_start_at_once(fake: Any, run: Run) -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "back-off"}}
-    JobBuilder().all("pod", "Pending", waiting).add_to(fake)
+    for number in range(5):
+        JobBuilder(name=f"waits-{number}").all("pod", "Pending", waiting).add_to(fake)
     assert run("list", "-o", "name")[0] == 0
-    assert not [path for path in fake.asked("GET") if "events" in path or "nodes" in path]
+    asked = [request.query["fieldSelector"] for request in fake.requests if request.path.endswith("/events")]
+    assert len(asked) == len({*asked}) == 5  # warnings about the jobs and about pods, and those of three autoscalers
+    assert not [path for path in fake.asked("GET") if "nodes" in path]
 
 
 def test_list_shows_a_job_as_stuck_whose_pods_no_node_could_hold(fake: Any, run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 
 from flk.jobs import archive_writer
+from flk.jobs.state import derive
 from flk.observe import pods
 from flk.observe.view import JobView
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
+from tests.support import recorded
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
+from tests.unit.flk.health.test_deadlock import half_started
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -55,6 +59,73 @@ def test_a_job_of_a_list_that_needs_its_events_is_interpreted_again_with_them(
     code, stdout, _ = run("list")
     assert (code, stdout.count("Suspended")) == (0, 10)  # phase and reason
     assert counted == {"__init__": 10, "kept_job": 5}
+
+
+def _queued(name: str) -> JobBuilder:
+    builder = JobBuilder(1, name=name)
+    builder.job["spec"]["runPolicy"]["suspend"] = True
+    builder.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    return builder
+
+
+def _phases(run: Run, *names: str) -> list[tuple[str, str]]:
+    """The phase and reason of each job in the list, after a check that they are those of its status."""
+    listed = {item["name"]: item for item in json.loads(run("list", "-o", "json")[1])["items"]}
+    for name in names:
+        state = json.loads(run("status", name, "-o", "json")[1])
+        assert (listed[name]["phase"], listed[name]["reason"]) == (state["phase"], state["reason"])
+        assert (listed[name]["code"], listed[name]["message"]) == (state["code"], state["message"])
+    return [(listed[name]["phase"], listed[name]["reason"]) for name in names]
+
+
+def test_a_job_with_a_queue_is_stuck_without_kueue_and_queued_with_it(fake: FakeApiServer, run: Run) -> None:
+    _queued("gpt").add_to(fake)
+    assert _phases(run, "gpt") == [("Queued", "WaitingInQueue")]
+    del fake.objects["/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"]
+    assert _phases(run, "gpt") == [("Stuck", "WaitingInQueue")]
+
+
+def test_jobs_of_a_list_have_the_workloads_that_are_theirs(fake: FakeApiServer, run: Run) -> None:
+    for name in ("evicted", "waits"):
+        _queued(name).add_to(fake)
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for a job that is urgent"}
+    meta = {"name": "pytorchjob-evicted", "labels": {"kueue.x-k8s.io/job-uid": "uid-evicted"}}
+    fake.add("workloads", {"metadata": meta, "status": {"conditions": [evicted]}})
+    fake.add("workloads", {"metadata": {"name": "of-nobody"}})
+    assert _phases(run, "evicted", "waits") == [("Preempted", "PreemptedByQueue"), ("Queued", "WaitingInQueue")]
+    run("list", "-A")
+    workloads = [path for path in fake.asked("GET") if path.endswith("/workloads")]
+    assert workloads.count("/apis/kueue.x-k8s.io/v1beta1/workloads") == 1
+
+
+@pytest.mark.parametrize("case", ["code-missing", "device-template-missing", "no-python", "volume-source-missing"])
+def test_the_list_says_of_a_recorded_job_what_its_status_says(
+    fake: FakeApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Of jobs whose cause an event of a pod tells."""
+    view = recorded.load(recorded.FOLDER / f"{case}.json")
+    owner = [{"kind": "PyTorchJob", "name": view.name, "uid": view.uid}]
+    for kind, items in (("pytorchjobs", [view.job]), ("pods", view.objects.values()), ("events", view.events)):
+        for item in items:
+            owners = {"ownerReferences": owner} if kind == "pods" else {}
+            fake.add(kind, {**item, "metadata": {**item["metadata"], **owners, "namespace": "team"}})
+    for event in fake.objects["/api/v1/namespaces/team/events"].values():
+        event["involvedObject"]["namespace"] = "team"
+    monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: view.now)
+    assert _phases(run, view.name) == [("Stuck", derive(view).reason)]
+
+
+def test_the_list_says_that_two_jobs_hold_a_part_of_their_nodes(fake: FakeApiServer, run: Run) -> None:
+    for name in ("gpt", "bert"):
+        job = half_started(name)
+        for pod in job.pods.values():
+            pod["metadata"]["labels"]["flk.dev/job"] = name
+        job.add_to(fake)
+    fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": [], "metadata": {"resourceVersion": "1"}}
+    assert [reason for _, reason in _phases(run, "bert", "gpt")] == ["Deadlocked", "Deadlocked"]
+    fake.requests.clear()
+    run("list")
+    assert fake.asked("GET").count("/api/v1/pods") == 2  # those of flk, and those of others
 
 
 @pytest.mark.parametrize("status", [200, 403])

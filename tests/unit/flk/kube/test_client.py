@@ -154,6 +154,29 @@ def test_a_list_may_take_longer_than_all_attempts_of_another_read(fake: Any, kub
     assert [round(seconds) for seconds in waits] == [30, 30, 5]
 
 
+@pytest.mark.parametrize(("seconds", "longest"), [(2.0, 2.0), (1e-9, 0.5), (0, 30.0), (None, 30.0)])
+def test_requests_end_soon_after_the_time_that_a_client_has(
+    fake: Any, kubeconfig: Any, pauses: list[float], seconds: float | None, longest: float
+) -> None:
+    access = connect()
+    request, waits = access.pool.request, []
+
+    def told(*words: Any, timeout: Any, **how: Any) -> Any:
+        waits.append(timeout.read_timeout)
+        return request(*words, timeout=timeout, **how)
+
+    access.pool.request = told  # type: ignore[method-assign]
+    every = ApiClient(access, sleep=pauses.append)
+    fake.fail(503, times=20)
+    with pytest.raises(ApiError, match="tried"):
+        every.ending(seconds).call("list", ALL)
+    assert longest - 0.2 < waits[0] <= longest
+    assert pauses == [pause for pause in BACKOFFS if not seconds or pause < seconds]
+    fake.faults.clear()
+    every.call("list", ALL)
+    assert waits[-1] > 29
+
+
 def test_lists_are_asked_for_compressed(fake: Any, client: ApiClient) -> None:
     heard: list[Any] = []
     fake.heard = lambda headers: heard.append(headers["Accept-Encoding"])
