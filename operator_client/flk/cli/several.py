@@ -20,6 +20,7 @@ from flk.commands import program_name
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk.terminal import print_error
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef
@@ -137,10 +138,13 @@ class Chosen:
             codes.append(self.failed(job, result) if isinstance(result, FlkError) else result or 0)
         return worst(codes)
 
-    def failed(self, job: JobRef, error: FlkError) -> int:
-        """Print the error of one of several jobs, with the hint if no other job had the same; return its exit code."""
+    def failed(self, job: JobRef, error: FlkError, *, others: Sequence[JobRef] = ()) -> int:
+        """Print the error of one of several jobs, with the hint if no other job had the same; return its exit code.
+
+        ``others`` are further jobs that have this error, too.
+        """
         hint = re.sub(rf"(?<![\w-]){re.escape(job.name)}(?![\w-])", "", error.hint or "")
-        named = f"job {job.name}"
+        named = f"job {job.name}" + (f" and {plural(len(others), 'other job')}" if others else "")
         print_error(error, hint=hint not in self._hints, about="" if named in str(error) else f"{named}: ")
         self._hints.add(hint)
         return int(error.code)

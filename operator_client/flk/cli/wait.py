@@ -99,13 +99,15 @@ class _Waiting:
         from flk.jobs.many import wait_for_all
 
         codes = []
-        for ref, waited in wait_for_all(chosen.client, chosen.jobs, **self._options):
+        for refs, waited in wait_for_all(chosen.client, chosen.jobs, **self._options):
+            ref = refs[0]
             client = chosen.client.of(ref)
             try:
                 if isinstance(waited, JobNotFoundError):
                     codes.append(self._without_job(client, ref, waited) or 0)
                 elif isinstance(waited, FlkError):
-                    codes.append(chosen.failed(ref, waited))
+                    self.progress.clear()
+                    codes.append(chosen.failed(ref, waited, others=refs[1:]))
                 else:
                     codes.append(self._conclude(client, ref, waited) or 0)
             except FlkError as error:

@@ -110,38 +110,47 @@ def wait_for_all(
     report: Tell,
     watch: Tell,
     note: Callable[[str], None],
-) -> Iterator[tuple[JobRef, Waited | FlkError]]:
+) -> Iterator[tuple[Sequence[JobRef], Waited | FlkError]]:
     """Wait for jobs as `wait_for` does for one, and yield each when the wait for it is over, with the last state.
 
-    Those that do not exist at the beginning come first, with an error. Those that cannot be watched any more come with
-    the error of the watch.
+    Those that do not exist at the beginning come first, with an error. Those that cannot be watched any more come
+    together, with the error of the watch.
     """
     until = None if timeout is None else time.monotonic() + timeout
+    client = client.ending(timeout)
     shared, followed = SharedAnswers(client), {}
     pool, tails = ReadPool(THREADS), ReadPool(THREADS)
     try:
         with Followers(client, jobs) as followers:
-            yield from followers.take_errors().items()
+            yield from _failed(followers)
             for job in jobs:
                 own = client.of(job)
                 writer = ArchiveWriter(own, note)
                 reader, conclusion = Reader(own, shared), Conclusion(goal, fail_fast, report, watch)
                 followed[job] = _Followed(own, reader, writer, TailReader(own, writer, tails), conclusion)
             for seen in followers.updates(until):
-                yield from followers.take_errors().items()
+                yield from _failed(followers)
                 complete = _completed(pool, followed, seen, until)
                 for job, each in complete.items():
                     waited = _take(job, followed[job], each)
                     if waited is not None:
                         followers.drop(job)
-                        yield job, waited
+                        yield [job], waited
                 if until is not None and time.monotonic() >= until:
-                    yield from ((job, followed[job].conclusion.now()) for job in jobs if job in followers)
+                    yield from (([job], followed[job].conclusion.now()) for job in jobs if job in followers)
                     return
-            yield from followers.take_errors().items()
+            yield from _failed(followers)
     finally:
         pool.shutdown()
         _close(followed.values(), tails)
+
+
+def _failed(followers: Followers) -> Iterator[tuple[Sequence[JobRef], FlkError]]:
+    """Yield the errors of jobs that are followed no longer, each with all jobs that have it."""
+    jobs: dict[FlkError, list[JobRef]] = defaultdict(list)
+    for job, error in followers.take_errors().items():
+        jobs[error].append(job)
+    yield from ((each, error) for error, each in jobs.items())
 
 
 def _completed(

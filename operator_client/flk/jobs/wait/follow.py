@@ -141,6 +141,7 @@ def _states(
     Ends when the job was deleted, and when the time is over. All observations are archived.
     """
     until = None if timeout is None else time.monotonic() + timeout
+    client = client.ending(timeout)
     reader, writer = Reader(client), ArchiveWriter(client, note)
     tails = TailReader(client, writer)
     last: State | None = None

@@ -52,6 +52,16 @@ def test_states_that_alternate_are_reported_ever_more_rarely() -> None:
     assert 20 < count < 60
 
 
+def test_the_time_of_a_wait_is_kept_while_the_api_server_fails(fake: FakeApiServer, kubeconfig: Path) -> None:
+    jobs.unschedulable().add_to(fake)
+    fake.refused["/api/v1/namespaces/team/events"] = (503, "etcd is away")
+    pauses: list[float] = []
+    client = JobClient(ApiClient(connect(), sleep=pauses.append))
+    assert wait_for(client, "gpt", timeout=1).outcome == Outcome.TIMEOUT
+    assert pauses
+    assert max(pauses) < 1
+
+
 def test_attempts_with_one_cause_are_one_line() -> None:
     quiet = Quiet()
     lines = 0
