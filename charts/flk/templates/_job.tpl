@@ -176,11 +176,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- if .Values.podMonitor.enabled }}{{ $env = merge (dict) $env (dict "FLK_METRICS_PORT" (include "flk.text" .Values.podMonitor.port)) }}{{ end }}
 {{- $volumes := list }}
 {{- range $job.volumes | default list }}
-{{- $mount := include "flk.mount" . | fromJson }}
-{{- if has $mount.kind ($.Values.defaults.forbidden_volumes | default list) }}
-{{- fail (printf "job.volumes: the defaults of this namespace forbid volumes of kind %s: %s" $mount.kind .) }}
-{{- end }}
-{{- $volumes = append $volumes $mount.text }}
+{{- $volumes = append $volumes (include "flk.mount" . | fromJson).text }}
 {{- end }}
 {{- $spec = include "flk.merged" (list $spec (dict "name" $name "command" (include "flk.code" . | fromJson).command
   "replicas" (int64 $count.replicas) "strategy" ($spec.strategy | lower | trimPrefix "_") "resources" $resources "env" $env

@@ -36,7 +36,36 @@ Rules of flk.spec between several fields, which no JSON schema can have. tests/u
 {{- if and $place.address (or $place.volume $place.path) }}{{ fail "job.checkpoint: has an address in S3 and a volume: leave out one of the two" }}{{ end }}
 {{- end }}
 {{- include "flk.checkCommand" $spec.command }}
+{{- include "flk.checkVolumes" . }}
 {{- include "flk.checkPackages" (list (include "flk.code" (first .) | fromJson).files $spec) }}
+{{- end }}
+
+{{/* Fails for a volume of a kind that the site forbids. Takes a list of the context and the job. */}}
+{{- define "flk.checkVolumes" -}}
+{{- $spec := last . }}
+{{- $forbidden := (first .).Values.defaults.forbidden_volumes | default list }}
+{{- $volumes := list }}
+{{- range $spec.volumes }}{{ $volumes = append $volumes (list "volumes" (include "flk.mount" . | fromJson).kind .) }}{{ end }}
+{{- with $spec.checkpoint }}
+{{- if .volume }}{{ $volumes = append $volumes (list "checkpoint" "claim" (printf "%s:%s" .volume .path)) }}{{ end }}
+{{- end }}
+{{- $kinds := dict "persistentVolumeClaim" "claim" "ephemeral" "claim" "nfs" "nfs" "secret" "secret" "configMap" "configmap" "hostPath" "hostpath" }}
+{{- $pod := ($spec.patch | default dict).spec }}
+{{- if kindIs "map" $pod }}{{ $pod = $pod.volumes }}{{ end }}
+{{- range $volume := kindIs "slice" $pod | ternary $pod list }}
+{{- $parts := list $volume }}
+{{- if kindIs "map" $volume }}
+{{- if kindIs "map" $volume.projected }}{{ with $volume.projected.sources }}{{ if kindIs "slice" . }}{{ $parts = concat $parts . }}{{ end }}{{ end }}{{ end }}
+{{- end }}
+{{- range $part := $parts }}
+{{- range $key := kindIs "map" $part | ternary (keys $kinds | sortAlpha) list }}
+{{- if not (kindIs "invalid" (get $part $key)) }}{{ if hasKey $part $key }}{{ $volumes = append $volumes (list "patch.spec.volumes" (get $kinds $key) $volume.name) }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $volumes }}
+{{- if has (index . 1) $forbidden }}{{ fail (printf "job.%s: the defaults of this namespace forbid volumes of kind %s: %s" (index . 0) (index . 1) (index . 2)) }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{- define "flk.checkCommand" -}}

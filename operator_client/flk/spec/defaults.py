@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -12,7 +12,7 @@ from flk.errors import UsageError
 from flk.spec import file
 from flk.spec.fields import FabricName, Image, ObjectName, Queue, Seconds, StrictModel, Tolerations, VolumeKind
 from flk.spec.job import Job
-from flk.spec.mounts import Mount
+from flk.spec.mounts import CLAIM, Mount, kinds_of
 from flk.spec.parts import Nodes
 from flk.spec.validation import usage_error
 
@@ -52,11 +52,10 @@ def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
 
 def apply(job: Job, defaults: NamespaceDefaults) -> Job:
     """Return the job with the defaults for what it does not set. Raises UsageError for a forbidden volume."""
-    for text in job.volumes:
-        kind = Mount.parse(text).kind
+    for field, kind, text in _volumes(job):
         if kind in defaults.forbidden_volumes:
             raise UsageError(
-                f"volumes: the defaults of this namespace forbid volumes of kind {kind}: {text}",
+                f"{field}: the defaults of this namespace forbid volumes of kind {kind}: {text}",
                 hint="use another kind of volume, or ask who administrates the namespace",
             )
     own = {name for name in job.model_fields_set if getattr(job, name) is not None}
@@ -66,3 +65,18 @@ def apply(job: Job, defaults: NamespaceDefaults) -> Job:
     if added:
         fields["nodes"] = Nodes(**{**dict(job.nodes), "tolerations": [*job.nodes.tolerations, *added]})
     return job.changed(**fields) if fields else job
+
+
+def _volumes(job: Job) -> Iterator[tuple[str, str, str]]:
+    """Yield all volumes that a job names, each with its field, its kind and its text."""
+    for text in job.volumes:
+        yield "volumes", Mount.parse(text).kind, text
+    if job.checkpoint is not None and job.checkpoint.claim:
+        yield "checkpoint", CLAIM, ":".join(job.checkpoint.claim)
+    if job.diloco is not None and job.diloco.tls:
+        yield "diloco.tls", "secret", job.diloco.tls
+    spec = job.patch.get("spec")
+    volumes = spec.get("volumes") if isinstance(spec, dict) else None
+    for volume in volumes if isinstance(volumes, list) else ():
+        for kind in kinds_of(volume):
+            yield "patch.spec.volumes", kind, str(volume.get("name", ""))

@@ -25,6 +25,7 @@ from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.contract.strategies import STRATEGIES
 from tests.support.chart import CHART, ROOT, template, templates
 from tests.support.commands import helm as helm_command
+from tests.unit.flk.manifest.test_volumes import FORBIDDEN
 
 COMMAND = ["train.py"]
 KINDS = {target.kind for target in TARGETS.values()}
@@ -520,15 +521,21 @@ def test_the_pod_group_has_the_version_that_the_cluster_serves(served: list[str]
     assert found["apiVersion"] == f"scheduling.k8s.io/{used}"
 
 
-def test_chart_refuses_volumes_and_gpus_in_the_words_of_flk() -> None:
-    volumes = {"job": {"enabled": True, "volumes": ["hostpath:/a:/b"]}, "defaults": {"forbidden_volumes": ["hostpath"]}}
+@pytest.mark.parametrize(("fields", "said"), [case for case in FORBIDDEN if "diloco" not in case[0]])
+def test_chart_refuses_forbidden_volumes_in_the_words_of_flk(fields: dict[str, Any], said: str) -> None:
+    forbidden = {"forbidden_volumes": ["claim", "nfs", "secret", "configmap", "hostpath"]}
+    chart = template({"job": {"enabled": True, "replicas": 2, **fields}, "defaults": forbidden})
+    assert f"job.{said.format('the defaults of this namespace forbid volumes of kind')}" in chart.stderr
+    assert template({"job": {"enabled": True, "replicas": 2, **fields}}).code == 0
+
+
+def test_chart_refuses_gpus_and_sinks_in_the_words_of_flk() -> None:
     unknown = {"job": {"enabled": True, "resources": {"gpu": "X9:1"}}}
     sink = {"job": {"enabled": True, "metrics": "tensorboard:curves"}}
     assert "metrics" in template(sink).stderr
     twice = {"job": {"enabled": True, "metrics": "wandb,mlflow,wandb"}}
     assert "job.metrics: names wandb twice" in template(twice).stderr
     without = {"job": {"enabled": True, "resources": {"gpu_type": "H100"}}}
-    assert "forbid volumes of kind hostpath: hostpath:/a:/b" in template(volumes).stderr
     assert "flk knows no GPUs of type X9, only A10, A100" in template(unknown).stderr
     memory = {"job": {"enabled": True, "checkpoint": "data:/ckpt", "memory_path": "/ckpt/flk"}}
     assert "job.memory_path: /ckpt/flk is on the volume data:/ckpt, which is no local disk" in template(memory).stderr

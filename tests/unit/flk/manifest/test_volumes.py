@@ -170,3 +170,37 @@ def test_a_namespace_may_forbid_kinds_of_volumes() -> None:
         apply(validated({"command": "a.py", "volumes": ["data:/d", "hostpath:/a:/b"]}), site)
     with pytest.raises(UsageError, match=r"forbidden_volumes\[0\]: must be one of claim, nfs"):
         parse([("d", "forbidden_volumes: [host]")])
+
+
+FORBIDDEN: list[tuple[dict[str, Any], str]] = [
+    ({"volumes": ["data:/d"]}, "volumes: {} claim: data:/d"),
+    ({"checkpoint": "data:/ckpt"}, "checkpoint: {} claim: data:/ckpt"),
+    ({"strategy": "diloco", "diloco": {"tls": "pki"}}, "diloco.tls: {} secret: pki"),
+    *(
+        ({"patch": {"spec": {"volumes": [{"name": "extra", **volume}]}}}, f"patch.spec.volumes: {{}} {kind}: extra")
+        for kind, volume in (
+            ("claim", {"persistentVolumeClaim": {"claimName": "data"}}),
+            ("claim", {"ephemeral": {"volumeClaimTemplate": {}}}),
+            ("nfs", {"nfs": {"server": "s", "path": "/"}}),
+            ("hostpath", {"hostPath": {"path": "/"}}),
+            ("secret", {"projected": {"sources": [{"downwardAPI": {}}, {"secret": {"name": "a"}}]}}),
+            ("configmap", {"configMap": {"name": "a"}}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), FORBIDDEN)
+def test_a_forbidden_kind_of_volume_is_found_wherever_a_job_names_it(fields: dict[str, Any], said: str) -> None:
+    site = parse([("d", "forbidden_volumes: [claim, nfs, secret, configmap, hostpath]")])
+    with pytest.raises(UsageError) as refused:
+        apply(validated({"command": "a.py", "replicas": 2, **fields}), site)
+    assert str(refused.value) == said.format("the defaults of this namespace forbid volumes of kind")
+
+
+@pytest.mark.parametrize(
+    "volumes", [[{"name": "a", "emptyDir": {}, "hostPath": None}], "none", ["a"], [{"name": "a", "projected": []}]]
+)
+def test_a_patch_without_a_volume_of_a_forbidden_kind_is_taken(volumes: Any) -> None:
+    job = validated({"command": "a.py", "patch": {"spec": {"volumes": volumes}}})
+    assert apply(job, parse([("d", "forbidden_volumes: [claim, nfs, secret, configmap, hostpath]")])) == job
