@@ -75,14 +75,14 @@ def _step_time(reports: Sequence[Report]) -> Chart | None:
         for each in _history(report):
             pairs = [("median rank", each.step_seconds), ("slowest rank, work", each.slowest_seconds)]
             rows += [
-                {"step": each.step, "value": value, "line": _line_name(reports, report, name), **_whose(report, each)}
+                {**_whose(report, each), "step": each.step, "value": value, "job": _line_name(reports, report, name)}
                 for name, value in pairs
                 if value is not None
             ]
     if not rows:
         return None
-    names = list(dict.fromkeys(str(row["line"]) for row in rows))
-    spec = _lines(reports, rows, _axis("step", "step"), _axis("value", "seconds per step"), colour="line", names=names)
+    names = list(dict.fromkeys(str(row["job"]) for row in rows))
+    spec = _lines(reports, rows, _axis("step", "step"), _axis("value", "seconds per step"), names=names)
     return Chart("step-time", "Time of a step", _told("seconds per step", reports), spec)
 
 
@@ -203,7 +203,7 @@ def _ranks(reports: Sequence[Report]) -> Chart | None:
                 where = f"{report.name} {each.pod}" if len(reports) > 1 else f"pod {each.pod}"
                 # What a rank works is what tells ranks apart: all of them wait for the slowest.
                 work = each.step_seconds * (1 if each.work is None else each.work)
-                rows.append({"pod": where, "local": each.rank % processes, "rank": each.rank, "seconds": work})
+                rows.append({"pod": where, "local": each.rank % processes, "rank": each.rank, "seconds": _short(work)})
     if len(rows) < 2:
         return None
     spec = {
@@ -256,28 +256,32 @@ def _lines(
     x: Spec,
     y: Spec,
     *,
-    colour: str = "job",
     names: Sequence[str] = (),
 ) -> Spec:
     names = names or [report.name for report in reports]
     return {
-        "data": {"values": rows},
+        "data": {"values": [{**row, y["field"]: _short(row[y["field"]])} for row in rows]},
         "height": HEIGHT,
         "mark": {"type": "line", "strokeWidth": 1.75, "point": {"size": 40, "opacity": 0} if len(rows) > 60 else True},
         "encoding": {
             "x": x,
             "y": y,
-            "color": _colours(colour, names, [f"var(--line-{1 + n % 4})" for n in range(len(names))]),
+            "color": _colours("job", names, [f"var(--line-{1 + n % 4})" for n in range(len(names))]),
             "detail": {"field": "attempt"},
             "order": {"field": "place"},
             "tooltip": [
-                *([{"field": colour}] if len(names) > 1 else []),
+                *([{"field": "job", "title": "line"}] if len(names) > 1 else []),
                 {"field": "attempt"},
                 {"field": x["field"], "type": "quantitative", "title": x["title"]},
                 {"field": y["field"], "type": "quantitative", "title": y["title"], "format": ".4~g"},
             ],
         },
     }
+
+
+def _short(value: float) -> float:
+    """Return a number with the digits that a chart can show: others would be a tenth of the page."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _axis(name: str, title: str, *, zero: bool = True) -> Spec:

@@ -106,6 +106,7 @@ def _template(name: str = "page.html") -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}  # of the charts' data
     environment.filters |= {
         "time": _time,
         "clock": lambda seconds: _time(seconds).removesuffix(" UTC"),
