@@ -78,9 +78,9 @@ def text(answer: Report, now: float) -> str:
 def _beyond(said: str, headline: str) -> str:
     """Return what a piece of evidence says beyond the headline: its reason, if that has the message; empty: nothing.
 
-    The value of a field, one word, is told in full.
+    The value of a field, one word, is told in full. The level of a line of a log (ERROR) is no reason.
     """
     reason, _, message = said.partition(": ")
     if " " in message and message in headline and " " not in reason and said not in headline:
-        return reason
+        return "" if reason.isupper() else reason
     return "" if " " in said and said in headline else said

@@ -113,9 +113,12 @@ class JobHandle:
     def exec(self, command: Sequence[str], *, rank: int = 0, timeout: float = 60.0) -> Executed:
         """Run a command beside a rank, without input, and return its ``code``, ``stdout`` and ``stderr``.
 
-        Raises UsageError if the job has no such rank, ApiError if its pod does not exist, and UnreachableError if the
-        command has not ended after ``timeout`` seconds.
+        Raises UsageError for a command that is no list of words and if the job has no such rank, ApiError if its pod
+        does not exist, and UnreachableError if the command has not ended after ``timeout`` seconds.
         """
+        if isinstance(command, str):
+            hint = "words of a shell need one: ['sh', '-c', 'COMMAND']"
+            raise UsageError(f"command: must be a list of words (is {command!r})", hint=hint)
         own = self._own
         pod = own.get_pod(pod_of(own, self.name, rank).name, self.name)
         return own.execute(pod, with_packages(pod, training_container(pod), command), timeout)

@@ -150,6 +150,8 @@ def find_script(job: Job, root: Path, *, here: bool = False) -> Path | None:
     if job.command[0] == "-m":
         find_module(job, root)
         return None
+    if not root.is_dir():
+        raise UsageError(f"there is no folder {root} with the files of the job")
     # A link keeps its own name: its target may have another name or be in another folder.
     script = Path(os.path.abspath(root / job.command[0]))
     script = script.parent.resolve() / script.name

@@ -73,6 +73,8 @@ def test_submit_does_with_the_files_what_the_command_does(fake: Any, kubeconfig:
     flk.submit(flk.Job(command=["train.py"], name="kept", checkpoint="data:/data"), tmp_path)  # without a warning
     with pytest.raises(flk.UsageError, match=r"there is no file none\.yaml"):
         flk.submit(flk.Job(command=["train.py"], accelerate_config="none.yaml"), tmp_path)
+    with pytest.raises(flk.UsageError, match=f"there is no folder {tmp_path}/absent with the files of the job"):
+        flk.submit(flk.Job(command=["train.py"]), tmp_path / "absent")
 
 
 def test_a_submission_that_is_interrupted_after_the_job_exists_says_so(

@@ -25,7 +25,7 @@ from tests.support.api_server import FakeApiServer
 from tests.support.cause_cases import Case, Object
 from tests.support.causes import CASES
 from tests.support.jobs import NOW, JobBuilder
-from tests.unit.flk.health.test_built_causes import BUILT
+from tests.unit.flk.health.test_built_causes import BUILT, failed
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -65,6 +65,15 @@ def test_flk_why_prints_nothing_twice(which: str) -> None:
     assert not [line for line in sentences if line in headline or _message(line) in headline]
     told = [each.text for each in [*(answer.cause.evidence if answer.cause else ()), *answer.others]]
     assert len({*told}) == len(told)
+
+
+def test_the_level_of_a_line_of_a_log_is_no_evidence() -> None:
+    said = "No matching distribution found for einopz"
+    view = failed("usage", message=f"pip cannot install the packages: {said}", traceback=f"ERROR: {said}").view()
+    answer = diagnose(view)
+    assert answer.cause
+    assert answer.cause.evidence[0].text == f"ERROR: {said}"
+    assert "ERROR" not in text(answer, view.now)
 
 
 def _message(line: str) -> str:

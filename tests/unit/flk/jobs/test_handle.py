@@ -40,6 +40,13 @@ def test_a_wait_raises_unless_the_job_has_succeeded(
         assert handle.wait(check=False).phase in ("Failed", "Stuck")
 
 
+def test_a_command_in_one_text_is_refused(fake: FakeApiServer) -> None:
+    jobs.add(fake, "running")
+    with pytest.raises(flk.UsageError, match=r"command: must be a list of words \(is 'ls /tmp'\)") as refused:
+        flk.get("gpt").exec("ls /tmp")
+    assert refused.value.hint == "words of a shell need one: ['sh', '-c', 'COMMAND']"
+
+
 @pytest.mark.parametrize("timeout", [0, 0.01])
 def test_the_time_for_a_stuck_job_that_is_waited_for_on_is_over(fake: FakeApiServer, timeout: float) -> None:
     jobs.add(fake, "image missing")
