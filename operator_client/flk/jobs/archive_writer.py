@@ -18,6 +18,7 @@ from flk.observe.client import JobClient
 from flk.observe.model import PodPhase
 from flk.observe.observation import FoundCause, Observation, StateChange
 from flk.targets import target_of
+from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.secrets import hidden
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class ArchiveWriter:
         self._secrets: list[str] = []
         self._pods: dict[str, Object] = {}
         self._versions: dict[str, str] = {}  # of the objects that are kept, by UID
-        self._lines: dict[str, deque[str]] = {}
+        self._lines: dict[str, deque[tuple[str, str]]] = {}  # time and text, by pod
         self._lines_of_a_pod = LINES_OF_A_POD[1]
         self._changed = False
         self._broken = False
@@ -105,19 +106,20 @@ class ArchiveWriter:
             if self._changed and time.monotonic() >= self._next_write:
                 self._write()
 
-    def add_line(self, pod: str, line: str) -> None:
-        """Add a line of a pod's log."""
+    def add_line(self, pod: str, line: str, time: str = "") -> None:
+        """Add a line of a pod's log, and when the kubelet has received it."""
         with self._lock:
             lines = self._lines.setdefault(pod, deque())
-            lines.append(self._kept_line(line))
+            lines.append((time, self._kept_line(line)))
             while len(lines) > self._lines_of_a_pod:
                 lines.popleft()
             self._changed = True
 
-    def set_lines(self, pod: str, lines: Sequence[str]) -> None:
-        """Replace the kept lines of a pod's log by these."""
+    def set_lines(self, pod: str, lines: Sequence[tuple[str, str]]) -> None:
+        """Replace the kept lines of a pod's log by these, pairs of a time and a text, without the records in them."""
+        kept = [(time, text) for time, text in lines if parse_record(text) is None][-self._lines_of_a_pod :]
         with self._lock:
-            self._lines[pod] = deque(map(self._kept_line, lines[-self._lines_of_a_pod :]))
+            self._lines[pod] = deque((time, self._kept_line(text)) for time, text in kept)
             self._changed = True
 
     def flush(self) -> None:
@@ -159,9 +161,9 @@ class ArchiveWriter:
         if self._archived is None:
             self._archived = self._archive.find(meta["name"], meta["uid"]) or Observation({"metadata": meta})
             self._pods = {pod["metadata"]["name"]: pod for pod in self._archived.pods}
-            for pod, lines in self._archived.logs.items():
+            for pod in self._archived.logs:
                 # Lines that were read meanwhile are newer, and may be the same.
-                self._lines.setdefault(pod, deque(lines))
+                self._lines.setdefault(pod, deque(self._archived.lines_of(pod)))
             pods = sum(replicas.count for replicas in target_of(job).replicas(job).values())
             fewest, most = LINES_OF_A_POD
             self._lines_of_a_pod = max(fewest, min(most, MAX_LINES // max(1, pods)))
@@ -223,9 +225,12 @@ class ArchiveWriter:
         if self._broken:
             return
         began = time.monotonic()
-        logs = {pod: list(lines) for pod, lines in self._lines.items()}
+        logs = {pod: [text for _, text in lines] for pod, lines in self._lines.items()}
+        times = {
+            pod: [time for time, _ in lines] for pod, lines in self._lines.items() if any(time for time, _ in lines)
+        }
         try:
-            self._archive.write(replace(self._observed, pods=[*self._pods.values()], logs=logs))
+            self._archive.write(replace(self._observed, pods=[*self._pods.values()], logs=logs, log_times=times))
         except OSError as error:
             self._complain(error)
             return

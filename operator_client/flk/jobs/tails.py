@@ -11,8 +11,8 @@ from flk.jobs.archive_writer import LINES_OF_A_POD, ArchiveWriter
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.pool import ReadPool
+from flk.observe.stamps import split_stamp
 from flk.targets import CONTAINERS
-from flk_runtime.contract import log_format
 
 MAX_PODS: Final = 64  # pods of one job whose logs are read: failed pods before successful ones
 THREADS: Final = 4
@@ -47,11 +47,11 @@ class TailReader:
 
     def _read_tail(self, pod: Object) -> None:
         try:
-            with self._client.stream_log(pod, IDLE, tailLines=LINES_OF_A_POD[1]) as lines:
-                text = [line.decode(errors="replace") for line in lines]
+            with self._client.stream_log(pod, IDLE, tailLines=LINES_OF_A_POD[1], timestamps=True) as lines:
+                read = [split_stamp(line) for line in lines]
         except FlkError:
             return  # the log is gone already; the record of the launcher may hold its end
-        self._writer.set_lines(pod["metadata"]["name"], [line for line in text if not log_format.is_record(line)])
+        self._writer.set_lines(pod["metadata"]["name"], read)
 
 
 def _exit_code(pod: Object) -> int | None:

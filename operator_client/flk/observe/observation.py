@@ -76,6 +76,7 @@ class Observation:
     other_pods: Sequence[Object] = ()
     controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
+    log_times: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of these lines, where they are archived
     progress: Sequence[Progress] = ()  # of the ranks that print metrics
     missing: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()  # kinds that the user may not read: "nodes"
@@ -100,12 +101,17 @@ class Observation:
         """UID of the job; empty if it is not known."""
         return str(self.job["metadata"].get("uid", "") if self.job else self.entry.uid if self.entry else "")
 
+    def lines_of(self, pod: str) -> list[tuple[str, str]]:
+        """Return time and text of the last lines of a pod; the times are empty where they are not known."""
+        lines, times = self.logs.get(pod, ()), self.log_times.get(pod, ())
+        return [*zip(times if len(times) == len(lines) else [""] * len(lines), lines, strict=True)]
+
 
 def from_archive(archived: Observation) -> Observation:
     """Return an archived observation as the current observation of a job that is gone."""
     gone = archived.time if archived.gone is None else archived.gone
     seen = archived.cause.time if archived.cause else archived.time
-    return replace(archived, gone=gone, archived=seen, logs=_ends(archived))
+    return replace(archived, gone=gone, archived=seen, logs=_ends(archived), log_times={})
 
 
 def with_archive(seen: Observation, archived: Observation) -> Observation:

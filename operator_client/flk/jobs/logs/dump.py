@@ -8,11 +8,10 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
-from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError
+from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError, UsageError
 from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
-from flk.jobs.logs.position import split_stamp
 from flk.jobs.logs.reader import IDLE
 from flk.jobs.state import derive
 from flk.jobs.wait import get_state, raise_for_state
@@ -22,13 +21,15 @@ from flk.observe.client import JobClient
 from flk.observe.observation import Observation, from_archive
 from flk.observe.pods import phase_of
 from flk.observe.pool import ReadPool
+from flk.observe.stamps import split_stamp
 from flk.observe.view import JobView
-from flk.units import short_duration
+from flk.units import short_duration, timestamp
 from flk_runtime.contract.log_format import is_record
 from flk_runtime.contract.ranges import plural
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
 FOLDED: Final = 100_000  # lines among which equal ones are folded
+_RECORDS: Final = 10  # lines more that are read of the end of a log, where there may be so many records
 
 
 def dump(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine, None, None]:
@@ -61,10 +62,10 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
             raise
         ago = f"{short_duration(client.now() - kept.time)} ago"
         if kept.logs:
+            chosen, wanted = choose_kept(client, kept, options)
             yield LogLine(f"job {name} is gone; these are its last lines, which flk kept {kept.place} {ago}", note=True)
-            chosen = LineFilter(JobView(kept), options)
-            wanted = [pod for pod in kept.logs if chosen.wants_index(chosen.index_of(pod))]
-            yield from _kept_lines(kept, chosen, sorted(wanted, key=chosen.index_of))
+            for pod in wanted:
+                yield from kept_lines(client, kept, chosen, pod)
         else:
             seen = f"{kept.seen_by or 'flk'} saw it last {ago}"
             yield LogLine(f"job {name} is gone, and flk has kept no lines of it; {seen}", note=True)
@@ -92,12 +93,50 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
     if gone:
         kept = archive.find(client, name, job["metadata"]["uid"])
         known = [pod for pod in kept.logs if chosen.base_name(pod) in gone] if kept is not None else []
-        if kept is not None and known:
-            verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
+        verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
+        if kept is not None and known and (refusal := _unanswered(kept, chosen, known)):
+            yield LogLine(f"{_some(known)} {verb} gone; {refusal}", note=True)
+        elif kept is not None and known:
             yield LogLine(f"{_some(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
-            yield from _kept_lines(kept, chosen, known)
+            for pod in known:
+                yield from kept_lines(client, kept, chosen, pod)
         elif not pods:
             yield LogLine(f"there is no pod with a log: job {name} is {get_state(client, name).headline}", note=True)
+
+
+def choose_kept(client: JobClient, kept: Observation, options: LogOptions) -> tuple[LineFilter, list[str]]:
+    """Return the filter for the lines that are kept of a job that is gone, and the pods that it chooses, in order.
+
+    Raises UsageError for an option that these lines do not answer.
+    """
+    chosen = LineFilter(JobView(kept), options)
+    wanted = [pod for pod in kept.logs if chosen.wants_index(chosen.index_of(pod))]
+    if refusal := _unanswered(kept, chosen, wanted):
+        option, _, why = refusal.partition(": ")
+        shown = client.commands.flk("logs", kept.name)
+        raise UsageError(f"{option}: job {kept.name} is gone; {why}", hint=f"{shown} shows them")
+    return chosen, sorted(wanted, key=chosen.index_of)
+
+
+def _unanswered(kept: Observation, chosen: LineFilter, pods: Iterable[str]) -> str:
+    """Return the option that the kept lines of these pods do not answer, and why; empty if there is none."""
+    options = chosen.options
+    if options.container not in ("", chosen.container):
+        return f"--container: flk has kept lines of the container {chosen.container} only"
+    if options.previous:
+        return "--previous: flk has kept the last lines of the pods, not those of earlier containers"
+    if options.since is not None and any(pod not in kept.log_times for pod in pods):
+        return "--since: flk has kept its lines without their times"
+    return ""
+
+
+def kept_lines(client: JobClient, kept: Observation, chosen: LineFilter, pod: str) -> Iterator[LogLine]:
+    """Yield the chosen ones among the lines that are kept of a pod."""
+    lines, options = kept.lines_of(pod), chosen.options
+    if options.since is not None:
+        begin = client.now() - options.since
+        lines = [(time, text) for time, text in lines if timestamp(time) >= begin]
+    yield from chosen.lines(pod).chosen(_tail(lines, options))
 
 
 def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: ArchiveWriter) -> Iterator[LogLine]:
@@ -132,7 +171,7 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: Arc
                 continue
             readable = True
             if options.of_ranks and options.tail is None and options.since is None:
-                writer.set_lines(name, [text for _, text in lines if not is_record(text)])
+                writer.set_lines(name, lines)
             yield from chosen.lines(name).chosen(lines)
     for reason, names in unread.items():
         verb = "has" if len(names) == 1 else "have"
@@ -143,17 +182,19 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: Arc
 
 def read_log(client: JobClient, pod: Object, options: LogOptions) -> list[tuple[str, str]]:
     """Return time and text of the lines that a pod's log has now. Raises ApiError."""
-    with client.stream_log(pod, IDLE, container=options.container, timestamps=True, **options.query()) as lines:
-        return [split_stamp(line) for line in lines]
+    query = options.query()
+    if options.tail:
+        query["tailLines"] += _RECORDS
+    with client.stream_log(pod, IDLE, container=options.container, timestamps=True, **query) as lines:
+        return _tail([split_stamp(line) for line in lines], options)
 
 
-def _kept_lines(kept: Observation, chosen: LineFilter, pods: Iterable[str]) -> Iterator[LogLine]:
-    """Yield the chosen lines that are kept of pods, in this order."""
-    tail = chosen.options.tail
-    for pod in pods:
-        lines = kept.logs.get(pod, [])
-        lines = lines[max(0, len(lines) - tail) :] if tail is not None else lines
-        yield from chosen.lines(pod).chosen(("", line) for line in lines)
+def _tail(lines: list[tuple[str, str]], options: LogOptions) -> list[tuple[str, str]]:
+    """Return the last lines, as many as ``--tail`` says; records count only if they are shown."""
+    counted = [index for index, (_, text) in enumerate(lines) if options.raw or not is_record(text)]
+    if options.tail is None or len(counted) <= options.tail:
+        return lines
+    return lines[counted[-options.tail] if options.tail else len(lines) :]
 
 
 def _some(pods: list[str]) -> str:

@@ -9,13 +9,14 @@ from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.health.exceptions import LoggedError, find_errors
-from flk.jobs.logs.dump import DUMPED, read_log
+from flk.jobs.logs.dump import DUMPED, choose_kept, kept_lines, read_log
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
+from flk.jobs.state import derive
 from flk.jobs.wait import get_state
 from flk.kube import Object
 from flk.observe import archive
 from flk.observe.client import JobClient
-from flk.observe.observation import Observation
+from flk.observe.observation import Observation, from_archive
 from flk.observe.pods import phase_of
 from flk.observe.pool import ReadPool
 from flk.observe.view import JobView
@@ -120,11 +121,11 @@ def _read(client: JobClient, name: str, options: LogOptions) -> tuple[list[_Outp
         kept = archive.find(client, name)
         if kept is None:
             raise
-        chosen = LineFilter(JobView(kept), plain)
-        for pod, texts in kept.logs.items():
-            for line in chosen.lines(pod).chosen(("", text) for text in texts):
+        chosen, wanted = choose_kept(client, kept, plain)
+        for pod in wanted:
+            for line in kept_lines(client, kept, chosen, pod):
                 lines[line.tag].append(line)
-        return _outputs(lines), kept.record.failure if kept.record else None
+        return _outputs(lines), derive(JobView(from_archive(kept))).failure
     chosen = LineFilter(JobView(Observation(job)), plain)
     pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
     pods.sort(key=lambda pod: (phase_of(pod) != "Failed", chosen.index(pod)))

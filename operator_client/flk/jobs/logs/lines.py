@@ -84,6 +84,7 @@ class LineFilter:
     def __init__(self, view: JobView, options: LogOptions) -> None:
         self.options, self.job = options, view.name
         self._target, self._processes = view.target, view.processes
+        self.container = view.target.container  # the one that trains
         self.fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
         self.names = [pod.name for pod in view.pods]
         self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}

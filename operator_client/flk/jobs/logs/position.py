@@ -6,20 +6,10 @@ from a second before its last line, and lines that were seen before are dropped.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from datetime import datetime, timedelta
-from typing import Final
 
-_STAMP: Final = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)) ")
-
-
-def split_stamp(line: bytes) -> tuple[str, str]:
-    """Return the time stamp and the text of a line of a log; the first is empty for a message of the kubelet."""
-    match = _STAMP.match(line)
-    if match is None:
-        return "", line.decode(errors="replace")
-    return match[1].decode(), line[match.end() :].decode(errors="replace")
+from flk.observe.stamps import STAMP
 
 
 class LogPosition:
@@ -45,7 +35,7 @@ class LogPosition:
 
     def accept(self, line: bytes) -> bool:
         """Return whether a line, with its time stamp, is new: it was not seen, or left out, before a resumption."""
-        match = _STAMP.match(line)
+        match = STAMP.match(line)
         if match is None:
             return True  # a message of the kubelet
         if self._skips:

@@ -9,10 +9,11 @@ from typing import Final
 
 from flk.errors import ApiError, ForbiddenError
 from flk.jobs.logs.lines import LineFilter, LogLine
-from flk.jobs.logs.position import LogPosition, split_stamp
+from flk.jobs.logs.position import LogPosition
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.pods import phase_of
+from flk.observe.stamps import split_stamp
 
 IDLE: Final = 240.0  # seconds without a line after which a log is requested again: its connection may be dead
 _BACKOFFS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between requests that bring no new line
@@ -39,7 +40,7 @@ class PodLog:
         closed: threading.Event,
         *,
         fresh: bool,
-        keep: Callable[[str, str], None] = lambda pod, line: None,
+        keep: Callable[[str, str, str], None] = lambda pod, time, line: None,
     ) -> None:
         self.error: Exception | None = None  # the error that has ended the reading early
         self.complete = False  # whether no line can come any more
@@ -91,7 +92,7 @@ class PodLog:
 
     def _pass_on(self, line: bytes) -> None:
         time, text = split_stamp(line)
-        self._keep(self.name, text)
+        self._keep(self.name, time, text)
         self._put(self._lines.chosen([(time, text)]))
 
     def _container(self) -> _Container:

@@ -197,14 +197,14 @@ class _Merger:
                 reader.join(0.2)
         self.error = self.error or next((log.error for log in self._logs.values() if log.error), None)
 
-    def _keep(self, pod: str, line: str) -> None:
+    def _keep(self, pod: str, time: str, line: str) -> None:
         """Keep a line as evidence. Called by the threads that read logs."""
         if not self._options.of_ranks:
             return
         if record := parse_record(line):
             self._record = record
         else:
-            self._writer.add_line(pod, line)
+            self._writer.add_line(pod, line, time)
 
     def _note(self, key: str, text: str) -> None:
         """Pass a note on, unless a note with this key was passed on before."""

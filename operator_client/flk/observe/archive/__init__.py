@@ -35,8 +35,9 @@ def find(client: JobClient, name: str, uid: str | None = None) -> Observation | 
         return here
     first = next((pod.name for pod in JobView(here).pods), FIRST_POD)
     logs = {**here.logs, first: there.logs[FIRST_POD]}
+    times = {pod: known for pod, known in here.log_times.items() if pod != first}
     cause = None if _went_on(here, there) else here.cause
-    return replace(here, record=there.record, logs=logs, time=there.time, cause=cause)
+    return replace(here, record=there.record, logs=logs, log_times=times, time=there.time, cause=cause)
 
 
 def _went_on(here: Observation, there: Observation) -> bool:

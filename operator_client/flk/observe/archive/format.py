@@ -25,6 +25,7 @@ def to_json(seen: Observation) -> str:
         "events": seen.events,
         "record": seen.record and asdict(seen.record),
         "lines": seen.logs,
+        "line_times": seen.log_times,
         "states": [asdict(change) for change in seen.states],
         "cause": seen.cause and asdict(seen.cause),
         "progress": [asdict(progress) for progress in seen.progress],
@@ -54,6 +55,7 @@ def _from_dict(data: Mapping[str, Any]) -> Observation:
         record=JobRecord.from_dict(data["record"]) if data["record"] else None,
         gone=data["deleted"],
         logs={pod: list(lines) for pod, lines in data["lines"].items()},
+        log_times={pod: list(times) for pod, times in data.get("line_times", {}).items()},
         states=[StateChange(**change) for change in data["states"]],
         cause=_cause(data["cause"]) if data["cause"] else None,
         progress=[Progress(**each) for each in data.get("progress", ())],  # earlier versions wrote none of these

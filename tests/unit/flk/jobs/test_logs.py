@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,29 +15,20 @@ from flk.cli.logs import parse_ranks
 from flk.errors import ApiError, JobNotFoundError, UsageError
 from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
 from flk.jobs.logs.lines import LineFilter
-from flk.jobs.logs.position import split_stamp
 from flk.jobs.logs.reader import PodLog, PodReader
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.terminal import printable
-from tests.support.jobs import JobBuilder
+from flk_runtime.contract.log_format import ATTEMPT_MARKER, RECORD_MARKER
+from tests.support.jobs import NOW, JobBuilder, record
 
 
 def line(second: int, text: str, fraction: str = ".123") -> bytes:
     return f"2026-01-01T00:00:{second:02}{fraction}Z {text}".encode()
-
-
-def test_time_stamps_are_taken_off() -> None:
-    text = "hello 2026-01-01T00:00:00Z "
-    assert split_stamp(line(1, text)) == ("2026-01-01T00:00:01.123Z", text)
-
-
-def test_words_of_the_kubelet_have_none() -> None:
-    assert split_stamp(b"unable to retrieve container logs") == ("", "unable to retrieve container logs")
-    assert LogPosition().accept(b"unable to retrieve container logs")
 
 
 @given(
@@ -381,6 +373,15 @@ def test_job_that_flk_did_not_make(fake: Any, client: JobClient) -> None:
     assert [one.text for one in dump(client, "gpt", LogOptions(fold=True))] == ["[pods 0-1] epoch 1"]
 
 
+@pytest.mark.parametrize(("options", "count"), [({}, 3), ({"tail": 1}, 1), ({"tail": 2}, 2), ({"tail": 0}, 0)])
+def test_a_record_is_no_line_of_the_tail(fake: Any, client: JobClient, options: dict[str, int], count: int) -> None:
+    add_job(fake, 1)
+    told = f"[pod 0] {RECORD_MARKER}{record(None).to_json()}\n"
+    fake.written["gpt-worker-0"] = "".join(f"[rank 0] {number}\n" for number in range(3)) + told
+    assert [one.message for one in dump(client, "gpt", LogOptions(**options))] == ["0", "1", "2"][3 - count :]
+    assert len(list(dump(client, "gpt", LogOptions(tail=1, raw=True)))) == 1
+
+
 # What is kept
 
 
@@ -400,6 +401,89 @@ def test_lines_of_pods_that_are_gone_come_from_this_machine(fake: Any, client: J
     assert shown[1:] == ["[rank 2] hello", "[rank 2] bye"]
     with pytest.raises(JobNotFoundError):
         list(dump(client, "other", LogOptions()))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (LogOptions(container="sidecar"), "--container: {}flk has kept lines of the container pytorch only"),
+        (
+            LogOptions(previous=True),
+            "--previous: {}flk has kept the last lines of the pods, not those of earlier containers",
+        ),
+    ],
+)
+def test_options_that_no_kept_line_answers_are_refused(
+    fake: Any, client: JobClient, options: LogOptions, said: str
+) -> None:
+    add_job(fake, 2)
+    fake.written = {f"gpt-worker-{number}": f"[rank {2 * number}] hello\n" for number in range(2)}
+    list(follow(client, "gpt", LogOptions()))
+    del fake.objects[PODS_PATH]["gpt-worker-1"]
+    if options.previous:
+        shown = [one.text for one in dump(client, "gpt", options)]
+        assert shown[-1] == f"gpt-worker-1 is gone; {said.format('')}"
+        assert "[rank 2] hello" not in shown
+    for collection in fake.objects.values():
+        collection.clear()
+    with pytest.raises(UsageError, match=f"^{said.format('job gpt is gone; ')}$"):
+        list(dump(client, "gpt", options))
+    assert [one.text for one in dump(client, "gpt", LogOptions(container="pytorch"))][1:2] == ["[rank 0] hello"]
+
+
+@pytest.mark.parametrize("read", [follow, dump])
+def test_kept_lines_have_their_times(fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
+    add_job(fake, 1)
+    fake.written["gpt-worker-0"] = "[rank 0] hello\n"
+    list(read(client, "gpt", LogOptions()))
+    for collection in fake.objects.values():
+        collection.clear()
+    (_, found) = dump(client, "gpt", LogOptions())
+    assert (found.time, found.text) == ("2026-01-01T00:00:10.5Z", "[rank 0] hello")
+    for now, count in ((NOW - 30, 1), (NOW, 0)):
+        monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _, now=now: now)
+        assert len(list(dump(client, "gpt", LogOptions(since=25)))) == 1 + count
+
+
+@pytest.mark.parametrize("read", [dump, first_error])
+def test_lines_that_an_earlier_version_has_kept_without_times_do_not_answer_since(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, read: Any
+) -> None:
+    add_job(fake, 1)
+    fake.written["gpt-worker-0"] = "[rank 0] hello\n"
+    list(dump(client, "gpt", LogOptions()))
+    for collection in fake.objects.values():
+        collection.clear()
+    kept = archive.find(client, "gpt")
+    assert kept is not None
+    monkeypatch.setattr("flk.observe.archive.find", lambda *_: replace(kept, log_times={}))
+    said = "^--since: job gpt is gone; flk has kept its lines without their times$"
+    with pytest.raises(UsageError, match=said) as caught:
+        list(read(client, "gpt", LogOptions(since=60)))
+    assert caught.value.hint.startswith("flk logs gpt")
+
+
+def test_the_first_error_is_the_same_when_the_job_is_gone(fake: Any, client: JobClient) -> None:
+    add_job(fake, 2)
+    attempts = [f"[pod 1] {ATTEMPT_MARKER}{number}\n" + trace(2, "ValueError: bad") for number in (1, 2)]
+    fake.written = {"gpt-worker-0": "[rank 0] hello\n", "gpt-worker-1": "".join(attempts)}
+    list(dump(client, "gpt", LogOptions()))
+    before = [one.text for one in first_error(client, "gpt", LogOptions())]
+    for collection in fake.objects.values():
+        collection.clear()
+    after = [one.text for one in first_error(client, "gpt", LogOptions())]
+    assert before == after
+    assert before.count("[rank 2] ValueError: bad") == 1
+
+
+def test_the_first_error_of_a_job_that_is_gone_is_one_of_the_chosen_pods(fake: Any, client: JobClient) -> None:
+    add_job(fake, 2)
+    fake.written = {f"gpt-worker-{number}": trace(2 * number, f"ValueError: {number}") for number in range(2)}
+    list(follow(client, "gpt", LogOptions()))
+    for collection in fake.objects.values():
+        collection.clear()
+    shown = [one.text for one in first_error(client, "gpt", LogOptions(pods=frozenset({"1"})))]
+    assert [text for text in shown if "ValueError" in text] == ["[rank 2] ValueError: 1"]
 
 
 # The first error

@@ -231,7 +231,7 @@ def test_no_secret_that_a_script_prints_is_kept(client: JobClient) -> None:
     writer.observe(Observation(seen, [ended], events=[event], record=record), state)
     writer.observe(Observation(seen, [], replaced_pods={"gpt-worker-0": ended}))
     writer.add_line("gpt-worker-0", told)
-    writer.set_lines("gpt-worker-1", [told])
+    writer.set_lines("gpt-worker-1", [("", told)])
     writer.close()
     kept = find(client, "gpt")
     assert kept is not None
