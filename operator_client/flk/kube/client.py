@@ -27,7 +27,7 @@ from flk.kube.kubeconfig import config_view
 from flk.kube.options import Exchange, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
 
-MOMENT: Final = 0.5  # seconds that a request has in any case
+MOMENT: Final = 2.0  # seconds that a request has after the client's time is over: a healthy server may take as long
 PAGE: Final = 500  # objects in one answer to a list request
 LINE_LIMIT: Final = 1 << 24  # bytes of a line of a stream; an object has at most 3 MiB
 FindCreated = Callable[[], Object | None]
@@ -142,7 +142,7 @@ class ApiClient:
         while True:
             unknown, pause, budget, timeout = False, 0.0, retries.unreachable_budget, longest
             if verb in ("get", "list"):
-                timeout = max(MOMENT, min(longest, max(budget, longest) - (time.monotonic() - began)))
+                timeout = max(0.5, min(longest, max(budget, longest) - (time.monotonic() - began)))
             try:
                 reply = self._send(verb, target, query, body, timeout=timeout)
             except HTTPError as error:
