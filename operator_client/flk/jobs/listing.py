@@ -27,6 +27,7 @@ from flk.targets import target_of
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
 # What is read for all jobs at once, beside the list of all nodes.
 _LISTED: Final = ("events", "workloads", "claims", "volumes", "pod_groups", "controllers", "other_pods", "foreign_pods")
+_NOTHING: Final = Answer()
 _WARNINGS: Final[Sequence[Mapping[str, str]]] = ({"type": "Warning"},)
 # Which events are read, by the kind that they are about. Autoscalers and provisioners say in others that they help.
 _TELLING: Final[Mapping[str, Sequence[Mapping[str, str]]]] = {
@@ -118,14 +119,16 @@ class _Answers:
 
     def _listed(self, resource: Resource, *, namespaced: bool = True) -> Answer:
         where = self._client.namespace if namespaced and not self._all_namespaces else None
-        return self._once(resource, lambda: list_all(self._client, RequestTarget(resource, where)))
+        unknown = Answer(unreadable=frozenset({resource.plural}))
+        return self._once(resource, lambda: list_all(self._client, RequestTarget(resource, where)), unknown)
 
-    def _once(self, key: Hashable, read: Callable[[], Answer]) -> Answer:
+    def _once(self, key: Hashable, read: Callable[[], Answer], unknown: Answer = _NOTHING) -> Answer:
+        """Return what was read under this key, ``unknown`` if the API server has failed."""
         if key not in self._lists:
             try:
                 self._lists[key] = read()
             except ApiError:
-                self._lists[key] = Answer()
+                self._lists[key] = unknown
         return self._lists[key]
 
     def _about(self, kind: str) -> dict[_Key, list[Object]]:

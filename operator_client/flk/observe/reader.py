@@ -227,15 +227,16 @@ class Reader:
 
 
 def list_all(client: JobClient, target: RequestTarget, **query: str) -> Answer:
-    """Return the objects of a collection that a query chooses; none where they cannot be read."""
+    """Return the objects of a collection that a query chooses; none where the user may not read them.
+
+    Raises ApiError if the API server fails: then nothing is known of them.
+    """
     try:
         return Answer(items=client.api.list_all(target, query)[0])
     except ForbiddenError:
         return Answer(unreadable=frozenset({target.resource.plural}))
     except MissingApiError as error:
         return _not_served(target, error)
-    except FlkError:
-        return Answer()
 
 
 def list_other_pods(client: JobClient, need: Need) -> Answer:

@@ -128,6 +128,24 @@ def test_the_list_says_that_two_jobs_hold_a_part_of_their_nodes(fake: FakeApiSer
     assert fake.asked("GET").count("/api/v1/pods") == 2  # those of flk, and those of others
 
 
+CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
+
+
+@pytest.mark.parametrize(("status", "phase"), [(200, "Stuck"), (403, "Pending"), (400, "Pending")])
+def test_a_claim_counts_as_missing_only_if_the_claims_were_read(
+    fake: FakeApiServer, run: Run, status: int, phase: str
+) -> None:
+    message = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    builder = JobBuilder(1).pod(0, "Pending", {}, node="", conditions=[said])
+    builder.pods[0]["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    builder.add_to(fake)
+    fake.objects[CLAIMS] = {}
+    if status != 200:
+        fake.refused |= dict.fromkeys((CLAIMS, f"{CLAIMS}/data"), (status, "no"))
+    assert [found for found, _ in _phases(run, "gpt")] == [phase]
+
+
 @pytest.mark.parametrize("status", [200, 403])
 def test_no_garbage_is_collected_while_a_list_is_read(
     fake: FakeApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, status: int
