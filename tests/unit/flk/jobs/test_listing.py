@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from flk.jobs import archive_writer
+from flk.jobs.listing import list_observed
 from flk.jobs.state import derive
 from flk.observe import pods
+from flk.observe.client import JobClient
 from flk.observe.view import JobView
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
@@ -132,7 +134,8 @@ CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
 
 
 @pytest.mark.parametrize("status", [200, 403, 400])
-def test_a_claim_counts_as_missing_only_if_the_claims_were_read(fake: FakeApiServer, run: Run, status: int) -> None:
+@pytest.mark.usefixtures("kubeconfig")
+def test_a_claim_counts_as_missing_only_if_the_claims_were_read(fake: FakeApiServer, status: int) -> None:
     message = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
     said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     builder = JobBuilder(1).pod(0, "Pending", {}, node="", conditions=[said])
@@ -141,8 +144,8 @@ def test_a_claim_counts_as_missing_only_if_the_claims_were_read(fake: FakeApiSer
     fake.objects[CLAIMS] = {}
     if status != 200:
         fake.refused |= dict.fromkeys((CLAIMS, f"{CLAIMS}/data"), (status, "no"))
-    ((_, reason),) = _phases(run, "gpt")
-    assert (reason == "ClaimMissing") == (status == 200)
+    (listed,) = list_observed(JobClient.connect(namespace="team"))
+    assert listed.seen.missing == ({"persistentvolumeclaims/data"} if status == 200 else set())
 
 
 @pytest.mark.parametrize("status", [200, 403])
