@@ -18,6 +18,7 @@ from flk.errors import FlkError, JobFailedError
 from flk.manifest import bundle
 from flk.spec import overlay
 from flk_runtime.contract import VERSION
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.unit.flk.cli.outputs import jobs
 
 Run = Callable[..., tuple[int, str, str]]
@@ -484,3 +485,24 @@ def test_the_exit_code_of_a_job_is_not_lost_with_its_output(tmp_path: Path, fake
     assert (code, stderr.endswith(FULL)) == (100, True)
     shell("{ sleep 0.2; $FLK wait gpt -o json; echo $? >code; } | true", tmp_path)
     assert (tmp_path / "work" / "code").read_text() == "100\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "formats"),
+    [
+        ("bench train.py", "text or json"),
+        ("doctor", "table or json"),
+        ("logs gpt", "text or jsonl"),
+        ("plan train.py", "text, wide or json"),
+        ("profile gpt", "text or json"),
+        ("render train.py", "yaml or json"),
+        ("stacks gpt", "text or json"),
+        ("submit train.py", "name, json or yaml"),
+        ("top gpt", "text or json"),
+        ("wait gpt", "json"),
+        ("why gpt", "text, json or yaml"),
+    ],
+)
+def test_a_format_that_a_command_does_not_have_is_refused(run: Run, words: str, formats: str) -> None:
+    code, _, stderr = run(*words.split(), "--output", "other")
+    assert (code, stderr) == (ExitCode.USAGE, f"error: --output: must be {formats} (is 'other')\n")

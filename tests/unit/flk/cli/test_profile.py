@@ -157,7 +157,6 @@ def test_a_program_that_does_not_start(cluster: Cluster, monkeypatch: pytest.Mon
         ({"stacks": "5s", "memory": True}, "--stacks and --memory exclude each other"),
         ({"stacks": "0s"}, "--stacks: must be longer than 0s"),
         ({"timeout": "0s"}, "--timeout: must be longer than 0s"),
-        ({"output": "yaml"}, "--output: must be text or json"),
         ({"to": Path("nowhere")}, "--to: there is no folder nowhere"),
     ],
 )

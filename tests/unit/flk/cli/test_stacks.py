@@ -1,4 +1,4 @@
-"""`flk stacks` where it cannot show any: nothing runs, no right to start programs in pods, a wrong format."""
+"""`flk stacks` where it cannot show any: nothing runs, no right to start programs in pods."""
 
 from __future__ import annotations
 
@@ -65,11 +65,6 @@ def test_without_a_launcher_processes_are_shown_by_pod(
     assert not [command for command in commands if "environ" in command]  # it holds secrets
     with pytest.raises(UsageError, match="--rank: gpt does not run with flk's launcher"):
         stacks("gpt", rank=0)
-
-
-def test_an_unknown_format(fake: FakeApiServer) -> None:
-    with pytest.raises(UsageError, match="--output: must be text or json"):
-        stacks("gpt", output="yaml")
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,6 @@ def test_a_failure_of_the_server_does_not_end_the_view(fake: FakeApiServer, monk
 
 
 def test_wrong_options(fake: FakeApiServer) -> None:
-    with pytest.raises(UsageError, match="--output: must be text or json"):
-        top("gpt", output="yaml")
     with pytest.raises(UsageError, match="name a job, or choose jobs with -l, but not both"):
         top("gpt", selector="a=b")
 
