@@ -231,3 +231,13 @@ def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run
     kinds = [item["kind"] for item in json.loads(Path(path).read_text())["items"]]
     assert kinds == ["PyTorchJob", "ConfigMap"]
     assert f"kubectl create -f {path} -n team" in stderr
+
+
+def test_an_interrupted_restart_says_how_to_go_on(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def restart(client: Any, name: str, **how: Any) -> str:
+        raise KeyboardInterrupt("the job gpt was deleted again")
+
+    monkeypatch.setattr("flk.jobs.lifecycle.restart", restart)
+    code, _, stderr = run("restart", "gpt")
+    left = "flk status gpt -n team shows what was being restarted; flk resume gpt -n team starts it"
+    assert (code, stderr) == (130, f"flk: interrupted: the job gpt was deleted again; {left}\n")
