@@ -88,3 +88,44 @@ def test_saves_after_the_same_step_are_not_mixed(
     for rank in (0, 1):
         assert f"[rank {rank}] begins at step 1 with 3.0 3.0" in found
     assert flk("delete", "twice").code == 0
+
+
+# Inductor's cache is in the pod, so a pod in the place of another one has none. Rank 1 waits in the first attempt.
+COMPILED = """
+import time, torch
+from torch import nn
+from torch._dynamo.utils import counters
+import flk_runtime as flk
+
+with flk.init(save_every=1) as run:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), compile=True)
+    while run.steps < 6:
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step(loss)
+        if (run.steps, run.attempt, run.rank) == (3, 0, 1):
+            print("waits for its end", flush=True)
+            time.sleep(600)
+    found = {name: count for name, count in counters["inductor"].items() if name.startswith("fxgraph_cache")}
+    print("CACHE", run.rank, found, flush=True)
+"""
+
+
+@pytest.mark.soak
+def test_a_pod_in_the_place_of_a_lost_one_compiles_no_graph(
+    flk: Any, kubectl: Any, compiler_image: str, eventually: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(COMPILED)
+    options = ("--replicas", "2", "--cpu", "100m", "--restarts", "1", "--env", "TORCHINDUCTOR_COMPILE_THREADS=1")
+    submitted = flk("submit", "train.py", "--name", "compiled", "--image", compiler_image, *options, cwd=tmp_path)
+    assert submitted.code == 0, submitted.stderr
+    eventually("rank 1 waits", lambda: "waits for its end" in flk("logs", "compiled", "--no-follow").stdout)
+    kubectl("delete", "pod", "compiled-worker-1", "--force", "--grace-period=0")
+    ended = flk("wait", "compiled", timeout=300)
+    assert ended.code == 0, ended.stderr
+    log = flk("logs", "compiled", "--no-follow").stdout
+    assert "from pod memory" in log
+    assert sorted(re.findall(r"CACHE (\d) (.*)", log)) == [(rank, "{'fxgraph_cache_hit': 2}") for rank in "01"]
