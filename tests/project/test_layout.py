@@ -29,7 +29,7 @@ COVERED = {
     "tests/local/test_calls.py": "flk_runtime.parallel.ddp_calls",
     "tests/local/test_checkpoint.py": ("flk_runtime.checkpoint.save.plan"),
     "tests/local/test_collectives.py": "flk_runtime.distributed.broadcast_state flk_runtime.distributed.collectives",
-    "tests/local/test_curves.py": "flk_runtime.sinks.mlflow flk_runtime.sinks.tensorboard flk_runtime.sinks.wandb",
+    "tests/local/test_curves.py": "flk_runtime.sinks.mlflow flk_runtime.sinks.wandb",
     "tests/local/test_diloco.py": (
         "flk_runtime.diloco.__main__ flk_runtime.diloco.exchange flk_runtime.diloco.fragments "
         "flk_runtime.diloco.lead flk_runtime.diloco.messages flk_runtime.diloco.server flk_runtime.diloco.worker "
@@ -64,7 +64,7 @@ COVERED = {
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
     "tests/local/test_parallel.py": "flk_runtime.parallel.adopt",
     "tests/local/test_other_system.py": "flk_runtime.contract.platform",
-    "tests/local/test_profiling.py": "flk_runtime.profiling.ask flk_runtime.profiling.rank",
+    "tests/local/test_profiling.py": "flk_runtime.profiling.ask",
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
     "tests/unit/flk/health/test_maintenance.py": "flk.health.volume_nodes",
     "tests/local/test_plan.py": "flk.planning flk_runtime.plan.__main__",

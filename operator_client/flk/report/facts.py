@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from flk.report.model import Report
 from flk.units import short_duration
@@ -21,7 +22,7 @@ def facts_of(report: Report) -> dict[str, str]:
     total = telemetry.total_steps if telemetry else None
     rates = [(each.tokens_per_s, "tokens/s") for each in history if each.tokens_per_s]
     rates = rates or [(each.samples_per_s, "samples/s") for each in history if each.samples_per_s]
-    seconds = sorted(each.step_seconds for each in history if each.step_seconds is not None)
+    seconds = [each.step_seconds for each in history if each.step_seconds is not None]
     size = state.size or state.replicas - state.spares
     restarts = "" if state.max_restarts is None else f"{state.restarts} of {state.max_restarts}"
     disruptions = "" if state.max_disruptions is None else f"{state.disruptions} of {state.max_disruptions}"
@@ -31,8 +32,8 @@ def facts_of(report: Report) -> dict[str, str]:
         "Run time": "" if report.duration is None else short_duration(report.duration),
         "Steps": "" if steps is None else f"{steps:,}" + (f" of {total:,}" if total else ""),
         "Last loss": _last_loss(telemetry),
-        "Throughput": f"{_rounded(_median([rate or 0.0 for rate, _ in rates]))} {rates[0][1]}" if rates else "",
-        "Step": f"{_median(seconds):.3g} s" if seconds else "",
+        "Throughput": f"{_rounded(median([rate or 0.0 for rate, _ in rates]))} {rates[0][1]}" if rates else "",
+        "Step": f"{median(seconds):.3g} s" if seconds else "",
         "Goodput": "" if goodput is None else f"{goodput:.0%}",
         "Attempts": str(len(state.attempts) or ""),
         "Restarts": restarts,
@@ -65,10 +66,6 @@ def _last_loss(telemetry: Telemetry | None) -> str:
         return f"infinite or no number since step {telemetry.diverged:,}"
     losses = [each.loss for each in telemetry.history if each.loss is not None] if telemetry else []
     return f"{losses[-1]:.4g}" if losses else ""
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _rounded(value: float) -> str:

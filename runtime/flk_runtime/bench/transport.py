@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-# Words in NCCL's names of its networks, in lower case, and what a preset of that network is called in messages. NCCL
+# Expressions for NCCL's names of its networks, in lower case, and what to do where a preset has another network. NCCL
 # writes "NCCL INFO Using network IB" (src/init.cc), and before it "NET/IB : Using [0]mlx5_0:1/RoCE" (src/transport).
 _USING: Final = re.compile(r"NCCL INFO (?:.*: )?Using network (.+?)\s*$")
 _ROCE: Final = re.compile(r"NCCL INFO NET/IB : Using .*/RoCE")
 _EXPECTED: Final = {
     "efa": ("libfabric", "ofi"),
-    "infiniband": ("ib",),
-    "roce": ("ib",),
-    "gib": ("gib", "ib"),
+    "infiniband": (r"\bg?ib\b",),  # and not libfabric
+    "roce": (r"\bg?ib\b",),
+    "gib": (r"\bg?ib\b",),
     "tcpx": ("tcpx",),
     "tcpxo": ("fastrak", "tcpxo"),
     "socket": ("socket",),
@@ -50,6 +50,6 @@ def warning(fabric: str, used: str | None) -> str | None:
         if name == "socket":
             return "NCCL uses TCP sockets between nodes: if the nodes have a faster network, name it with --fabric"
         return None
-    if any(word in name for word in _EXPECTED.get(fabric, (name,))):
+    if fabric not in _EXPECTED or any(re.search(word, name) for word in _EXPECTED[fabric]):
         return None
     return f"NCCL uses the network {used}, and the job's fabric is {fabric}: {_REMEDIES[fabric]}"

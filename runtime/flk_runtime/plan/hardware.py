@@ -145,6 +145,12 @@ def find_gpu(device: str, memory: int) -> Gpu:
     return replace(nearest, memory=memory)
 
 
+def type_of(gpu: Gpu) -> str:
+    """The type of a GPU in GPUS, of those with its name the one that has most nearly its memory; else its name."""
+    same = {key: each for key, each in GPUS.items() if each.name == gpu.name}
+    return min(same, key=lambda key: abs(same[key].memory - gpu.memory), default=gpu.name)
+
+
 # Bytes per second and GPU between nodes, one direction, by the name of flk's preset of the fabric.
 FABRICS: Final = {
     "socket": 100e9 / 8 / 8,  # one network card of 100 Gbit/s for eight GPUs

@@ -24,6 +24,7 @@ from flk_runtime.plan.hardware import (
     LINK_EFFICIENCY,
     MATMUL_EFFICIENCY,
     MEMORY_EFFICIENCY,
+    type_of,
 )
 from flk_runtime.plan.predict import Prediction, Workload, predict
 from flk_runtime.plan.state import optimizer_sizes, units_of
@@ -164,7 +165,7 @@ def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
 
 def hardware_of(cluster: Cluster) -> dict[str, Any]:
     """The hardware for which a calibration holds."""
-    return {"gpu": cluster.gpu.name, "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
+    return {"gpu": type_of(cluster.gpu), "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
 
 
 def _splits(captured: CapturedModel, cluster: Cluster) -> tuple[list[SplitModel | None], str]:

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 from typing import Any, Final
 
@@ -68,6 +69,7 @@ class Profile:
         self._failure = ""
         self._pause = 0.0  # seconds in which the profiler held up the training
         self._began_at = -1
+        self._lock = threading.Lock()  # of the state, between the thread that trains and the one that waits
         self._cuda_memory: Any = torch.cuda.memory
         self._profiler = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=self._steps, repeat=1),
@@ -80,11 +82,12 @@ class Profile:
         self._page.on_step = self._after_step
         while not self._done and not self._failure:
             time.sleep(_POLL)
-            silent = time.monotonic() - self._last
-            if not self._done and (silent > self._arguments["timeout"] or _is_closed(connection)):
-                self.left = True  # the thread that trains ends the profiler, after its next step
-                measured = max(0, self._boundaries - 2)
-                return {"error": "no steps", "made": self._page.step, "measured": measured, "seconds": round(silent)}
+            with self._lock:
+                silent = time.monotonic() - self._last
+                if not self._done and (silent > self._arguments["timeout"] or _is_closed(connection)):
+                    self.left = True  # the thread that trains ends the profiler, after its next step
+                    measured, made = max(0, self._boundaries - 2), self._page.step
+                    return {"error": "no steps", "made": made, "measured": measured, "seconds": round(silent)}
         if self._failure:
             return {"error": "failed", "detail": self._failure}
         return {
@@ -98,18 +101,21 @@ class Profile:
     def _after_step(self) -> None:
         """Do what is due between two steps. An error ends the profile and not the training."""
         began = time.monotonic()
-        try:
-            self._advance()
-        except Exception as error:
-            self._page.on_step = None
-            self._failure = f"{type(error).__name__}: {error}"
-        self._last = time.monotonic()
+        with self._lock:
+            try:
+                self._advance()
+            except Exception as error:
+                self._page.on_step = None
+                self._end_history()
+                self._failure = f"{type(error).__name__}: {error}"
+            self._last = time.monotonic()
         self._pause += self._last - began
 
     def _advance(self) -> None:
         self._boundaries += 1
         if self.left:
             self._page.on_step = None
+            self._end_history()
             if self._boundaries > 1:
                 self._profiler.stop()
         elif self._boundaries == 1:
@@ -128,12 +134,19 @@ class Profile:
         """Write the trace, and the history of memory, and return the paths."""
         name = f"profile-{os.getpid()}-{self._began_at}"
         paths = [os.path.join(self._arguments["folder"], f"{name}.json.gz")]
-        self._profiler.export_chrome_trace(paths[0])
-        if self._arguments["memory"]:
-            paths.append(os.path.join(self._arguments["folder"], f"{name}.pickle"))
-            self._cuda_memory._dump_snapshot(paths[1])
-            self._cuda_memory._record_memory_history(enabled=None)
+        try:
+            self._profiler.export_chrome_trace(paths[0])
+            if self._arguments["memory"]:
+                paths.append(os.path.join(self._arguments["folder"], f"{name}.pickle"))
+                self._cuda_memory._dump_snapshot(paths[1])
+        finally:
+            self._end_history()
         return paths
+
+    def _end_history(self) -> None:
+        """End the history of memory, if it has begun: it would slow down each allocation."""
+        if self._arguments["memory"] and self._began_at >= 0:
+            self._cuda_memory._record_memory_history(enabled=None)
 
 
 def _is_closed(connection: socket.socket) -> bool:

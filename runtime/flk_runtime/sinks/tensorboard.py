@@ -6,7 +6,7 @@ import io
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from flk_runtime.sinks.sink import Row, RunInfo, Written
@@ -22,7 +22,7 @@ class TensorBoard:
         self._run = run
         self._folder = f"{place.rstrip('/')}/{run.id}"
         self._file: Any = None
-        self._opened = 0  # files of this process
+        self._own: set[str] = set()  # names of the files of this process
         self._newest: list[Row] = []  # rows of the newest step, if this process has written any
         self._earlier: Written | None = None  # what earlier attempts have written up to the resumed step
 
@@ -33,8 +33,8 @@ class TensorBoard:
         again = self._newest
         first = again[0].step if again else self._run.resumed + 1
         tf.io.gfile.makedirs(self._folder)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{self._opened}"
-        self._opened += 1
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{len(self._own)}"
+        self._own.add(name)
         self._file = tf.io.gfile.GFile(f"{self._folder}/{name}", "wb")
         now = time.time()
         self._put(
@@ -57,7 +57,7 @@ class TensorBoard:
     def write(self, rows: Sequence[Row]) -> None:
         # An evaluation after the resumed step may be done again, or not.
         if any(row.step <= self._run.resumed for row in rows):
-            self._earlier = self._earlier or Written(_written(self._folder, self._run.resumed))
+            self._earlier = self._earlier or Written(_written(self._folder, self._run.resumed, self._own))
             rows = self._earlier.missing(rows)
         self._write(rows)
         for row in rows:
@@ -98,14 +98,17 @@ class TensorBoard:
         self._file.flush()
 
 
-def _written(folder: str, until: int) -> dict[str, int]:
-    """The newest step, at most ``until``, of each name in the event files of earlier processes."""
+def _written(folder: str, until: int, own: Set[str]) -> dict[str, int]:
+    """The newest step, at most ``until``, of each name in the event files of earlier processes: all but ``own``.
+
+    A process of another pod, or of the pod when it began again, may have had the same number.
+    """
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.compat import tf
 
     steps: dict[str, int] = {}
     for file in sorted(tf.io.gfile.glob(f"{folder}/events.out.tfevents.*")):
-        if file.split(".")[-2] == str(os.getpid()):
+        if file.rpartition("/")[2] in own:
             continue
         for event in EventFileLoader(file).Load():
             if event.HasField("session_log"):  # another attempt begins, and purges

@@ -316,5 +316,8 @@ def checking_groups(optimizer: Optimizer) -> Iterator[None]:
 
 def _get(found: Mapping[str, Any], name: str) -> Any:
     if name not in found:
-        raise ValueError(f"unexpected state of {name!r}: the optimizer has no such parameter")
+        raise ValueError(
+            f"unexpected state of {name!r}: the optimizer has no such parameter; if the script adds it later, give it "
+            "to the optimizer before parallelize, frozen until then"
+        )
     return found[name]

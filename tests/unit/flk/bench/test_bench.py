@@ -61,6 +61,12 @@ def test_a_log_without_a_network_names_none() -> None:
         ("infiniband", "Socket", "check that the pods have the RDMA devices"),
         ("socket", "IB", "another network is there"),
         ("auto", "Socket", "name it with --fabric"),
+        ("infiniband", "AWS Libfabric", "NCCL uses the network AWS Libfabric, and the job's fabric is infiniband"),
+        ("roce", "AWS Libfabric", "and NCCL_IB_GID_INDEX"),
+        ("gib", "gIB", None),
+        ("gib", "IB", None),
+        ("tcpx", "GPUDirectTCPX_v7", None),
+        ("tcpxo", "FasTrak", None),
     ],
 )
 def test_a_transport_other_than_the_fabrics_is_a_warning(fabric: str, used: str | None, said: str | None) -> None:

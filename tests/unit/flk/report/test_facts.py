@@ -20,6 +20,12 @@ def test_the_numbers_of_a_job() -> None:
     assert facts["Throughput"].endswith(" tokens/s")
 
 
+def test_the_time_of_a_step_is_the_median_of_an_even_number_too() -> None:
+    found = telemetry()
+    history = [replace(each, step_seconds=seconds) for each, seconds in zip(found.history, (1.0, 3.0), strict=False)]
+    assert facts_of(report(telemetry=replace(found, history=history)))["Step"] == "2 s"
+
+
 def test_steps_of_a_failed_job_are_those_that_it_did_though_none_was_stored() -> None:
     made = report()
     none = Goodput(NOW, {"lost": 6900.0}, 0, 0)

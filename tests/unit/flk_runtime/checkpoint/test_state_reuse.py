@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,3 +138,14 @@ def test_the_state_of_an_optimizer_follows_its_changes(change: Any) -> None:
     # The parameters that it has got may be of another module.
     assert state.is_of(optimizer, {"other": Model(), "model": model}) is (change is not add_group)
     assert not state.is_of(optimizer, {"model": Model()})
+
+
+def test_the_state_of_a_parameter_that_the_script_adds_later_says_what_to_do() -> None:
+    model = Model()
+    checkpoint = SimpleNamespace(names=lambda above: [("x", (*above, "1.weight", "step"))])
+    saved: Any = SimpleNamespace(name="optimizer", state_dict=dict, checkpoint=checkpoint)
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    with pytest.raises(
+        ValueError, match=r"'1\.weight': .*; if the script adds it later, give it to the optimizer before"
+    ):
+        OptimizerState(optimizer, {"model": model}).load_state(saved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from flk_runtime.parallel import ParallelOptions
 from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
-from flk_runtime.plan.hardware import find_gpu
-from flk_runtime.plan.plan import identity, make_plan, predict_measured
+from flk_runtime.plan.hardware import find_gpu, gpu_of_type
+from flk_runtime.plan.plan import hardware_of, identity, make_plan, predict_measured
 from flk_runtime.plan.trace import Tracer
 
 GIB = 1 << 30
@@ -77,6 +78,18 @@ def test_measured_steps_of_the_same_model_and_hardware_win() -> None:
     assert chosen == {"strategy": "full_shard", "reason": "200 ms for a step (measured by flk bench), ddp 300 ms"}
     assert choose(captured(ParallelOptions(recompute=True)), cluster, measured)["strategy"] == "ddp"
     assert choose(captured(), on(1, 4), measured)["strategy"] == "ddp"
+
+
+def test_a_result_is_of_gpus_with_as_much_memory() -> None:
+    model = captured()
+    small, large = (
+        Cluster(1, 8, find_gpu(f"NVIDIA A100-SXM4-{gib}GB", gib * GIB - 10**9), 50e9, "infiniband") for gib in (40, 80)
+    )
+    assert hardware_of(small) != hardware_of(large)
+    assert hardware_of(large) == hardware_of(replace(large, gpu=gpu_of_type("a100")))
+    measured = [result(model, large, ddp=0.3, full_shard=0.1)]
+    assert choose(model, large, measured)["strategy"] == "full_shard"
+    assert "predicted" in choose(model, small, measured)["reason"]
 
 
 def test_a_result_is_of_the_same_model_whatever_names_its_blocks() -> None:
