@@ -257,6 +257,15 @@ def test_a_script_that_trains_other_parameters_than_it_began_with_is_refused(
     assert f"SetupError: {expected}" in ended.output, ended.output
 
 
+def test_a_complex_parameter_is_refused(ranks: Ranks) -> None:
+    """Else each worker would train its own."""
+    settings = {"SETTINGS": json.dumps({"optimizer": "SGD", "ranks": 1, "steps": 3})}
+    phase = '    model.register_parameter("phase", nn.Parameter(torch.zeros(2, dtype=torch.cfloat)))\n'
+    script = TRAIN.replace("    model, opt", f"{phase}    model, opt", 1)
+    (ended,) = ranks(script, 1, {**settings, user_env.STRATEGY: "diloco"}, failing=True)
+    assert "SetupError: 'phase' is complex, and the workers of strategy diloco" in ended.output, ended.output
+
+
 def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
     """A new certificate that signs itself, and the TLS of a hub that has it."""
     folder.mkdir()

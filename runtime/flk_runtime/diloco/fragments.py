@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint import user_name
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel
 
 
@@ -62,9 +63,14 @@ def split(parallel: ParallelModel, blocks: Sequence[nn.Module], count: int) -> l
     """Deal the trained parameters out to at most ``count`` fragments of similar size.
 
     A block stays in one fragment, and neighbouring blocks go to different ones: the strided pattern of the paper's
-    section 2.2. Parameters outside of blocks are dealt out one by one.
+    section 2.2. Parameters outside of blocks are dealt out one by one. Raises SetupError for a complex one.
     """
-    parameters = trained(parallel)
+    parameters = parallel.trained()
+    if other := next((name for name, each in parameters.items() if not each.is_floating_point()), ""):
+        raise SetupError(
+            f"{other!r} is complex, and the workers of strategy diloco exchange real parameters: keep its real and its "
+            "imaginary part, and join them by torch.complex in forward"
+        )
     inside: dict[str, int] = {}  # number of the block, by the name of a parameter
     number_of = {id(block): number for number, block in enumerate(blocks)}
     for path, module in parallel.model.named_modules():
@@ -83,8 +89,3 @@ def split(parallel: ParallelModel, blocks: Sequence[nn.Module], count: int) -> l
         names[smallest] += unit
         sizes[smallest] += sum(parameters[name].numel() for name in unit)
     return [Fragment(tuple(part), tuple(parameters[name].shape for name in part)) for part in names]
-
-
-def trained(parallel: ParallelModel) -> dict[str, nn.Parameter]:
-    """The trained floating-point parameters by the names of the user's model. A tied one has its first name."""
-    return {name: each for name, each in parallel.trained().items() if each.is_floating_point()}

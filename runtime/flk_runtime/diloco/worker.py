@@ -176,7 +176,7 @@ class OuterLoop:
 
     def _parameters(self, number: int) -> list[nn.Parameter]:
         """The parameters of a fragment. Raises SetupError if the script trains others than at the beginning."""
-        trained, names = fragments.trained(self._parallel), self._fragments[number].names
+        trained, names = self._parallel.trained(), self._fragments[number].names
         if new := next((name for name in trained if name not in self._names), ""):
             raise SetupError(
                 f"{new!r} was frozen or absent in parallelize, so the workers of strategy diloco do not exchange it, "
