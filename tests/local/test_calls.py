@@ -102,3 +102,64 @@ def test_calls_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     assert len(found) == 5
     for key, losses in found.items():
         assert losses == pytest.approx(expected[f"{key.partition(' ')[0]} none"], abs=1e-5), key
+
+
+# In the 18th pass, in which no ranks compare anything.
+COSTS = (
+    SMALL_MODEL
+    + """
+from collections import Counter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, operation, kinds, arguments=(), options=None):
+        if operation.namespace != "profiler":
+            self.seen[str(operation)] += 1
+        return operation(*arguments, **(options or {}))
+
+class ByHand(Net):
+    pass
+
+def operations(model, optimizer):
+    words = data(1, 1)[0, 0].flatten(0, 1)
+    def step():
+        loss_of(model, words).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for _ in range(17):
+        step()
+    with Operations() as mode:
+        step()
+    return mode.seen
+
+def hooks(block):
+    return len(block._forward_pre_hooks), len(block._forward_hooks)
+
+with group():
+    with init("full_shard") as run:
+        plain = ByHand()
+        mesh = init_device_mesh("cpu", (run.world_size,))
+        for block in plain.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(plain, mesh=mesh, reshard_after_forward=False)
+        expected = operations(plain, torch.optim.AdamW(plain.parameters()))
+        model = Net()
+        model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters()), blocks=[Block])
+        seen = operations(model, optimizer)
+        assert seen == expected, (seen - expected, expected - seen)
+        assert {hooks(each) for each in model.blocks} == {hooks(each) for each in plain.blocks} == {(1, 1)}
+"""
+)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_sharded_step_computes_what_one_by_hand_does_and_blocks_have_no_more_hooks(
+    ranks: Ranks, world_size: int
+) -> None:
+    ranks(COSTS, world_size)

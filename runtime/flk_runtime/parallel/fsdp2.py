@@ -91,14 +91,11 @@ class FSDP2Model(ParallelModel):
             _cast_without_parameters(model, precision)
         units = [unit for root in roots for unit in sharded_units(root, blocks, precision, ends=ends)]
         kept = [unit for root in roots for unit in kept_units(root, units, ends=ends)]
-        for unit in units:
-            if unit not in kept:
-                unit.register_forward_hook(_copy_views)  # before that of fully_shard
         Materializer(model, [*units, *roots], device, init_follows=init_follows, resets=resets).run(
             shard, broadcast=broadcast
         )
-        for unit in kept:
-            _allow_views(unit)
+        for unit in (*units, *roots):
+            (_allow_views if unit in kept else _copy_views)(unit)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
@@ -114,7 +111,7 @@ class FSDP2Model(ParallelModel):
             parameter.register_hook = _refuse_hook  # type: ignore[method-assign]
         self._tied: list[str] = []  # buffers that rank 0 sends
         self._syncs, self._sends = True, True  # gradients now; buffers at the next forward pass
-        for root in roots:
+        for root in roots if self._communicates else ():
             root.register_forward_pre_hook(self._send_buffers)
         self._unused: UnusedParameters | None = None
         if options.find_unused_parameters:
@@ -165,10 +162,15 @@ class FSDP2Model(ParallelModel):
         self._unreduced.watch(optimizer)
         # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
         # module, which the optimizer step would not change.
-        optimizer.register_step_pre_hook(lambda *_: reshard(self.model))
+        optimizer.register_step_pre_hook(lambda *_: self._free())
         optimizer.register_step_pre_hook(lambda *_: LOST.check())
         if self._unused:
             optimizer.register_step_pre_hook(lambda *_, unused=self._unused: unused.remove(optimizer))
+
+    def _free(self) -> None:
+        """Do what `reshard` does for the whole model, in each step, without a walk over all modules."""
+        for module in self._fsdp_modules:
+            module.reshard()
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
         return full(parameter.detach())
@@ -205,6 +207,7 @@ def _compare_use(model: nn.Module, modules: Sequence[Any], *, may_differ: bool) 
                 SameUse(number, group, model)
     named = {user_name(model, name): each for name, each in model.named_modules() if each in modules}
     named.pop("", None)
+    named = {name: each for name, each in named.items() if groups_of(each._get_fsdp_state())}  # that are gathered
     SkippedUnits(model, named, may_skip=may_differ)
 
 
@@ -272,14 +275,26 @@ def _refuse_hook(*_: Any) -> None:
     )
 
 
-def _copy_views(unit: nn.Module, arguments: Any, output: Any) -> Any:
+def _copy_views(unit: Any) -> None:
     """Copy outputs that are views: FSDP2 cannot gather the unit again if one is changed in place, as in ``y += x``."""
-    return pytree.map_leaves(
-        output,
-        lambda leaf: (
-            leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf._is_view() else leaf
-        ),
-    )
+    for group in groups_of(unit._get_fsdp_state()):
+        plain = group.post_forward
+
+        def copied(module: nn.Module, arguments: Any, output: Any, plain: Any = plain) -> Any:
+            if _has_views(output):
+                output = pytree.map_leaves(output, lambda leaf: leaf.clone() if _is_view(leaf) else leaf)
+            return plain(module, arguments, output)
+
+        group.post_forward = copied
+
+
+def _has_views(output: Any) -> bool:
+    return _is_view(output) if isinstance(output, torch.Tensor) else any(map(_is_view, pytree.leaves(output)))
+
+
+def _is_view(leaf: Any) -> bool:
+    """Whether this is a tensor with a gradient that is a view of another one."""
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf._is_view()
 
 
 def _allow_views(unit: Any) -> None:
@@ -288,6 +303,8 @@ def _allow_views(unit: Any) -> None:
     plain = state._register_pre_backward_hook
 
     def quiet(output: Any) -> Any:
+        if not _has_views(output):
+            return plain(output)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "FSDP2-wrapped module")
             return plain(output)

@@ -5,8 +5,10 @@ FSDP2 makes the full tensor of each parameter once, at the first gathering. In a
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
+import types
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -21,7 +23,7 @@ from flk_runtime.parallel.between_passes import BETWEEN_PASSES
 from flk_runtime.parallel.bits import bit_sum, is_compared
 from flk_runtime.parallel.model import local
 from flk_runtime.parallel.reachable import hidden_tensors
-from flk_runtime.parallel.records import groups_of, is_unreduced
+from flk_runtime.parallel.records import any_unreduced, groups_of
 from flk_runtime.system import pytree
 
 _OF_MODULES: Final = frozenset(vars(nn.Module()))  # attributes that every module has
@@ -33,14 +35,8 @@ def watch_passes(model: nn.Module, units: Iterable[nn.Module]) -> None:
     """Have passes of ``model`` and its sharded ``units`` train all that they reach, or be refused by name."""
     _roots.add(model)
     BETWEEN_PASSES.watch(model)
-    model.register_forward_pre_hook(_begin, prepend=True)
     for unit in units:
         FullParameters(unit)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _begin(*_: Any) -> None:
-    BETWEEN_PASSES.end()
 
 
 def complete_passes() -> None:
@@ -52,7 +48,7 @@ def complete_passes() -> None:
     for model in _roots:
         root: Any = model._get_fsdp_state()  # type: ignore[operator]
         groups = (group for state in root._state_ctx.all_states for group in groups_of(state))
-        left = [group.reduce_grads for group in groups if any(map(is_unreduced, group.fsdp_params))]
+        left = [group.reduce_grads for group in groups if any_unreduced(group.fsdp_params)]
         if any(left):
             root._root_post_backward_final_callback()
         if not all(left):
@@ -82,9 +78,12 @@ class FullParameters:
 
     A forward pass that changes the full parameters is refused: they are freed, and with them the change. A backward
     pass gathers them also if it comes from a tensor in an object that the unit returns, or in its attributes.
+
+    FSDP2's own hooks call it, since each further hook takes time and breaks the graph of a compiled unit.
     """
 
     def __init__(self, unit: Any) -> None:
+        self._unit = unit
         self._modules = _own_modules(unit)
         self._places = [
             (module._parameters, name)
@@ -102,26 +101,39 @@ class FullParameters:
         state = unit._get_fsdp_state()
         self._state = state
         self._gather = state._pre_backward = _first_order(state._pre_backward)
-        unit.register_forward_pre_hook(self._before)
-        unit.register_forward_hook(self._after, prepend=True)  # before fully_shard's frees them
+        if groups := groups_of(state):  # one
+            self._begin_pass, self._end_pass = groups[0].pre_forward, groups[0].post_forward
+            groups[0].pre_forward, groups[0].post_forward = self._before, self._after
+        else:  # all parameters are in units inside of it
+            unit.register_forward_hook(self._after_units)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _before(self, *_: Any) -> None:
+    def _before(self, *arguments: Any) -> Any:
         BETWEEN_PASSES.end()
+        given = self._begin_pass(*arguments)
         self._passes[torch.is_grad_enabled()] += 1
         self._full = self._registered()
         self._versions = list(map(_VERSION, self._full))
         self._sums = self._sum() if self._is_compared() else []
+        return given
+
+    def _after(self, unit: nn.Module, arguments: Any, output: Any) -> Any:
+        self._refuse_changes()
+        self._look(output)
+        return self._end_pass(unit, arguments, output)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after(self, unit: nn.Module, _: Any, output: Any) -> None:
-        self._refuse_changes(unit)
+    def _after_units(self, _: nn.Module, arguments: Any, output: Any) -> None:
+        self._passes[torch.is_grad_enabled()] += 1
+        self._look(output)
+
+    def _look(self, output: Any) -> None:
+        """Look at the ``output`` of a forward pass."""
         if torch.is_grad_enabled() and (self._hides or self._is_compared()):
             self._watch_hidden(output)
         if self._state._state_ctx.iter_forward_root is self._state:  # no other unit around it has been called
             BETWEEN_PASSES.begin()
 
-    def _refuse_changes(self, unit: nn.Module) -> None:
+    def _refuse_changes(self) -> None:
         now = self._registered()
         if any(map(operator.is_, now, self._shards)):  # a backward pass of an inner loss has freed the full ones
             return
@@ -135,9 +147,9 @@ class FullParameters:
         self._sums = []
         if any(changed):
             parameters, name = self._places[changed.index(True)]
-            path = next(path for path, each in unit.named_modules() if each._parameters is parameters)
+            path = next(path for path, each in self._unit.named_modules() if each._parameters is parameters)
             raise SetupError(
-                f"the forward pass of {type(unit).__name__.removeprefix('FSDP')} changes its parameter "
+                f"the forward pass of {type(self._unit).__name__.removeprefix('FSDP')} changes its parameter "
                 f"{f'{path}.{name}'.lstrip('.')!r}, which is lost where it is sharded: use strategy ddp"
             )
 
@@ -181,6 +193,8 @@ def _own_modules(unit: nn.Module) -> list[nn.Module]:
 
 def _first_order(gather: Any) -> Any:
     """``gather``, which a backward pass calls where it comes to a unit; an error if another one follows through it."""
+    # Without torch's own wrapper, which makes a function that is not compiled anew in each call.
+    plain = types.MethodType(inspect.unwrap(gather.__func__), gather.__self__)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def checked(gradient: torch.Tensor) -> Any:
@@ -189,6 +203,6 @@ def _first_order(gather: Any) -> Any:
                 "create_graph=True, as for a gradient penalty or in torch.func, needs parameters in a second backward "
                 "pass, which sharding has freed: use strategy ddp without precision="
             )
-        return gather(gradient)
+        return plain(gradient)
 
     return checked

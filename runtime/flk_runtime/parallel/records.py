@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -11,6 +11,8 @@ from torch.distributed.fsdp import FSDPModule
 
 GRAD: Final[Any] = torch.Tensor.grad
 """The attribute of torch, also while `flk_runtime.parallel.between_passes` has another one in its place."""
+
+_gradient: Final = GRAD.__get__
 
 
 def sharded_parameters(model: nn.Module) -> Iterator[Any]:
@@ -30,8 +32,18 @@ def groups_of(state: Any) -> list[Any]:
 
 def is_unreduced(record: Any) -> bool:
     """Whether a parameter has a gradient that is not reduced yet."""
-    full = getattr(record, "_unsharded_param", None)
-    return record.unsharded_accumulated_grad is not None or (full is not None and GRAD.__get__(full) is not None)
+    return any_unreduced((record,))
+
+
+def any_unreduced(records: Iterable[Any]) -> bool:
+    """Whether one of several parameters has such a gradient: `is_unreduced` without a call for each."""
+    for record in records:
+        if record.unsharded_accumulated_grad is not None:
+            return True
+        full = getattr(record, "_unsharded_param", None)
+        if full is not None and _gradient(full) is not None:
+            return True
+    return False
 
 
 def drop_unreduced(record: Any) -> None:

@@ -6,6 +6,7 @@ given the parameters of another unit of the same size.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from flk_runtime.contract.ranges import numbered
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.records import groups_of
 from flk_runtime.system import pytree
 
 
@@ -36,11 +38,9 @@ class SkippedUnits:
         model.register_forward_pre_hook(self._begin, prepend=True)
         model.register_forward_hook(self._end, prepend=True)
         for number, unit in enumerate(self._units):
-            unit.register_forward_pre_hook(
-                lambda _, args, kwargs, number=number: self._enter(number, (args, kwargs)),
-                prepend=True,
-                with_kwargs=True,
-            )
+            # FSDP2's own hook calls it, as it does `FullParameters`.
+            (group,) = groups_of(unit._get_fsdp_state())
+            group.pre_forward = functools.partial(self._enter, number, group.pre_forward)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begin(self, *_: Any) -> None:
@@ -48,10 +48,9 @@ class SkippedUnits:
         if self._is_first:
             self._order = []
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _enter(self, number: int, arguments: Any) -> Any:
+    def _enter(self, number: int, begin: Any, module: nn.Module, *arguments: Any) -> Any:
         if self._place < 0 or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            return None
+            return begin(module, *arguments)
         self._reach(number)
         if self._may_skip and not self._passed:
             given = [leaf for leaf in pytree.leaves(arguments) if _is_float(leaf)]
@@ -59,7 +58,7 @@ class SkippedUnits:
                 # FSDP2 reduces the gradients of a unit when its inputs have theirs, else after those of all other
                 # units. A rank that leaves the unit out cannot know which.
                 self._passed.append(torch.zeros((), device=given[0].device, requires_grad=True))
-        return self._joined(arguments) if self._passed else None
+        return begin(module, *(self._joined(arguments) if self._passed else arguments))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _end(self, _: nn.Module, arguments: Any, output: Any) -> Any:
@@ -120,8 +119,10 @@ class SkippedUnits:
                 f"{self._name(number)} is left out by some ranks and has sharded blocks inside: name smaller blocks"
             )
         state = unit._get_fsdp_state()
+        place, self._place = self._place, -1  # this is no call of the pass
         given, _ = state._pre_forward(unit, (torch.zeros((), device=state._device, requires_grad=True),), {})
         self._passed.append(state._post_forward(unit, given, given[0] * 1))
+        self._place = place
 
     def _joined(self, tree: Any) -> Any:
         """``tree`` with a tensor from which a backward pass goes through the units that were left out."""
