@@ -338,6 +338,7 @@ def test_a_script_is_planned_without_a_change(flk: Flk) -> None:
     ("arguments", "message"),
     [
         (["--gpu-type", "h700", "--", "one-model"], "no figures for GPUs of type 'h700'"),
+        (["--gpu", "A40:1", "--", "one-model"], "no figures for GPUs of type 'a40'"),
         (["--gpu-type", "h100"], "the script did not call run.parallelize"),
     ],
 )
@@ -346,3 +347,18 @@ def test_a_script_that_cannot_be_planned(flk: Flk, arguments: list[str], message
     done = flk("plan", "train.py", "--gpu", "1", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "planned"),
+    [
+        (["--gpu", "H200:1"], "H200"),
+        (["--gpu-type", "a100-40gb", "--gpu", "H200:1"], "A100"),
+        ([], "L4"),  # the job file's
+    ],
+)
+def test_a_plan_is_for_the_gpus_that_the_job_asks_for(flk: Flk, arguments: list[str], planned: str) -> None:
+    (flk.folder / "train.py").write_text(SCRIPT)
+    (flk.folder / "flk.yaml").write_text("command: train.py one-model\nresources: {gpu: 'L4:1'}\n")
+    plan = json.loads(flk("plan", *arguments, "-o", "json").stdout)
+    assert plan["gpu"] == planned

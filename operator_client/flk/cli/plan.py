@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from flk.planning import Plan, Row
 
 _SHOWN = 12  # rows in the text format
+_GPU_TYPE = "h100"  # of a job that names none
 
 
 @partial(takes_job, here=True)
 def plan(
     loaded: LoadedJob,
     gpu_type: Annotated[
-        str, typer.Option("--gpu-type", metavar="NAME", help="Type of the GPUs: h100, a100, b200, …")
-    ] = "h100",
+        str | None,
+        typer.Option(
+            "--gpu-type", metavar="NAME", help="Type of the GPUs: a100-40gb, b200, … Default: the job's, else h100."
+        ),
+    ] = None,
     output: Annotated[str, output_format("text", "wide", "json", explained="text, wide (all rows), json")] = "text",
 ) -> None:
     """Predict memory, communication, step time and MFU of each strategy, and recommend one.
@@ -39,7 +43,7 @@ def plan(
         job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
     if job.setup:
         note("the setup command does not run for a plan")
-    found = make_plan(job, here, gpu_type, measured(job))
+    found = make_plan(job, here, gpu_type or job.resources.gpu_type or _GPU_TYPE, measured(job))
     if output == "json":
         print(json.dumps(found.output, indent=2))
     else:
