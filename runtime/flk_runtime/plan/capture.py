@@ -11,7 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -126,7 +126,7 @@ class _Session:
             strategies.planned_by(self._capture),
             WithoutData(),
             _of_the_plan(),
-            _dropout_of_gpus(),
+            _kernels_of_gpus(),
             warnings.catch_warnings(),
         ):
             # nn.TransformerEncoder copies its layer, and copying looks at the address of the data.
@@ -278,7 +278,7 @@ def retrace(
     tracer = Tracer(model, blocks, gpu)
     with (
         WithoutData(),
-        _dropout_of_gpus(),
+        _kernels_of_gpus(),
         _as_trained(captured, precision=precision, recompute=recompute),
         split.applied(tracer.communicate) if split else contextlib.nullcontext(),
         parameter.data.fake_mode,
@@ -372,13 +372,15 @@ def _of_the_plan() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _dropout_of_gpus() -> Iterator[None]:
-    """Have dropout keep the same tensors as on a GPU.
+def _kernels_of_gpus() -> Iterator[None]:
+    """Have dropout and RMSNorm keep the same tensors as on a GPU.
 
-    It keeps a mask of one byte for each element. Attention's kernels draw the mask again in the backward pass, while
-    torch's attention on a CPU takes a slow path for dropout, which keeps all scores.
+    Dropout keeps a mask of one byte for each element. Attention's kernels draw the mask again in the backward pass,
+    while torch's attention on a CPU takes a slow path for dropout, which keeps all scores. Since torch 2.9 RMSNorm has
+    a kernel on GPUs, which a weight of another dtype than the input does not get. On a CPU it is several operations,
+    which keep tensors in float32 (rms_norm in aten/src/ATen/native/layer_norm.cpp).
     """
-    drop, attention = F.dropout, F.scaled_dot_product_attention
+    drop, attention, norm = F.dropout, F.scaled_dot_product_attention, F.rms_norm
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return torch.native_dropout(input, p, training)[0] if training and p else input
@@ -389,8 +391,34 @@ def _dropout_of_gpus() -> Iterator[None]:
         return attention(query, key, value, attn_mask, 0.0, *rest, **options)
 
     # A TorchFunctionMode does not see the calls that torch's own functions make, as multi_head_attention_forward does.
-    F.dropout, F.scaled_dot_product_attention = dropout, attend
+    def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+        if not _HAS_RMS_NORM or (weight is not None and weight.dtype != input.dtype):
+            return norm(input, normalized_shape, weight, eps)
+        return cast(Any, _RMSNorm.apply)(input, weight, len(normalized_shape))
+
+    F.dropout, F.scaled_dot_product_attention, F.rms_norm = dropout, attend, rms_norm
     try:
         yield
     finally:
-        F.dropout, F.scaled_dot_product_attention = drop, attention
+        F.dropout, F.scaled_dot_product_attention, F.rms_norm = drop, attention, norm
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Operations as many, as long and with the same tensors as the kernels of RMSNorm on a GPU, for tensors without
+    data.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, dimensions: int) -> torch.Tensor:
+        output = input.neg() if weight is None else input * weight  # without data, also where only the weight is
+        scale = output.new_empty(input.shape[:-dimensions], dtype=torch.float32)  # one for each row
+        ctx.save_for_backward(input, weight, scale)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        input, weight, _ = ctx.saved_tensors
+        return torch.mul(gradients[0], input), None if weight is None else torch.empty_like(weight), None
+
+
+_HAS_RMS_NORM = hasattr(torch.ops.aten, "_fused_rms_norm_backward")

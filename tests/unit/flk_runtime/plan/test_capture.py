@@ -14,7 +14,7 @@ from torch.nn import functional
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import mfu
 from flk_runtime.parallel import ParallelOptions, parallelize
-from flk_runtime.plan.capture import CapturedModel, _Session, capture
+from flk_runtime.plan.capture import _HAS_RMS_NORM, CapturedModel, _Session, capture
 from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import GPUS
@@ -74,6 +74,34 @@ def test_modules_have_parameters_without_data_and_share_those_that_the_script_sh
     assert isinstance(layer.weight, nn.Parameter)
     assert functional.dropout is dropout
     assert not isinstance(nn.Linear(2, 2).weight, FakeTensor)
+
+
+NORMS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(1024) for _ in range(4))
+        self.norms.to(torch.bfloat16)
+
+    def forward(self, x):
+        for norm in self.norms:
+            x = norm(x)
+        return x
+
+model = Model()
+shard(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+x = torch.zeros(64, 1024, dtype=torch.bfloat16)
+model(x).backward(x)
+optimizer.step()
+"""
+
+
+@pytest.mark.skipif(not _HAS_RMS_NORM, reason="torch has no kernel of RMSNorm before 2.9")
+def test_rms_norm_keeps_its_input_as_the_kernel_of_a_gpu_does(captured: Any) -> None:
+    trace = captured(NORMS).trace
+    outputs, scales = 4 * 64 * 1024 * 2, 4 * 64 * 4
+    gradients = 2 * 64 * 1024 * 2  # of the output and the input of one, and of its weight
+    assert outputs + scales <= trace.peak <= outputs + scales + gradients + 1024 * 2
 
 
 def test_parallelize_applies_nothing_in_a_script_that_is_planned() -> None:
