@@ -195,7 +195,8 @@ class Benchmark:
             (self.large, False): self.train(self.large),
             (self.large, True): self.train(self.large, recompute=True),
         }
-        alone = 1 / statistics.median(self.train(self.small, strategy="none")["rates"])
+        found = self.train(self.small, strategy="none")
+        alone = {"alone": 1 / statistics.median(found["rates"]), "queued": found["queued"]}
         plans = {name: self.plan(name) for name in (self.small, self.large)}
         calibrated = {self.large: self.plan(self.large, measured=[self.plan(self.small, alone=alone)])}
         for (name, recompute), found in cases.items():
@@ -233,14 +234,14 @@ class Benchmark:
         found: dict[str, Any] = self.ranks("train", *options, **variables)[0]
         return found
 
-    def plan(self, name: str, *, measured: Sequence[Any] = (), alone: float | None = None) -> dict[str, Any]:
+    def plan(self, name: str, *, measured: Sequence[Any] = (), alone: Any = None) -> dict[str, Any]:
         """What `flk plan` says of the script for the GPU that was seen; with ``alone`` what `flk bench` keeps of it."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "plan.json"
             request = {"nodes": 1, "ranks": 1, "fabric": "auto", "measured": list(measured), "output": str(file)}
             request |= {"device": self.seen["device"], "memory": self.seen["memory"]}
             if alone:
-                request["calibration"] = {"alone": alone, "collectives": []}
+                request["calibration"] = {**alone, "collectives": []}
             command = [sys.executable, "-m", "flk_runtime.plan", json.dumps(request), str(RANKS), "train"]
             subprocess.run([*command, "--model", name], env=os.environ | launch.THREADS, stdout=subprocess.DEVNULL)
             found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"error": "the plan failed"}

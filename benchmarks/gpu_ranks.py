@@ -11,6 +11,7 @@ import itertools
 import json
 import resource
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ from flk_runtime.run.run import Run
 from gpu_models import MODELS, Block, Transformer, make, tokens_of
 
 WARM_UP = 12  # steps that are not counted: they compile and allocate, and at the first line flk counts FLOPs
+QUEUED = 5  # steps of which it is measured how long the host takes to launch them
 LOG_EVERY = 10  # flk's default, in steps
 SEQUENCES = 512  # of the dataset of the rates
 # Whether blocks are compiled, and the strategy.
@@ -83,6 +85,14 @@ def rate(device: torch.device, step: Callable[[], None], steps: int) -> float:
             step()
 
     return steps / timed(device, all_steps)
+
+
+def launched(device: torch.device, step: Callable[[], None]) -> float:
+    """Seconds after which the host has launched a step, before which the device is idle."""
+    finish(device)
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
 
 
 def free() -> None:
@@ -220,21 +230,26 @@ def rates_of(run: Run, arguments: argparse.Namespace, *, compiled: bool) -> dict
 # Memory and tokens per second, to compare with the plan
 
 
+def parallelized(run: Run, name: str, *, recompute: bool) -> tuple[nn.Module, Any]:
+    """A model in bf16 and its optimizer."""
+    with torch.device("meta"):
+        model: nn.Module = make(name)
+    return run.parallelize(
+        model,
+        optimizer_of(model),
+        blocks=[Block],
+        precision=flk.Precision(),
+        recompute=recompute,
+        init="reset_parameters",
+    )
+
+
 def train(arguments: argparse.Namespace) -> None:
     """Train a model, and write its rates and the most memory that the allocator had. A plan ends in the first step."""
     name = arguments.model
     with flk.init(device=arguments.device, log_every=0) as run:
-        with torch.device("meta"):
-            model: nn.Module = make(name)
-        module, optimizer = run.parallelize(
-            model,
-            optimizer_of(model),
-            blocks=[Block],
-            precision=flk.Precision(),
-            recompute=arguments.recompute,
-            init="reset_parameters",
-        )
-        batch = tokens_of(name).to(run.device)
+        module, optimizer = parallelized(run, name, recompute=arguments.recompute)
+        batch, on_gpu = tokens_of(name).to(run.device), run.device.type == "cuda"
 
         def step() -> None:
             loss: torch.Tensor = module(batch)
@@ -245,9 +260,10 @@ def train(arguments: argparse.Namespace) -> None:
 
         rate(run.device, step, WARM_UP)
         rates = [rate(run.device, step, arguments.steps) for _ in range(arguments.rounds)]
+        queued = statistics.median(launched(run.device, step) for _ in range(QUEUED)) if on_gpu else None
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        peak = torch.cuda.max_memory_reserved() if run.device.type == "cuda" else own
-        launch.write_result({"rates": rates, "peak": peak, **describe(run.device)})
+        peak = torch.cuda.max_memory_reserved() if on_gpu else own
+        launch.write_result({"rates": rates, "queued": queued, "peak": peak, **describe(run.device)})
 
 
 # The stop of a save

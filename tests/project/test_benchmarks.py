@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpu_memory
 import measure
 import run_all
 from measure import Goal, Interval, Report, Result, Verdict, alternate, at_least, at_most, median_interval
@@ -176,12 +177,50 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert written == report.results
 
 
+# What takes the memory of a GPU
+
+
+def test_tensors_that_are_live_at_the_peak_are_told_by_their_line() -> None:
+    def event(action: str, address: int, mebi: int, file: str = "") -> dict[str, object]:
+        frames = [
+            {"filename": f"/x/{name}", "line": 7, "name": "call"} for name in (file, "other.py")[bool(not file) :]
+        ]
+        return {"action": action, "addr": address, "size": mebi << 20, "frames": frames}
+
+    block = {"address": 1, "size": 1 << 30, "state": "active_allocated"}
+    before = {"segments": [{"stream": 0, "total_size": 1 << 30, "blocks": [block]}]}
+    free = {"address": 9, "size": 128 << 20, "state": "inactive"}
+    after = {
+        "segments": [{"stream": 0, "total_size": 2 << 30, "blocks": [block, free]}],
+        "device_traces": [
+            [
+                event("segment_alloc", 2, 1024),
+                event("alloc", 2, 512, "gpu_models.py"),
+                event("alloc", 3, 512, "gpu_models.py"),
+                event("free_requested", 2, 512),
+                event("free_completed", 2, 512),
+                event("alloc", 4, 256),
+                event("free_completed", 4, 256),
+                event("free_completed", 1, 1024),
+            ]
+        ],
+    }
+    assert list(gpu_memory.peak_of(before, after)) == [
+        "live at the peak: 2.000 GiB in 3 tensors",
+        "    1.000 GiB =    1 x   1024.00 MiB  before the step",
+        "    1.000 GiB =    2 x    512.00 MiB  gpu_models.py:7 call",
+        "    0.000 GiB in 0 other tensors",
+        "segments that this step got from the device: 1, 1.000 GiB",
+        "stream 0: 2.000 GiB reserved; free blocks after the step: 1 x 128 MiB",
+    ]
+
+
 # The runner of all benchmarks
 
 
 def test_runner_knows_every_benchmark() -> None:
     shared = {"example", "launch", "llama", "measure", "measured", "run_all", "simulated_launchers", "small_models"}
-    shared |= {"torchft_gpt", "torchtitan_cpu", "gpu_models", "gpu_ranks"}
+    shared |= {"torchft_gpt", "torchtitan_cpu", "gpu_memory", "gpu_models", "gpu_ranks"}
     assert set(run_all.NAMES) == {path.stem for path in BENCHMARKS.glob("*.py")} - shared
 
 
