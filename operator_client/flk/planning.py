@@ -39,10 +39,16 @@ class Row:
     compute_seconds: float
     exposed_seconds: float
     optimizer_seconds: float
+    host_seconds: float  # that the host takes to launch a step's operations
     step_seconds: float
     mfu: float | None
     largest_batch: float
     modelled: bool  # whether nothing is left out of the times
+
+    @property
+    def is_bound_by_host(self) -> bool:
+        """Whether the GPU waits for the host, which launches operations one by one."""
+        return self.host_seconds > self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
 
     @property
     def sample_seconds(self) -> float:

@@ -67,6 +67,10 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
     if len(shown) < len(plan.rows):
         lines.append(f"and {len(plan.rows) - len(shown)} more rows (-o wide shows all)")
     lines += ["", _recommendation(plan, best), ""]
+    bound = sum(row.is_bound_by_host for row in shown)
+    if bound:
+        which = f"{bound} of these {plural(len(shown), 'row')} {'is' if bound == 1 else 'are'}"
+        lines.append(f"note: {which} bound by the host's launches: compile, or use larger batches")
     lines += [f"warning: {text}" for text in plan.warnings]
     return lines + [f"assumes: {text}" for text in plan.assumptions]
 

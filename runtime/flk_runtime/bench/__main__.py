@@ -50,7 +50,7 @@ class Benchmark:
         result = links | {"strategies": measured, "alone": alone, "steps": self._request["steps"]}
         if self._info.rank == 0:
             try:
-                result |= self._predict(links["collectives"], alone.get("seconds"))
+                result |= self._predict(links["collectives"], alone)
             except RuntimeFailure as error:
                 links["warnings"].append(f"no predictions: {error}")
         return result
@@ -81,16 +81,21 @@ class Benchmark:
         ranks = self._cases.gather(f"result-{strategy}", ended.result)
         seconds = max(each["seconds"] for each in ranks)
         self._say(f"{strategy}: {seconds * 1e3:.4g} ms for a step")
-        return {"seconds": seconds, "mfu": ended.result["mfu"], "memory": [each["memory"] for each in ranks]}
+        return {
+            "seconds": seconds,
+            "queued": max((each["queued"] for each in ranks if each["queued"]), default=None),
+            "mfu": ended.result["mfu"],
+            "memory": [each["memory"] for each in ranks],
+        }
 
-    def _predict(self, collectives: list[Any], alone: float | None) -> dict[str, Any]:
+    def _predict(self, collectives: list[Any], alone: dict[str, Any]) -> dict[str, Any]:
         """Model, hardware, calibration and predictions, as `flk_runtime.plan` gives them for these measurements."""
         self._say("predicting the same steps")
         return run_plan(
             self._info,
             devices.select(self._info),
             self._command,
-            calibration={"alone": alone, "collectives": collectives},
+            calibration={"alone": alone.get("seconds"), "queued": alone.get("queued"), "collectives": collectives},
         )
 
     def _say(self, text: str) -> None:

@@ -1,7 +1,8 @@
 """``python -m flk_runtime.bench.script REQUEST script.py args``: run a script for a few steps and measure them.
 
-REQUEST is a JSON object: strategy, steps, and output, the file for the result: seconds of a step, mfu, and the most
-memory that this rank has used, in bytes. The script ends after its last measured step.
+REQUEST is a JSON object: strategy, steps, and output, the file for the result: seconds of a step, queued (the seconds
+after which the host has launched one; null on a CPU), mfu, and the most memory that this rank has used, in bytes. The
+script ends after its last measured step.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class _Clock:
     def __init__(self, strategy: str, steps: int) -> None:
         self._strategy, self._steps = strategy, steps
         self._times: list[float] = []  # at the end of each step
+        self._queued: float | None = None  # seconds in which the host launched a step of an idle GPU
         self.result: dict[str, Any] | None = None
 
     def tick(self) -> None:
@@ -48,11 +50,19 @@ class _Clock:
         if not self._times and run.strategy != self._strategy:
             raise SetupError("the script passes strategy= to init: leave it out, so that others can be measured")
         done = len(self._times) + 1
-        if done in (WARMUP, WARMUP + self._steps) and run.device.type == "cuda":
-            torch.cuda.synchronize(run.device)
+        if run.device.type == "cuda":
+            if done == WARMUP:
+                self._queued = time.perf_counter() - self._times[-1]
+            if done in (WARMUP - 1, WARMUP, WARMUP + self._steps):
+                torch.cuda.synchronize(run.device)
         self._times.append(time.perf_counter())
         if done == WARMUP + self._steps:
-            self.result = {"seconds": self._seconds(run), "mfu": run.mfu, "memory": _peak_memory(run)}
+            self.result = {
+                "seconds": self._seconds(run),
+                "queued": self._queued,
+                "mfu": run.mfu,
+                "memory": _peak_memory(run),
+            }
             dist.barrier()  # no rank ends while another still communicates
             raise _Done
 

@@ -3,7 +3,7 @@
 REQUEST is a JSON object: nodes, ranks (of each node), gpu_type (or device and memory, as torch tells them), fabric,
 and output, the file for the result. measured: results of `flk bench`, whose calibration is used on the same hardware.
 With choose, the result is the strategy that `auto` stands for. With calibration (alone: the seconds of a step without
-communication, and collectives), it is what `flk bench` needs.
+communication, queued: after which the host has launched it, and collectives), it is what `flk bench` needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Calibration: figures that `flk bench` has measured on some hardware, in place of published figures.
 
-The computation is scaled so that a step without communication takes as long as it was measured to take. The time of a
+Where the device was the bound of a step without communication, the computation is scaled so that the step takes as long
+as it was measured to take. The host has a time of its own for each operation that it launches. The time of a
 collective is a latency and a bandwidth that are fitted to measured times of several sizes.
 """
 
@@ -44,9 +45,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measured figures of some hardware. ``compute``: measured time of a computation over the predicted one."""
+    """Measured figures of some hardware."""
 
-    compute: float = 1.0
+    compute: float = 1.0  # measured time of a computation over the predicted one
+    launch: float | None = None  # seconds that the host takes to launch an operation; None: not measured
     links: Mapping[tuple[str, int, int], Link] = field(default_factory=dict)  # by kind, ranks and stride
 
     @classmethod
@@ -56,7 +58,7 @@ class Calibration:
         for each in data.get("collectives", ()):
             link = Link.fit(each["sizes"]) if "sizes" in each else Link(each["latency"], each["per_byte"])
             links[each["kind"], each["ranks"], each["stride"]] = link
-        return cls(data.get("compute", 1.0), links)
+        return cls(data.get("compute", 1.0), data.get("launch"), links)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `parse`."""
@@ -64,7 +66,7 @@ class Calibration:
             {"kind": kind, "ranks": ranks, "stride": stride, "latency": link.latency, "per_byte": link.per_byte}
             for (kind, ranks, stride), link in self.links.items()
         ]
-        return {"compute": self.compute, "collectives": links}
+        return {"compute": self.compute, "launch": self.launch, "collectives": links}
 
 
 UNMEASURED: Final = Calibration()

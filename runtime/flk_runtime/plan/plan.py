@@ -21,6 +21,8 @@ from flk_runtime.plan.communication import Cluster, shard_count
 from flk_runtime.plan.hardware import (
     ATTENTION_EFFICIENCY,
     COLLECTIVE_PROCESSORS,
+    HOST_SECONDS,
+    LAUNCH_QUEUE,
     LINK_EFFICIENCY,
     MATMUL_EFFICIENCY,
     MEMORY_EFFICIENCY,
@@ -32,6 +34,7 @@ from flk_runtime.plan.state import optimizer_sizes, units_of
 if TYPE_CHECKING:
     from flk_runtime.plan.split import SplitModel
 
+_HOST_BOUND = 0.95  # share of a step after which the host has launched it, if it is the bound
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
 
@@ -72,6 +75,9 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     if gpu.overlaps:
         share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
         assumptions.insert(2, f"a collective takes {share}, fewer where the network is slow")
+        launch = cluster.calibration.launch or HOST_SECONDS
+        how = "measured by `flk bench`" if cluster.calibration.launch else "an order of magnitude"
+        assumptions.insert(2, f"the host launches an operation in {launch * 1e6:.3g} µs ({how})")
     if cluster.calibration != UNMEASURED:
         assumptions[:2] = [f"computation and network as `flk bench` has measured them on {_describe(cluster)}"]
     return {
@@ -121,13 +127,15 @@ def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Clust
 def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Predictions with the calibration of these measurements, and that calibration. A GPU without figures has none.
 
-    ``measured`` has alone, the seconds of a step without communication (None: not measured), and collectives.
+    ``measured`` has alone, the seconds of a step without communication (None: not measured), queued, the seconds after
+    which the host has launched such a step (None: on a CPU), and collectives.
     """
     calibration = Calibration.parse(measured)
     work = _work_as_written(captured, cluster)
     known = cluster.gpu.is_known
     if measured["alone"] and known:
-        calibration = replace(calibration, compute=measured["alone"] / predict("none", work, cluster).step_seconds)
+        alone = predict("none", work, cluster)
+        calibration = _fit(calibration, alone, measured["alone"], measured.get("queued"))
     cluster = replace(cluster, calibration=calibration)
     rows = _rows(captured, cluster, work, strategies_of(captured, cluster)) if known else []
     return {
@@ -136,6 +144,25 @@ def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mappin
         "predicted": {row.strategy: _as_dict(row) for row in rows},
         "calibration": calibration.to_dict(),
     }
+
+
+def _fit(calibration: Calibration, alone: Prediction, seconds: float, queued: float | None) -> Calibration:
+    """The calibration with the factor of the device's kernels, and the host's time for an operation.
+
+    A step that is over as soon as it is launched had the host as its bound: its kernels may take less than it does. The
+    host waits where it is far ahead of the device, so the time that it takes for such a step is only a limit.
+    """
+    compute = seconds / alone.device_seconds
+    if queued is None or not alone.operations:
+        return replace(calibration, compute=compute)
+    launch = queued / alone.operations
+    if queued > _HOST_BOUND * seconds:
+        return replace(calibration, compute=min(compute, 1.0), launch=launch)
+    return replace(
+        calibration,
+        compute=compute,
+        launch=launch if alone.operations <= LAUNCH_QUEUE else min(launch, HOST_SECONDS),
+    )
 
 
 def _rows(captured: CapturedModel, cluster: Cluster, work: Workload, strategies: Sequence[str]) -> list[Prediction]:
@@ -286,6 +313,7 @@ def _as_dict(row: Prediction) -> dict[str, Any]:
         "compute_seconds": row.compute_seconds,
         "exposed_seconds": row.exposed_seconds,
         "optimizer_seconds": row.optimizer_seconds,
+        "host_seconds": row.host_seconds,
         "step_seconds": row.step_seconds,
         "mfu": row.mfu,
         "largest_batch": row.largest_batch,

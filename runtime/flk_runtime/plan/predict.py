@@ -15,7 +15,14 @@ import torch
 
 from flk_runtime.parallel.strategies import STRATEGIES
 from flk_runtime.plan.communication import Cluster, Collective, CollectiveKind, When, collectives, shard_count
-from flk_runtime.plan.hardware import COLLECTIVE_PROCESSORS, FRAGMENTATION, LINK_EFFICIENCY, MEMORY_EFFICIENCY, RESERVED
+from flk_runtime.plan.hardware import (
+    COLLECTIVE_PROCESSORS,
+    FRAGMENTATION,
+    HOST_SECONDS,
+    LINK_EFFICIENCY,
+    MEMORY_EFFICIENCY,
+    RESERVED,
+)
 from flk_runtime.plan.state import OptimizerSizes, StateBytes, Unit, model_state
 from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
 
@@ -47,13 +54,20 @@ class Prediction:
     compute_seconds: float
     exposed_seconds: float  # by which communication, and copies to and from its buffers, make the step longer
     optimizer_seconds: float
+    operations: int  # of a step, that the host launches one by one
+    host_seconds: float  # that it takes for them; a CPU computes them itself
     mfu: float | None  # None: the device has no published peak, or there are FLOPs that torch cannot count
     largest_batch: float  # the micro-batch that fits, as a multiple of the script's
 
     @property
+    def device_seconds(self) -> float:
+        """Duration of a step on a device that never waits for the host."""
+        return self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
+
+    @property
     def step_seconds(self) -> float:
         """Duration of a step."""
-        return self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
+        return max(self.device_seconds, self.host_seconds)
 
     @property
     def sample_seconds(self) -> float:
@@ -83,13 +97,13 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     kind = STRATEGIES[strategy]
     shards = shard_count(strategy, cluster, shard_size, work.tp)
     state = model_state(work.units, shards)
-    buckets = state.gradients if strategy == "ddp" else 0
+    replicas = cluster.world_size // work.tp
+    buckets = state.gradients if strategy == "ddp" and replicas > 1 else 0  # flk wraps nothing for one rank
     memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards, buckets=buckets)
     held = state.parameters + state.optimizer
     needed = memory.pools if cluster.gpu.overlaps else memory.peak  # a CPU has neither streams nor pools
     total = int((held + needed) / (1 - FRAGMENTATION))
     usable = cluster.gpu.memory - RESERVED
-    replicas = cluster.world_size // work.tp
     sent = list(
         collectives(strategy, work.units, replicas, shards, work.parameter_size, work.reduce_size, stride=work.tp)
     )
@@ -110,7 +124,10 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     factor = cluster.calibration.compute
     update_seconds = factor * update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
     compute = factor * work.trace.seconds * len(work.synced)
-    step = compute + exposed + update_seconds
+    operations = work.trace.operations * len(work.synced) + sum(each.operations for each in work.optimizers)
+    operations += _wrapper_operations(strategy, work, replicas)
+    host = operations * (cluster.calibration.launch or HOST_SECONDS) if cluster.gpu.overlaps else 0.0
+    step = max(compute + exposed + update_seconds, host)
     activations = work.trace.peak
     flops = work.trace.model_flops if work.model_flops is None else work.model_flops
     free = usable - (total - activations / (1 - FRAGMENTATION))
@@ -130,6 +147,8 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
         compute,
         exposed,
         update_seconds,
+        operations,
+        host,
         None
         if cluster.gpu.flops or work.trace.uncounted or not cluster.gpu.multiplies(work.dtype)
         else flops / work.tp * len(work.synced) / step / cluster.gpu.peak(work.dtype),
@@ -270,6 +289,26 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     # A slower network needs fewer processors, for a longer time.
     at_full_speed = (wire.inside + wire.between) / (cluster.gpu.link * LINK_EFFICIENCY)
     return wire, copied + exposed + hidden * COLLECTIVE_PROCESSORS * at_full_speed
+
+
+def _wrapper_operations(strategy: str, work: Workload, replicas: int) -> int:
+    """Operations that FSDP2 or DDP launches in a step beside the model's.
+
+    FSDP2 casts and copies the parameters of a unit, gathers them and copies them out, and makes a view of each. It
+    copies their gradients, reduces and casts them, and makes a view of each, also with one rank (_fsdp_collectives.py
+    and _fsdp_param.py in torch/distributed/fsdp/_fully_shard). DDP copies each gradient into a bucket (reducer.cpp).
+    """
+    kind = STRATEGIES[strategy]
+    steps, sums = len(work.synced), sum(work.synced)
+    if kind.shards or work.parameter_size is not None:
+        found = 0
+        for unit in work.units:
+            gathers = 1 + (kind.reshards and not unit.is_kept)
+            trained = sum(each.trained for each in unit.parameters)
+            found += steps * gathers * (4 + len(unit.parameters)) + sums * (3 + trained) * bool(trained)
+        return found
+    wrapped = strategy == "ddp" and replicas > 1
+    return sums * sum(each.trained for unit in work.units for each in unit.parameters) if wrapped else 0
 
 
 def _first(sent: Sequence[Collective], when: When) -> list[Collective]:

@@ -15,7 +15,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -49,6 +49,7 @@ class Segment:
     end: int = 0  # live bytes at its end
     model_flops: int = 0  # without the FLOPs that recomputation repeats
     seconds: float = 0.0  # estimated time on the GPU
+    operations: int = 0  # that the host launches
     sums: tuple[tuple[str, int], ...] = ()  # kind and full bytes of the collectives that its computation waits for
 
 
@@ -88,13 +89,18 @@ class StepTrace:
         """Estimated time on the GPU, without communication and without the optimizer."""
         return sum(segment.seconds for segment in self.segments)
 
+    @property
+    def operations(self) -> int:
+        """Operations that the host launches, without those of the optimizer."""
+        return sum(segment.operations for segment in self.segments)
+
 
 class _Recorded:
     """A segment that was run: its memory relative to the beginning."""
 
     def __init__(self, block: int, backward: bool) -> None:
         self.block, self.backward = block, backward
-        self.peak = self.change = self.model_flops = 0
+        self.peak = self.change = self.model_flops = self.operations = 0
         self.seconds = 0.0
         self.sums: list[tuple[str, int]] = []
 
@@ -194,6 +200,7 @@ class Tracer:
                     live + each.change,
                     model.model_flops,
                     model.seconds,
+                    model.operations,
                     tuple(model.sums),
                 )
             )
@@ -226,7 +233,8 @@ class Tracer:
 
     def _finish(self) -> None:
         memory, current = self._memory, self._current
-        current.peak, current.change, current.model_flops, current.seconds = memory.start_segment()
+        counted = memory.start_segment()
+        current.peak, current.change, current.model_flops, current.seconds, current.operations = counted
         if current.seconds or current.peak or current.change:
             self._segments.append(current)
         self._current = _Recorded(OUTSIDE, current.backward)
@@ -275,6 +283,16 @@ class Tracer:
         return pytree.map_leaves(template.outputs, lambda leaf: next(replaced) if isinstance(leaf, _Shape) else leaf)
 
 
+class Counted(NamedTuple):
+    """What a MemoryCounter has counted of a segment."""
+
+    peak: int  # bytes above those at its beginning
+    change: int  # bytes at its end, less those at its beginning
+    model_flops: int
+    seconds: float
+    operations: int
+
+
 class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the live bytes of storages that operations allocate, FLOPs, and the time that a GPU would take."""
 
@@ -283,15 +301,16 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._gpu = gpu
         self._is_backward = is_backward
         self._sizes: dict[int, int] = {}  # bytes of each live storage, by the id of its Python object
-        self._live = self._begin = self._peak = self._flops = 0
+        self._live = self._begin = self._peak = self._flops = self._operations = 0
         self._seconds = 0.0
         self.uncounted: set[str] = set()
 
-    def start_segment(self) -> tuple[int, int, int, float]:
-        """Set the counters back. Returns their values: peak and change of the live bytes, model FLOPs, seconds."""
-        counted = self._peak - self._begin, self._live - self._begin, self._flops, self._seconds
+    def start_segment(self) -> Counted:
+        """Set the counters back. Returns their values."""
+        memory = self._peak - self._begin, self._live - self._begin
+        counted = Counted(*memory, self._flops, self._seconds, self._operations)
         self._begin = self._peak = self._live
-        self._flops, self._seconds = 0, 0.0
+        self._flops, self._seconds, self._operations = 0, 0.0, 0
         return counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -316,6 +335,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._flops += flops
         if not written and func._schema.is_mutable:  # in place
             written = _size(out)
+        self._operations += bool(written or flops or func._schema.is_mutable)
         if written or flops:
             # Where it reads only what it gives, the rest is of no account: a row of a large embedding.
             read = _size((args[1:], kwargs)) + (written if func in _CHOOSES else _size(args[:1]))
