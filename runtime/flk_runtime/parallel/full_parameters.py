@@ -101,6 +101,7 @@ class FullParameters:
         state = unit._get_fsdp_state()
         self._state = state
         self._gather = state._pre_backward = _first_order(state._pre_backward)
+        _make_faster(unit, state)
         if groups := groups_of(state):  # one
             self._begin_pass, self._end_pass = groups[0].pre_forward, groups[0].post_forward
             groups[0].pre_forward, groups[0].post_forward = self._before, self._after
@@ -191,10 +192,24 @@ def _own_modules(unit: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(walk(unit)))
 
 
+def _unwrapped(method: Any) -> Any:
+    """A method of FSDP2 without torch's wrapper, which makes a function that is not compiled anew in each call."""
+    return types.MethodType(inspect.unwrap(method.__func__), method.__self__)
+
+
+def _make_faster(unit: nn.Module, state: Any) -> None:
+    """Have the hooks of FSDP2 be made functions that are not compiled once, and not in each call."""
+    hooks: Any
+    for hooks, handle, method in (
+        (unit._forward_pre_hooks, state._pre_forward_hook_handle, state._pre_forward),
+        (unit._forward_hooks, state._post_forward_hook_handle, state._post_forward),
+    ):
+        hooks[handle.id] = torch.compiler.disable(_unwrapped(method))  # type: ignore[no-untyped-call]
+
+
 def _first_order(gather: Any) -> Any:
     """``gather``, which a backward pass calls where it comes to a unit; an error if another one follows through it."""
-    # Without torch's own wrapper, which makes a function that is not compiled anew in each call.
-    plain = types.MethodType(inspect.unwrap(gather.__func__), gather.__self__)
+    plain = _unwrapped(gather)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def checked(gradient: torch.Tensor) -> Any:
