@@ -344,11 +344,12 @@ class Ways:
         }
 
     def working(self) -> tuple[dict[str, Callable[[], float]], dict[str, str]]:
-        """The ways that this version of torch has, each tried once, and the errors of the others."""
+        """The ways that this version of torch has, each tried, and the errors of the others."""
         cases, errors = self.all(), {}
         for way in [way for way in cases if way != "flk"]:
             try:
-                cases[way]()
+                for _ in range(2):  # torch 2.11's stager fails when it is used again
+                    cases[way]()
             except Exception as error:
                 errors[way] = f"{type(error).__name__}: {error}".partition("\n")[0]
                 del cases[way]
