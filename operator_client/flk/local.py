@@ -78,7 +78,9 @@ class LocalRun:
                 f"`flk run` needs Linux or macOS, because its launchers do (this is {sys.platform})",
                 hint="use flk submit, or run flk in a Linux container",
             )
-        self._gpus = local_gpus.shares(job, local_gpus.count_gpus())
+        gpus = local_gpus.count_gpus()
+        self._gpus = local_gpus.shares(job, gpus)
+        self._of_gpus = {pod_env.GPUS: str(job.resources.gpu)} if gpus and job.resources.gpu else {}
         self._python, self._path = interpreter()
         self._pods: dict[int, _Pod] = {}
         self._selector = selectors.DefaultSelector()
@@ -182,6 +184,7 @@ class LocalRun:
             pod_env.RDZV_ENDPOINT: f"127.0.0.1:{self._ports[index * self._job.workers // self._job.replicas]}",
             pod_env.POD_INDEX: str(index),
             user_env.POD_NAME: f"{self._job.name}-worker-{index}",
+            **self._of_gpus,
         }
         if self._gpus:
             values[local_gpus.VARIABLE] = self._gpus[index]
