@@ -80,7 +80,7 @@ class LocalRun:
             )
         gpus = local_gpus.count_gpus()
         self._gpus = local_gpus.shares(job, gpus)
-        self._of_gpus = {pod_env.GPUS: str(job.resources.gpu)} if gpus and job.resources.gpu else {}
+        self._known_gpus = job.resources.gpu if gpus else 0
         self._python, self._path = interpreter()
         self._pods: dict[int, _Pod] = {}
         self._selector = selectors.DefaultSelector()
@@ -184,8 +184,9 @@ class LocalRun:
             pod_env.RDZV_ENDPOINT: f"127.0.0.1:{self._ports[index * self._job.workers // self._job.replicas]}",
             pod_env.POD_INDEX: str(index),
             user_env.POD_NAME: f"{self._job.name}-worker-{index}",
-            **self._of_gpus,
         }
+        if self._known_gpus:
+            values[pod_env.GPUS] = str(self._known_gpus)
         if self._gpus:
             values[local_gpus.VARIABLE] = self._gpus[index]
         # In a session of its own, so that the terminal's Ctrl-C reaches only flk, which forwards it once.

@@ -26,14 +26,8 @@ if TYPE_CHECKING:
     from flk_runtime.data import EvaluationLoader, Loader, shard
     from flk_runtime.diloco import DiLoCo
     from flk_runtime.discovery import RankInfo
-    from flk_runtime.distributed import (
-        DistributedOptimizer,
-        all_reduce,
-        broadcast,
-        main_process_first,
-        reduce,
-        synchronize,
-    )
+    from flk_runtime.distributed import all_reduce, broadcast, main_process_first, reduce, synchronize
+    from flk_runtime.distributed.optimizer import DistributedOptimizer
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.parallel.precision import Precision
     from flk_runtime.run.adopt import adopt
@@ -47,7 +41,7 @@ _MODULES = {
     "CheckpointError": "errors",
     "DiLoCo": "diloco",
     "DiscoveryError": "errors",
-    "DistributedOptimizer": "distributed",
+    "DistributedOptimizer": "distributed.optimizer",
     "EvaluationLoader": "data",
     "Loader": "data",
     "Loop": "run.loop",

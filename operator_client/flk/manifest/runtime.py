@@ -32,13 +32,13 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # records in the cluster or on a volume, "preparation" installs packages or runs a setup command, "check" checks a
 # start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow
 # Trainer, "trainjobs" for the status of TrainJobs, "s3" for checkpoints there, "weights" for files of weights that
-# `export`, `import`, `load_weights` and `init=` use, "links" measures the network of three nodes or more, and "gpus" is
-# for jobs that request GPUs.
+# `export`, `import`, `load_weights` and `init=` use, "links" measures the network of three nodes or more, "gpus" is for
+# jobs that request GPUs, and "averaging" for scripts with a DistributedOptimizer.
 # "sinks" writes metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
-        "trainjobs", "sinks", "page", "mesh", "s3", "weights", "links", "gpus",
+        "trainjobs", "sinks", "page", "mesh", "s3", "weights", "links", "gpus", "averaging",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
@@ -49,6 +49,7 @@ _MENTIONED: Final = {
     "s3": (_S3.encode(),),
     "mesh": (b"mesh", b"tp=", b"tp_plan", b"'tp'", b'"tp"'),
     "sinks": (b"metrics=",),
+    "averaging": (b"DistributedOptimizer",),
     "weights": (b"weights", b"export", b"init=", b"'init'", b'"init"'),
     "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
 }
@@ -63,6 +64,7 @@ _OF_PROGRAMS: Final = {
     "plan": {"plan"},
 }
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
+_OF_AVERAGING: Final = ("grad_scaler", "optimizer", "reducer")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
 _OF_TELEMETRY: Final = ("__init__", "history", "idle", "keeper", "meter", "usage")
 _OF_WEIGHTS: Final = ("__init__", "export", "safetensors", "weights")
@@ -73,6 +75,7 @@ _ELSEWHERE: Final = {
     "contract/sinks.py": "sinks",
     "checkpoint/pod_exchange.py": "training",
     "checkpoint/storage/s3.py": "s3",
+    **dict.fromkeys((f"distributed/{each}.py" for each in _OF_AVERAGING), "averaging"),
     **dict.fromkeys((f"checkpoint/files/{each}.py" for each in _OF_WEIGHTS), "weights"),
     "launcher/gpu_health.py": "gpus",
     "launcher/health.py": "training",

@@ -1,4 +1,6 @@
-"""Distributed: the process group, collectives on pytrees, consistency checks, and averaging of gradients.
+"""Distributed: the process group, collectives on pytrees and consistency checks.
+
+`optimizer` averages gradients, and travels with jobs whose code names DistributedOptimizer.
 
 Everything here needs torch and, unless it says otherwise, an open process group. The packages above (data, preflight,
 checkpoint, parallel) and `run` and `check` import it; the launcher may not.
@@ -8,15 +10,12 @@ from flk_runtime.distributed.broadcast_state import synchronize
 from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
 from flk_runtime.distributed.consistency import check_consistent, find_difference
 from flk_runtime.distributed.main_process import main_process_first
-from flk_runtime.distributed.optimizer import DistributedOptimizer, averages
 from flk_runtime.distributed.process_group import Timeouts, comm_device, mean_loss
 from flk_runtime.distributed.settled import is_settled, parameters_in, settle
 
 __all__ = [
-    "DistributedOptimizer",
     "Timeouts",
     "all_reduce",
-    "averages",
     "broadcast",
     "check_consistent",
     "comm_device",

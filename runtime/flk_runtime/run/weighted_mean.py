@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from flk_runtime.distributed import averages, comm_device
+from flk_runtime.distributed import comm_device
 from flk_runtime.errors import SetupError
+
+
+def _averages(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether a DistributedOptimizer averages gradients of ``parameters``. Its module travels with some jobs only."""
+    optimizers = sys.modules.get("flk_runtime.distributed.optimizer")
+    return optimizers is not None and bool(optimizers.averages(parameters))
 
 
 class WeightedMean:
@@ -28,7 +35,7 @@ class WeightedMean:
         """
         if parts > 1 and not parameters:
             raise SetupError("backward(weight=) in several micro-batches needs a model of parallelize: call it before")
-        if parts > 1 and averages(parameters):
+        if parts > 1 and _averages(parameters):
             raise SetupError(
                 "backward(weight=) in several micro-batches cannot be combined with a DistributedOptimizer: use "
                 "strategy ddp without it"

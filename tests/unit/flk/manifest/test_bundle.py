@@ -158,10 +158,11 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
         ("train.py", "run.load_weights(path)", {"weights"}),
         ("train.py", "run.parallelize(model, optimizer, init=path)", {"weights"}),
         ("train.py", "flk.init(checkpoint='s3://bucket/run')", {"s3"}),
+        ("train.py", "optimizer = flk.DistributedOptimizer(optimizer)", {"averaging"}),
         (
             ["-m", "package.train"],
             "import torch",
-            {"hosts", "loops", "mesh", "s3", "sinks", "trainers", "weights"},
+            {"averaging", "hosts", "loops", "mesh", "s3", "sinks", "trainers", "weights"},
         ),  # a module may be one of the image
     ],
 )
