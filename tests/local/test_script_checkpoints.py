@@ -324,6 +324,7 @@ UNFIT = """
     adam = torch.optim.AdamW(model.parameters())
     flk.save(1, checkpoint=os.environ["PLACE"], wait=True, model=model, optimizer=adam)
     restore(model=model, average=nn.Linear(2, 2))
+    restore(network=nn.Linear(2, 2))
     restore(model=nn.Linear(2, 3))
     restore(model=nn.Linear(2, 2, bias=False))
     restore(model=nn.Sequential(nn.Linear(2, 2)))
@@ -341,6 +342,10 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
         f"flk: 'average' is not in {place}, and begins anew",
         f"flk: ignoring 'optimizer' in {place}: this script does not register it",
         "1",
+        f"flk: 'network' is not in {place}, and begins anew",
+        f"{place} holds the model 'model', which this script does not register, and has no 'network', which would "
+        "begin anew while the rest goes on: register it under its name in the checkpoint, or name another place for "
+        "checkpoints",
         f"cannot restore 'model' from {place}: 'model.weight' has the shape (2, 2) in {place}, and the "
         "shape (3, 2) here",
         f"cannot restore 'model' from {place}: unexpected key 'bias': the module has no such entry",

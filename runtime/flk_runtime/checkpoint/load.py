@@ -114,6 +114,10 @@ class SavedObject:
                 return full.removeprefix(self.name + ".")
         return None
 
+    def is_of_model(self) -> bool:
+        """Whether it is the state of a module, whose tensors stand at its top. Those of an optimizer do not."""
+        return any(len(path) == 2 for _, path in self.checkpoint.names((self.name,)))
+
     def state_dict(self) -> Any:
         """The whole state, with full tensors on the CPU."""
         return join_tensors(self.plain, self.checkpoint.tensors(list(references(self.plain))))

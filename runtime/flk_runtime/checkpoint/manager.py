@@ -80,6 +80,7 @@ class CheckpointManager:
         self._own: dict[str, Any] = {}  # states that this rank has saved for itself in the checkpoint
         self._own_of_rank_0: dict[str, Any] = {}
         self._restored: dict[str, SavedObject] = {}  # states in the checkpoint, until the first step
+        self._anew: list[str] = []  # names of objects that are not in the checkpoint
         self._unclaimed: set[str] = set()  # names in the checkpoint for which no object is registered yet
         self._rng_state: dict[str, Any] | None = None  # of this rank, from the checkpoint
         self._draws_as = self._saved_as = process_group.rank()  # ranks with one number draw the same random numbers
@@ -208,6 +209,7 @@ class CheckpointManager:
         self._objects[name] = thing
         if name not in self._unclaimed:
             if self._checkpoint is not None and not name.startswith(INTERNAL):
+                self._anew.append(name)
                 self._log(f"flk: {name!r} is not in {self._checkpoint.place}, and begins anew")
             return
         self._unclaimed.discard(name)
@@ -257,7 +259,8 @@ class CheckpointManager:
     def finish_restoring(self) -> None:
         """At the first step, warn about entries that no registered object has claimed, and free the rest.
 
-        Raises CheckpointError if the unclaimed entry is the model that the script has to register.
+        Raises CheckpointError if the unclaimed entry is the model that the script has to register, and if it is a model
+        while another one has not been in the checkpoint: it may have got another name.
         """
         self._finished = True
         place = self._checkpoint.place if self._checkpoint else ""
@@ -265,7 +268,20 @@ class CheckpointManager:
             raise MismatchError(
                 f"{place} holds a model, but this script registers none: call parallelize before the first step"
             )
-        for name in sorted(each for each in self._unclaimed if not each.startswith(INTERNAL)):
+        left = sorted(each for each in self._unclaimed if not each.startswith(INTERNAL))
+        renamed = [name for name in left if name in self._restored and self._restored[name].is_of_model()]
+        anew = [
+            name
+            for name in self._anew
+            if isinstance(thing := self._objects[name], DistributedStateful) and thing.is_of_model
+        ]
+        if renamed and anew:
+            raise MismatchError(
+                f"{place} holds the model {renamed[0]!r}, which this script does not register, and has no {anew[0]!r}, "
+                "which would begin anew while the rest goes on: register it under its name in the checkpoint, or name "
+                "another place for checkpoints"
+            )
+        for name in left:
             self._log(f"flk: ignoring {name!r} in {place}: this script does not register it")
         self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
         if self._memory:

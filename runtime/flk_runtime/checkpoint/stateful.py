@@ -117,6 +117,9 @@ class Values:
 class DistributedStateful(ABC):
     """An object whose state is spread over the ranks, such as a sharded model. Each rank saves and loads its own."""
 
+    is_of_model = False
+    """Whether it is the state of a module: what trains on goes wrong where that begins anew."""
+
     @abstractmethod
     def save_state(self, name: str) -> SplitState:
         """The state that this rank holds, with paths that begin with ``name``. No communication, no copies."""

@@ -25,6 +25,8 @@ class ModuleState(TorchState):
     all other tensors, such as DDP's buffers. Of `Parts` each rank offers all, and loads what it has itself.
     """
 
+    is_of_model = True
+
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._equal = set(parameters_of(module)) if isinstance(module, DistributedDataParallel) else set()
