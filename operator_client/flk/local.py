@@ -80,7 +80,7 @@ class LocalRun:
             )
         gpus = local_gpus.count_gpus()
         self._gpus = local_gpus.shares(job, gpus)
-        self._known_gpus = job.resources.gpu if gpus else 0
+        self._known_gpus = job.resources.gpu if gpus and self._gpus else 0
         self._python, self._path = interpreter()
         self._pods: dict[int, _Pod] = {}
         self._selector = selectors.DefaultSelector()
@@ -89,8 +89,6 @@ class LocalRun:
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
         self._unwritten: FlkError | None = None  # why the output could not be written
-        self.on_cpu = self._gpus is not None and not any(self._gpus)
-        """Whether the ranks are more than the GPUs of this machine, so that they get none."""
         self.record: JobRecord | None = None
         """The last record of the launcher of pod 0."""
 
@@ -107,6 +105,11 @@ class LocalRun:
         ):
             self._base = self._environment(Path(scratch)) | memory
             self._ports = [free_port() for _ in range(self._job.workers)]
+            if self._gpus is not None and not any(self._gpus):
+                self._say(
+                    "the pods of the job have more ranks than this machine has GPUs, so they train on the CPU: "
+                    "use fewer --replicas, --processes or --spares"
+                )
             try:
                 for index in range(self._job.created_pods):
                     self._start(index)

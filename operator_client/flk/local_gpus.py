@@ -23,26 +23,25 @@ def count_gpus(devices: Path = _DEVICES) -> int:
 def shares(job: Job, gpus: int, environ: Mapping[str, str] = os.environ) -> list[str] | None:
     """The value of CUDA_VISIBLE_DEVICES of each created pod; None leaves the variable as it is.
 
-    ``gpus`` is their number on this machine, 0 if it is not known. A job that asks for GPUs gets as many. Another one
-    gets a GPU for each rank if there are enough and the variable is not set, and none if there are not: two ranks
-    cannot share a GPU.
+    ``gpus`` is their number on this machine, 0 if it is not known; the variable may name some of them, or none. A job
+    that asks for GPUs gets as many. Another one gets a GPU for each rank if there are enough. If not, it gets none,
+    since two ranks cannot share a GPU, unless the user has set the variable.
 
     Raises UsageError if there are fewer GPUs than the job asks for.
     """
-    visible = environ.get(VARIABLE, "")
+    visible = environ.get(VARIABLE)
     asked = job.resources.gpu
-    if not asked and (VARIABLE in environ or not gpus):
+    if visible == "" or not (asked or visible or gpus):
         return None
     each = asked or job.processes_per_pod
     needed = job.created_pods * each
     names = visible.split(",") if visible else [str(number) for number in range(gpus or needed)]
-    if len(names) < needed:
-        if not asked:
-            return [""] * job.created_pods
-        has = f"{VARIABLE}={visible} names {len(names)}" if visible else f"this machine has {len(names)}"
-        raise UsageError(
-            f"the job needs {plural(needed, 'GPU')} ({plural(job.created_pods, 'replica')} with {each} each), "
-            f"and {has}",
-            hint=f"unset {VARIABLE}, or use fewer --replicas or --gpu" if visible else "use fewer --replicas or --gpu",
-        )
-    return [",".join(names[index * each :][:each]) for index in range(job.created_pods)]
+    if len(names) >= needed:
+        return [",".join(names[index * each :][:each]) for index in range(job.created_pods)]
+    if not asked:
+        return None if visible else [""] * job.created_pods
+    has = f"{VARIABLE}={visible} names {len(names)}" if visible else f"this machine has {len(names)}"
+    raise UsageError(
+        f"the job needs {plural(needed, 'GPU')} ({plural(job.created_pods, 'pod')} with {each} each), and {has}",
+        hint=f"unset {VARIABLE}, or use fewer --replicas or --gpu" if visible else "use fewer --replicas or --gpu",
+    )

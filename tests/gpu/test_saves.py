@@ -10,7 +10,7 @@ from tests.support.gpu import RESTARTED, Launch, restarts, said
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "full_shard"])
-def test_a_save_needs_no_memory_of_the_gpu_and_pins_that_of_the_host(
+def test_a_save_needs_little_memory_of_the_gpu_and_pins_that_of_the_host(
     launch: Launch, tmp_path: Path, root: Path, strategy: str
 ) -> None:
     script = f"""

@@ -64,10 +64,6 @@ def run(
     sizes += f", {plural(job.spares, 'spare')}" if job.spares else ""
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine{sizes}, {kept}")
     local = LocalRun(job, here, code)
-    if local.on_cpu:
-        note(
-            "the job has more ranks than this machine has GPUs, so it trains on the CPU: use fewer --replicas, or --gpu"
-        )
     exit_code = local.run()
     if pod_folders:
         note(f"what pod N wrote beside the script is in {folders.relative_to(here)}/N")

@@ -212,11 +212,11 @@ CAUSES: Final = (
         _ended(
             lambda f: f.kind in (*_OF_CODE, Kind.SIGNAL) and _DEVICE_ASSERTION in f.message,
             lambda view, failure: (
-                "check the indices: tokens below the vocabulary, labels below the number of classes; "
-                "--env CUDA_LAUNCH_BLOCKING=1 has the traceback end at the operation: " + view.flk("restart")
+                "check the indices: tokens below the vocabulary, labels below the number of classes; the traceback "
+                "ends at the operation in a job that is submitted with --env CUDA_LAUNCH_BLOCKING=1"
             ),
-            ExitCode.TRAINING,
         ),
+        ExitCode.TRAINING,
     ),
     Cause(
         "DiskFull",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from flk_runtime.contract.ranges import plural
-from flk_runtime.launcher.nvml import open_nvml
+from flk_runtime.launcher.nvml import find_gpus, open_nvml
 
 _GPU_IS_LOST: Final = 15  # NVML_ERROR_GPU_IS_LOST
 _XID_EVENT: Final = 8  # nvmlEventTypeXidCriticalError
@@ -59,26 +59,24 @@ def gpu_faults(wanted: int, gpus: list[Gpu] | None) -> Iterator[str]:
 
 
 def read_gpus() -> list[Gpu] | None:
-    """What NVML says about the GPUs of this container; None where there is no NVML, or it does not start."""
+    """What NVML says about the GPUs of this pod; None where there is no NVML, or it does not start."""
     nvml = open_nvml()
     if nvml is None:
         return None
     try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        found = find_gpus(nvml)
+        if found is None:
             return None
         xids: Mapping[int | None, str] = {}
         with contextlib.suppress(AttributeError):  # a driver that cannot tell them
-            xids = _read_xids(nvml, count.value)
-        return [_read(nvml, index, xids) for index in range(count.value)]
+            xids = _read_xids(nvml, [handle for handle, error in found if not error])
+        return [_read(nvml, handle, error, xids) for handle, error in found]
     finally:
         nvml.nvmlShutdown()
 
 
-def _read(nvml: ctypes.CDLL, index: int, xids: Mapping[int | None, str]) -> Gpu:
-    handle = ctypes.c_void_p()
+def _read(nvml: ctypes.CDLL, handle: ctypes.c_void_p, error: int, xids: Mapping[int | None, str]) -> Gpu:
     memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: asks the GPU itself
-    error = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
     error = error or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     if error:
         return Gpu(lost=error == _GPU_IS_LOST, error=error)
@@ -103,7 +101,7 @@ class _Event(ctypes.Structure):
 _events: ctypes.c_void_p | None = None  # the set of events that this process waits for
 
 
-def _read_xids(nvml: ctypes.CDLL, count: int) -> dict[int | None, str]:
+def _read_xids(nvml: ctypes.CDLL, handles: Sequence[ctypes.c_void_p]) -> dict[int | None, str]:
     """The first Xid error of a broken GPU since the last call, with what it means, by the handles of the GPUs.
 
     NVML tells such errors only to who has waited for them: the first call begins to, and finds none. Raises
@@ -116,10 +114,8 @@ def _read_xids(nvml: ctypes.CDLL, count: int) -> dict[int | None, str]:
         if nvml.nvmlEventSetCreate(ctypes.byref(events)):
             return found
         nvml.nvmlInit_v2()  # NVML counts its users, and forgets the set with the last one
-        for index in range(count):
-            handle = ctypes.c_void_p()
-            if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
-                nvml.nvmlDeviceRegisterEvents(handle, ctypes.c_ulonglong(_XID_EVENT), events)
+        for handle in handles:
+            nvml.nvmlDeviceRegisterEvents(handle, ctypes.c_ulonglong(_XID_EVENT), events)
         _events = events
     event = _Event()
     for _ in range(_MOST_EVENTS):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+import os
+from collections.abc import Mapping
+from typing import Any, Final
 
 NVML: Final = "libnvidia-ml.so.1"
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"  # NVML shows the others too
 
 
 def open_nvml() -> ctypes.CDLL | None:
@@ -15,3 +18,24 @@ def open_nvml() -> ctypes.CDLL | None:
         return None if nvml.nvmlInit_v2() else nvml
     except (OSError, AttributeError):
         return None
+
+
+def find_gpus(nvml: Any, environ: Mapping[str, str] = os.environ) -> list[tuple[ctypes.c_void_p, int]] | None:
+    """The handle of each GPU that the ranks may use, and NVML's error where there is none; None: NVML does not tell.
+
+    CUDA_VISIBLE_DEVICES names them by number or by UUID. Where it is not set, they are all.
+    """
+    count = ctypes.c_uint()
+    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return None
+    visible = environ.get(_VISIBLE)
+    names = [str(index) for index in range(count.value)] if visible is None else visible.split(",")
+    found = []
+    for name in filter(None, map(str.strip, names)):
+        handle = ctypes.c_void_p()
+        if name.isdecimal():
+            error = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+        else:
+            error = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+        found.append((handle, int(error)))
+    return found

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flk import local, local_gpus
 from flk.errors import UsageError
 from flk.local_gpus import count_gpus, shares
 from flk.spec.job import Job, validated
@@ -20,12 +21,12 @@ def job(replicas: int, gpu: int = 0, processes: int | None = None) -> Job:
     ("visible", "devices"),
     [
         (None, ["0,1", "2,3"]),
-        ("", ["0,1", "2,3"]),
+        ("", None),
         ("4,5,6,7", ["4,5", "6,7"]),
         ("GPU-a,GPU-b,GPU-c,GPU-d", ["GPU-a,GPU-b", "GPU-c,GPU-d"]),
     ],
 )
-def test_each_replica_has_the_gpus_that_it_asks_for(visible: str | None, devices: list[str], gpus: int) -> None:
+def test_each_replica_has_the_gpus_that_it_asks_for(visible: str | None, devices: list[str] | None, gpus: int) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert shares(job(2, gpu=2), gpus, environ) == devices
 
@@ -35,10 +36,10 @@ def test_too_few_gpus_are_an_error() -> None:
     assert shares(job(1, gpu=2), 8, environ) == ["2,3"]
     with pytest.raises(UsageError) as caught:
         shares(job(2, gpu=2), 8, environ)
-    assert str(caught.value) == "the job needs 4 GPUs (2 replicas with 2 each), and CUDA_VISIBLE_DEVICES=2,3 names 2"
+    assert str(caught.value) == "the job needs 4 GPUs (2 pods with 2 each), and CUDA_VISIBLE_DEVICES=2,3 names 2"
     with pytest.raises(UsageError) as caught:
         shares(job(1, gpu=2), 1, {})
-    assert str(caught.value) == "the job needs 2 GPUs (1 replica with 2 each), and this machine has 1"
+    assert str(caught.value) == "the job needs 2 GPUs (1 pod with 2 each), and this machine has 1"
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,11 @@ def test_a_job_that_asks_for_none_has_one_for_each_rank_or_none(
     assert shares(job(replicas, processes=processes), gpus, {}) == devices
 
 
-@pytest.mark.parametrize("visible", ["", "0", "0,1"])
-def test_what_the_user_shows_to_a_job_that_asks_for_none_stays(visible: str) -> None:
-    assert shares(job(4), 8, {"CUDA_VISIBLE_DEVICES": visible}) is None
+@pytest.mark.parametrize(
+    ("visible", "devices"), [("", None), ("0", None), ("4,5,6,7", ["4", "5", "6", "7"]), ("GPU-a,GPU-b", None)]
+)
+def test_the_gpus_that_the_user_shows_are_shared_out_too(visible: str, devices: list[str] | None) -> None:
+    assert shares(job(4), 8, {"CUDA_VISIBLE_DEVICES": visible}) == devices
 
 
 def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
@@ -67,3 +70,34 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert count_gpus(tmp_path) == 2
     assert count_gpus(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize(("here", "seen"), [(2, "2 0,1"), (0, "None 0,1")])
+def test_the_launchers_know_of_gpus_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: int, seen: str
+) -> None:
+    """A job that asks for GPUs is also tried on machines without one."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "${FLK_GPUS:-None} $CUDA_VISIBLE_DEVICES" > seen\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(local, "interpreter", lambda: (str(python), ""))
+    monkeypatch.setattr(local_gpus, "count_gpus", lambda: here)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job = validated({"name": "a", "command": "a.py", "replicas": 1, "resources": {"gpu": 2}})
+    assert local.LocalRun(job, tmp_path).run() == 0
+    assert (tmp_path / "seen").read_text().strip() == seen
+
+
+def test_ranks_without_a_gpu_of_their_own_are_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES," >> seen\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(local, "interpreter", lambda: (str(python), ""))
+    monkeypatch.setattr(local_gpus, "count_gpus", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job = validated({"name": "a", "command": "a.py", "replicas": 2})
+    assert local.LocalRun(job, tmp_path).run() == 0
+    assert (tmp_path / "seen").read_text() == ",\n,\n"
+    assert "so they train on the CPU" in capsys.readouterr().err

@@ -6,13 +6,13 @@ import ctypes
 from typing import Any, Final
 
 from flk_runtime.contract.telemetry import GpuUsage
-from flk_runtime.launcher.nvml import open_nvml
+from flk_runtime.launcher.nvml import find_gpus, open_nvml
 
 _TEMPERATURE_GPU: Final = 0  # NVML_TEMPERATURE_GPU
 
 
 class Gpus:
-    """The GPUs of this container. Each call may take long where a driver hangs."""
+    """The GPUs of this pod. Each call may take long where a driver hangs."""
 
     def __init__(self, nvml: Any) -> None:
         """``nvml`` is the library, which has been started."""
@@ -26,19 +26,15 @@ class Gpus:
 
     def read(self) -> list[GpuUsage]:
         """What each GPU does now. A GPU that does not answer is left out."""
-        count = ctypes.c_uint()
-        if self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return []
-        return [found for index in range(count.value) if (found := self._read(index))]
+        handles = [handle for handle, error in find_gpus(self._nvml) or () if not error]
+        return [found for handle in handles if (found := self._read(handle))]
 
-    def _read(self, index: int) -> GpuUsage | None:
-        nvml, handle = self._nvml, ctypes.c_void_p()
+    def _read(self, handle: ctypes.c_void_p) -> GpuUsage | None:
+        nvml = self._nvml
         shares = (ctypes.c_uint * 2)()  # nvmlUtilization_t: percent of the time, of kernels and of memory
         memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-        if (
-            nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-            or nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(shares))
-            or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        if nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(shares)) or nvml.nvmlDeviceGetMemoryInfo(
+            handle, ctypes.byref(memory)
         ):
             return None
         milliwatts, celsius = ctypes.c_uint(), ctypes.c_uint()
