@@ -79,6 +79,23 @@ def thaw_after(run):
         seen.append(run.mean(found.item()))
     return seen
 
+def of_units(run, between):
+    # All parameters are in units inside of the root.
+    torch.manual_seed(3)
+    model = nn.Sequential(Block(6), Block(6))
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), blocks=[Block])
+    x = torch.randn(4, 2, 4, 3, 6, generator=torch.Generator().manual_seed(5))
+    seen = []
+    for first, second in x:
+        model(share(run, first)).square().mean().backward()
+        found = model(share(run, second)).square().mean()
+        between(model)
+        found.backward()
+        optimizer.step()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
 SYNCED = (drop, drop_of_head, set_to_zero, drop_by_parts, halve, assign, clip, read)
 with group():
     for strategy in ("full_shard", "shard_grad_op") if "RANK" in os.environ else ("none",):
@@ -87,6 +104,9 @@ with group():
                 tell(f"{each.__name__} {strategy}", steps(run, each))
         with init(strategy) as run:
             tell(f"tied {strategy}", steps(run, drop, tied=True))
+        for each in (drop, halve, clip):
+            with init(strategy) as run:
+                tell(f"units {each.__name__} {strategy}", of_units(run, each))
         for each in (drop, drop_of_head):
             with init(strategy) as run:
                 tell(f"{each.__name__}_in_no_sync {strategy}", steps(run, each, in_no_sync=True))
@@ -102,7 +122,7 @@ with group():
 def test_gradients_that_a_script_drops_or_changes_by_hand_are_those_of_one_process(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 24
+    assert len(found) == 30
     for key, losses in found.items():
-        name = key.partition(" ")[0]
+        name = key.rpartition(" ")[0]
         assert losses == pytest.approx(expected[f"{name} none"], abs=1e-5), key

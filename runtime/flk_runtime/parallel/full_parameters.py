@@ -106,7 +106,7 @@ class FullParameters:
             self._begin_pass, self._end_pass = groups[0].pre_forward, groups[0].post_forward
             groups[0].pre_forward, groups[0].post_forward = self._before, self._after
         else:  # all parameters are in units inside of it
-            unit.register_forward_hook(self._after_units)
+            unit.register_forward_hook(self._after_units, prepend=True)  # before FSDP2 ends the pass
 
     def _before(self, *arguments: Any) -> Any:
         BETWEEN_PASSES.end()
