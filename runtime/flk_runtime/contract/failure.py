@@ -372,12 +372,12 @@ class Failure:
 
 
 def _shortened(line: str) -> str:
-    """At most _LINE_LIMIT characters of a line: whole sentences if it has them, else whole words and an ellipsis."""
+    """At most _LINE_LIMIT characters of a line: whole sentences if they are most of it, else words and an ellipsis."""
     if len(line) <= _LINE_LIMIT:
         return line
     kept = line[:_LINE_LIMIT]
-    sentences, ended, _ = kept.rpartition(". ")
-    if ended:
+    sentences, _, _ = kept.rpartition(". ")
+    if len(sentences) > _LINE_LIMIT // 2:
         return f"{sentences}."
     words = kept[:-1].rpartition(" ")[0] or kept[:-1]
     return f"{words}…"

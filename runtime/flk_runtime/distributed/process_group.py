@@ -206,19 +206,20 @@ def _groups() -> list[Any]:
 
 
 def leave(*, at_once: bool) -> None:
-    """Destroy the process group. With ``at_once``, raise nothing, and wait for no rank: others may be dead."""
+    """Destroy the process group. With ``at_once``, do not wait for other ranks, which may be dead, nor raise."""
     if not dist.is_initialized():
         return
     # The destructor of a gloo group joins its threads while it holds the GIL, which a thread may still need to free a
     # tensor: a rare deadlock at the end of a process. So the group object is kept, and its threads get time to end.
     _kept.append(dist.group.WORLD)
     time.sleep(_THREADS_END)
-    if at_once and "nccl" in str(dist.get_backend_config()):
-        # Destroying NCCL communicators waits for kernels, which do not end if a peer is dead.
-        with contextlib.suppress(RuntimeError):  # the GPU may have the error that ends this rank, and NCCL meets it too
+    # The GPU may have the error that ends this rank, and NCCL meets it too.
+    with contextlib.suppress(*[RuntimeError] * at_once):
+        if at_once and "nccl" in str(dist.get_backend_config()):
+            # Destroying NCCL communicators waits for kernels, which do not end if a peer is dead.
             distributed_c10d._abort_process_group()
-    else:
-        dist.destroy_process_group()
+        else:
+            dist.destroy_process_group()
 
 
 def comm_device(device: torch.device) -> torch.device:

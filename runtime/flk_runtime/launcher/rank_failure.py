@@ -27,6 +27,7 @@ _LAST_WORDS = (
     re.compile(r"(double free or corruption|corrupted |(free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): )"),
     re.compile(r'  File ".+", line \d+ in '),
 )
+_TERMINATED = "terminate called "
 _CRASH = re.compile(r"^(terminate called |Fatal Python error: )", re.MULTILINE)  # a process that aborts writes this
 _THROWN = re.compile(r"^terminate called after throwing an instance of '(?:\w+::)*(\w+)'", re.MULTILINE)
 _TRAILING_LINES = 2  # that may follow the traceback which ended a process
@@ -68,10 +69,13 @@ def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Fa
     kind = kind_of_end(None, -code)
     if oom and code == -signal.SIGKILL:
         kind = Kind.OOM
-    elif code == -signal.SIGABRT and (told := kind_of_text("", stderr)).meaning.secondary:
-        kind = told
-    elif (thrown := _THROWN.search(stderr)) and kind_of_text("", stderr) is Kind.GPU:
-        failure, kind = replace(failure, type=thrown[1]), Kind.GPU
+    elif code == -signal.SIGABRT:
+        ended = stderr[max(0, stderr.rfind(_TERMINATED)) :]  # earlier lines are of what the rank has survived
+        thrown, told = _THROWN.search(ended), kind_of_text("", ended)
+        if told.meaning.secondary or (thrown and told is Kind.GPU):
+            kind = told
+        if thrown and told is Kind.GPU:
+            failure = replace(failure, type=thrown[1])
     words = [
         line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
     ]

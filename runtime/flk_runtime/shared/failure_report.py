@@ -70,7 +70,7 @@ def format_error(error: BaseException) -> str:
     try:
         lines = traceback.format_exception(type(error), error, user_frames(error))
     except Exception:  # a method of the exception, or of one in its chain, raises
-        lines = traceback.format_tb(user_frames(error))
+        lines = traceback.format_tb(error.__traceback__)
     return "".join(lines)
 
 
@@ -137,8 +137,10 @@ def user_frames(error: BaseException) -> types.TracebackType | None:
     )
     last = None
     if isinstance(error, SetupError):
-        last = max((index for index, name in enumerate(names) if index >= begin and _is_of_user(name)), default=None)
+        users = [index for index, name in enumerate(names) if index >= begin and _is_of_user(name)]
+        scripts = [index for index in users if "site-packages" not in names[index]]  # flk's hooks are called by torch
+        last = max(scripts or users, default=None)
     kept = None
     for each in reversed(frames[begin : None if last is None else last + 1]):
-        kept = types.TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+        kept = types.TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno or 0)
     return kept

@@ -169,8 +169,9 @@ class Leader:
             case messages.RanksEnded(attempt, saved) if self._is_current(attempt):
                 self._handle_ranks_end(pod, saved, now)
             case messages.Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
-                reached = max(step, self._history[-1].step or step)
-                self._history[-1] = replace(self._history[-1], restored=step, restored_from=source, step=reached)
+                last = self._history[-1]
+                reached = step if last.step is None or last.step == last.restored else max(step, last.step)
+                self._history[-1] = replace(last, restored=step, restored_from=source, step=reached)
                 if self._phase is _Phase.RUNNING:
                     self._move_spares()
             case messages.DrainRequest(memory):

@@ -206,6 +206,7 @@ def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None
             "Tried to allocate 32 GiB.",
         ),
         ("unexpected keys: " + "layer.weight, " * 30, "unexpected keys:"),
+        ("Failed. unexpected keys: " + "layer.weight, " * 30, "Failed. unexpected keys:"),
         ("x" * 400, "x"),
     ],
 )
@@ -217,6 +218,15 @@ def test_a_long_message_is_not_cut_within_a_word_or_sentence(message: str, shown
     kept = line.removesuffix("…")
     assert message.startswith(kept)
     assert kept.endswith(".") if "GPU" in message else line.endswith(("weight,…", "x…"))
+
+
+@pytest.mark.parametrize("earlier", ["Error 802: system not yet initialized", "CUDA error: invalid argument"])
+def test_what_a_rank_has_survived_does_not_hide_why_it_aborted(earlier: str) -> None:
+    thrown = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  "
+    stderr = f"UserWarning: {earlier}\n{thrown}[pair.cc:5] Connection closed by peer\n"
+    assert from_exit_code(Failure(Kind.EXIT, 1, rank=2), -signal.SIGABRT, stderr, oom=False).kind is Kind.CONNECTION
+    other = f"UserWarning: {earlier}\n{thrown}bad value\n"
+    assert from_exit_code(Failure(Kind.EXIT, 1, rank=2), -signal.SIGABRT, other, oom=False).kind is Kind.SIGNAL
 
 
 def test_build_paths_of_torch_are_not_in_the_summary() -> None:

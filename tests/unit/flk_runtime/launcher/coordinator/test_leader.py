@@ -464,6 +464,17 @@ def test_the_step_of_an_attempt_is_at_least_the_one_that_it_restored(job: Job, t
     assert job.latest(0).history[0].step == recorded
 
 
+def test_a_beginning_that_is_corrected_takes_its_step_with_it(job: Job) -> None:
+    """A script has restored another checkpoint of its own than flk, of an earlier step."""
+    job.start()
+    for step, source in ((40, "storage"), (3, ""), (3, "")):
+        job.leader.received(0, Restored(0, step, source), job.now)
+    job.fail(1)
+    job.join(0, 1, 2)
+    job.wait(60.0)
+    assert (job.latest(0).history[0].restored, job.latest(0).history[0].step) == (3, 3)
+
+
 def test_a_preemption_ends_when_the_ranks_of_all_pods_have_saved_and_ended(job: Job) -> None:
     job.start()
     failure = preempt(job, 1)
