@@ -24,6 +24,7 @@ _SCALES: Final = {
     },
     **{letter + "i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
+_FRACTION: Final = re.compile(r"\.[0-9]+")
 _LARGEST: Final = Decimal(2**63 - 1)
 
 
@@ -110,7 +111,9 @@ def created_at(item: Mapping[str, Any]) -> float:
 
 def timestamp(text: object) -> float:
     """Return the seconds since the epoch of an RFC 3339 time of the Kubernetes API, or 0 for anything else."""
+    # Python 3.10 takes no fraction but of 3 or 6 digits; a kubelet writes up to nine.
+    whole = _FRACTION.sub(lambda found: f"{found[0]:0<7.7}", str(text).replace("Z", "+00:00"))
     try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(whole).timestamp()
     except ValueError:
         return 0.0

@@ -86,3 +86,12 @@ def test_a_written_duration_reads_the_same(seconds: int) -> None:
 )
 def test_bytes_are_in_the_largest_unit_that_they_fill(size: float | None, text: str) -> None:
     assert units.bytes_text(size) == text
+
+
+@pytest.mark.parametrize("fraction", ["", ".1", ".12", ".123", ".1234", ".123456", ".12345678", ".123456789"])
+@pytest.mark.parametrize("zone", ["Z", "+00:00", "+02:00"])
+def test_times_have_fractions_of_any_length(fraction: str, zone: str) -> None:
+    """A kubelet writes up to nine digits, and Python 3.10 reads three or six."""
+    hours = 2 if zone == "+02:00" else 0
+    seconds = 1767225600 - 3600 * hours + float(f"0{fraction}")
+    assert units.timestamp(f"2026-01-01T00:00:00{fraction}{zone}") == pytest.approx(seconds, abs=2e-6)

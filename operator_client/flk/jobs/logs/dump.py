@@ -24,12 +24,10 @@ from flk.observe.pool import ReadPool
 from flk.observe.stamps import split_stamp
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
-from flk_runtime.contract.log_format import is_record
 from flk_runtime.contract.ranges import plural
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
 FOLDED: Final = 100_000  # lines among which equal ones are folded
-_RECORDS: Final = 10  # lines more that are read of the end of a log, where there may be so many records
 
 
 def dump(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine, None, None]:
@@ -125,7 +123,7 @@ def _unanswered(kept: Observation, chosen: LineFilter, pods: Iterable[str]) -> s
         return f"--container: flk has kept lines of the container {chosen.container} only"
     if options.previous:
         return "--previous: flk has kept the last lines of the pods, not those of earlier containers"
-    if options.since is not None and any(pod not in kept.log_times for pod in pods):
+    if options.since is not None and any(kept.logs[pod] and pod not in kept.log_times for pod in pods):
         return "--since: flk has kept its lines without their times"
     return ""
 
@@ -136,7 +134,7 @@ def kept_lines(client: JobClient, kept: Observation, chosen: LineFilter, pod: st
     if options.since is not None:
         begin = client.now() - options.since
         lines = [(time, text) for time, text in lines if timestamp(time) >= begin]
-    yield from chosen.lines(pod).chosen(_tail(lines, options))
+    yield from chosen.lines(pod).chosen(options.last(lines))
 
 
 def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: ArchiveWriter) -> Iterator[LogLine]:
@@ -182,19 +180,8 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: Arc
 
 def read_log(client: JobClient, pod: Object, options: LogOptions) -> list[tuple[str, str]]:
     """Return time and text of the lines that a pod's log has now. Raises ApiError."""
-    query = options.query()
-    if options.tail:
-        query["tailLines"] += _RECORDS
-    with client.stream_log(pod, IDLE, container=options.container, timestamps=True, **query) as lines:
-        return _tail([split_stamp(line) for line in lines], options)
-
-
-def _tail(lines: list[tuple[str, str]], options: LogOptions) -> list[tuple[str, str]]:
-    """Return the last lines, as many as ``--tail`` says; records count only if they are shown."""
-    counted = [index for index, (_, text) in enumerate(lines) if options.raw or not is_record(text)]
-    if options.tail is None or len(counted) <= options.tail:
-        return lines
-    return lines[counted[-options.tail] if options.tail else len(lines) :]
+    with client.stream_log(pod, IDLE, container=options.container, timestamps=True, **options.query()) as lines:
+        return options.last([split_stamp(line) for line in lines])
 
 
 def _some(pods: list[str]) -> str:

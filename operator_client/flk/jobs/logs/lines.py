@@ -14,6 +14,7 @@ from flk.observe.view import JobView
 from flk.terminal import printable
 from flk_runtime.contract import log_format
 
+_RECORDS: Final = 10  # lines more that are read of the end of a log, where there may be so many records
 _TAG: Final = re.compile(r"\[(rank|pod) (\d{1,9})\] ")
 
 
@@ -34,7 +35,15 @@ class LogOptions:
 
     def query(self) -> dict[str, Any]:
         """Return the API's options for the first request of a log."""
-        return {"tailLines": self.tail, "sinceSeconds": self.since, "previous": self.previous}
+        tail = self.tail + _RECORDS if self.tail else self.tail
+        return {"tailLines": tail, "sinceSeconds": self.since, "previous": self.previous}
+
+    def last(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return the last ones of times and texts, as many as ``tail`` says; records count only if they are shown."""
+        counted = [index for index, (_, text) in enumerate(lines) if self.raw or not log_format.is_record(text)]
+        if self.tail is None or len(counted) <= self.tail:
+            return lines
+        return lines[counted[-self.tail] if self.tail else len(lines) :]
 
     @property
     def cuts(self) -> bool:

@@ -46,7 +46,8 @@ class PodLog:
         self.complete = False  # whether no line can come any more
         self.name = str(pod["metadata"]["name"])
         self._client, self._pod, self._put, self._closed, self._keep = client, pod, put, closed, keep
-        self._lines, self._of = chosen.lines(self.name), chosen.options.container
+        self._lines, self._options = chosen.lines(self.name), chosen.options
+        self._ends = fresh and bool(chosen.options.tail)  # whether the next request is for the last lines only
         self._query = chosen.options.query() if fresh else {}
         self._position = LogPosition(cut=fresh and chosen.options.cuts)
 
@@ -69,11 +70,12 @@ class PodLog:
         new_lines = False
         try:
             # After the container's end, one more request reads what a broken stream may have missed.
-            follow = follow and container == _Container.RUNNING
-            log = self._client.stream_log(
-                self._pod, IDLE, container=self._of, follow=follow, timestamps=True, **self._query
-            )
-            with log as lines:
+            # The last lines are not followed: only at their end is it known which of them are no records.
+            follow = follow and container == _Container.RUNNING and not self._ends
+            query = {"container": self._options.container, "follow": follow, "timestamps": True, **self._query}
+            with self._client.stream_log(self._pod, IDLE, **query) as lines:
+                if self._ends:
+                    new_lines = self._pass_on_last([*lines])
                 for line in lines:
                     if self._position.accept(line):
                         new_lines = True
@@ -94,6 +96,15 @@ class PodLog:
         time, text = split_stamp(line)
         self._keep(self.name, time, text)
         self._put(self._lines.chosen([(time, text)]))
+
+    def _pass_on_last(self, lines: list[bytes]) -> bool:
+        """Pass on those of the last lines that ``--tail`` means, and return whether there was any line."""
+        self._ends, self._query = False, {**self._query, "tailLines": None}
+        read = [split_stamp(line) for line in lines if self._position.accept(line)]
+        for time, text in read:
+            self._keep(self.name, time, text)
+        self._put(self._lines.chosen(self._options.last(read)))
+        return bool(read)
 
     def _container(self) -> _Container:
         try:

@@ -251,10 +251,10 @@ class Closed(threading.Event):
         return self.is_set()
 
 
-def read(client: JobClient, pod: Any, closed: threading.Event) -> tuple[list[str], PodLog]:
+def read(client: JobClient, pod: Any, closed: threading.Event, **options: Any) -> tuple[list[str], PodLog]:
     """The lines that a reader of a pod gives until it ends."""
     lines: list[str] = []
-    chosen = LineFilter(JobView(Observation(client.get_job("gpt"))), LogOptions())
+    chosen = LineFilter(JobView(Observation(client.get_job("gpt"))), LogOptions(**options))
     log = PodLog(client, pod, chosen, lambda some: lines.extend(x.text for x in some), closed, fresh=True)
     PodReader(log, closed).join(30)
     return lines, log
@@ -373,13 +373,29 @@ def test_job_that_flk_did_not_make(fake: Any, client: JobClient) -> None:
     assert [one.text for one in dump(client, "gpt", LogOptions(fold=True))] == ["[pods 0-1] epoch 1"]
 
 
+@pytest.mark.parametrize("read", [dump, follow])
 @pytest.mark.parametrize(("options", "count"), [({}, 3), ({"tail": 1}, 1), ({"tail": 2}, 2), ({"tail": 0}, 0)])
-def test_a_record_is_no_line_of_the_tail(fake: Any, client: JobClient, options: dict[str, int], count: int) -> None:
+def test_a_record_is_no_line_of_the_tail(
+    fake: Any, client: JobClient, read: Any, options: dict[str, int], count: int
+) -> None:
     add_job(fake, 1)
     told = f"[pod 0] {RECORD_MARKER}{record(None).to_json()}\n"
     fake.written["gpt-worker-0"] = "".join(f"[rank 0] {number}\n" for number in range(3)) + told
-    assert [one.message for one in dump(client, "gpt", LogOptions(**options))] == ["0", "1", "2"][3 - count :]
-    assert len(list(dump(client, "gpt", LogOptions(tail=1, raw=True)))) == 1
+    assert [one.message for one in read(client, "gpt", LogOptions(**options))] == ["0", "1", "2"][3 - count :]
+    assert len(list(read(client, "gpt", LogOptions(tail=1, raw=True)))) == 1
+
+
+def test_a_log_is_followed_behind_the_lines_of_the_tail(fake: Any, client: JobClient) -> None:
+    add_job(fake, 1, "Running")
+    told = line(6, f"[pod 0] {RECORD_MARKER}{record(None).to_json()}")
+    steps = [line(number, f"[rank 0] {number}") for number in range(9)]
+    answers = [*steps[:7], told], [*steps[5:7], told, *steps[7:]]
+    fake.logs["gpt-worker-0"] = queue_of(*(b"".join(one + b"\n" for one in lines) for lines in answers))
+    lines, _ = read(client, client.find_pod("gpt-worker-0"), Closed(2), tail=2)
+    assert lines == [f"[rank 0] {number}" for number in range(5, 9)]
+    first, second = (request.query for request in fake.requests if request.path.endswith("/log"))
+    assert (first["tailLines"], "follow" in first) == ("12", False)
+    assert (second["sinceTime"], second["follow"]) == ("2026-01-01T00:00:05Z", "true")
 
 
 # What is kept
@@ -443,6 +459,22 @@ def test_kept_lines_have_their_times(fake: Any, client: JobClient, monkeypatch: 
     for now, count in ((NOW - 30, 1), (NOW, 0)):
         monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _, now=now: now)
         assert len(list(dump(client, "gpt", LogOptions(since=25)))) == 1 + count
+
+
+def test_a_pod_without_kept_lines_does_not_keep_others_from_answering_since(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_job(fake, 2)
+    fake.written["gpt-worker-0"] = "[rank 0] hello\n"
+    list(dump(client, "gpt", LogOptions()))
+    for collection in fake.objects.values():
+        collection.clear()
+    kept = archive.find(client, "gpt")
+    assert kept is not None
+    silent = replace(kept, logs={**kept.logs, "gpt-worker-1": []})
+    monkeypatch.setattr("flk.observe.archive.find", lambda *_: silent)
+    monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: NOW - 30)
+    assert [one.text for one in dump(client, "gpt", LogOptions(since=60))][1:] == ["[rank 0] hello"]
 
 
 @pytest.mark.parametrize("read", [dump, first_error])
