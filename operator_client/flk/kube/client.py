@@ -84,6 +84,7 @@ class ApiClient:
         client = copy.copy(self)
         if timeout:
             client._end = time.monotonic() + timeout
+            client._versions = self._versions.asked_by(client._answer)
         return client
 
     def now(self) -> float:

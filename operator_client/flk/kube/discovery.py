@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -21,6 +22,12 @@ class ServedVersions:
         self._answer = answer
         self._context = context
         self._chosen: dict[Resource, str] = {}
+
+    def asked_by(self, answer: Callable[[str, RequestTarget], Object]) -> ServedVersions:
+        """Return the same versions, with another way to ask the API server."""
+        versions = copy.copy(self)
+        versions._answer = answer
+        return versions
 
     def chosen(self, target: RequestTarget) -> RequestTarget:
         """Return the target of a request in the version that was found before, without asking the API server."""

@@ -22,13 +22,15 @@ class ReadPool(Executor):
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads, self._started = threads, 0
+        self._threads, self._started, self._ended = threads, 0, False
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(
         self, act: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
-        """Have a thread call the function; the future has its result."""
+        """Have a thread call the function; the future has its result. Raises RuntimeError after the end."""
+        if self._ended:
+            raise RuntimeError("cannot schedule new futures after shutdown")
         future: Future[_Result] = Future()
         self._calls.put((future, partial(act, *args, **kwargs)))
         if self._started < self._threads:
@@ -38,6 +40,7 @@ class ReadPool(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads. Calls that no thread has begun are cancelled, whatever the arguments are."""
+        self._ended = True
         with contextlib.suppress(Empty):
             while call := self._calls.get_nowait():
                 call[0].cancel()

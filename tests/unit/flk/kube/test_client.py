@@ -177,6 +177,16 @@ def test_requests_end_soon_after_the_time_that_a_client_has(
     assert waits[-1] > 29
 
 
+def test_what_is_asked_to_find_a_version_ends_in_the_time_that_a_client_has(
+    fake: Any, client: ApiClient, pauses: list[float]
+) -> None:
+    del fake.objects[ALL.path]
+    fake.refused["/apis/kubeflow.org"] = (503, "busy")
+    with pytest.raises(ApiError, match="tried"):
+        client.ending(5.0).call("list", ALL)
+    assert pauses == [pause for pause in BACKOFFS if pause < 5]
+
+
 def test_lists_are_asked_for_compressed(fake: Any, client: ApiClient) -> None:
     heard: list[Any] = []
     fake.heard = lambda headers: heard.append(headers["Accept-Encoding"])

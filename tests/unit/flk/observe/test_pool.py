@@ -17,6 +17,13 @@ def test_calls_have_results_and_errors() -> None:
             pool.submit(divmod, 1, 0).result()
 
 
+def test_after_the_end_no_call_is_taken() -> None:
+    with ReadPool(1) as pool:
+        pass
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(str)
+
+
 def test_the_end_cancels_what_has_not_begun_and_waits_for_nothing() -> None:
     began, ended = threading.Event(), threading.Event()
 
