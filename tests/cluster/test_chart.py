@@ -243,6 +243,7 @@ def test_role_has_every_right_that_commands_use_and_no_other(
     request: pytest.FixtureRequest,
     image: str,
     tmp_path: Path,
+    eventually: Any,
 ) -> None:
     """As the release's ServiceAccount, with nothing but its Role."""
     target = TARGETS[name]
@@ -283,6 +284,10 @@ def test_role_has_every_right_that_commands_use_and_no_other(
     run("suspend", "mine")
     run("resume", "mine")
     run("delete", "mine")
+    # Without the queue it has pods, which no node takes: its claim is missing.
+    run("submit", "train.py", "--name", "unbound", "--target", name, "--volume", "data:/data", *small)
+    eventually("the list reads the claim", lambda: "ClaimMissing" in run("list"))
+    run("delete", "unbound")
     run("doctor", "full.yaml", code=104)
     run("submit", "--file", "full.yaml", "--name", "queued")
     run("why", "queued")

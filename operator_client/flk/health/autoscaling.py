@@ -25,7 +25,6 @@ _LATER: Final = re.compile(
     r"|exceed(?:s|ed)? limits?\b|out of resources|insufficient ?capacity|quota",
     re.IGNORECASE,
 )
-AUTOSCALERS: Final = ("cluster-autoscaler", "karpenter", "eks-auto-mode/compute")  # sources of events
 SILENCE: Final = 300.0  # seconds in which the autoscaler of a cloud should have said something about a pod
 # Annotations of pods whose nodes a ProvisioningRequest makes, as in GKE's flex-start; the second one is older.
 _CONSUMES: Final = tuple(

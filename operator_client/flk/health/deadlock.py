@@ -13,7 +13,7 @@ from flk.health.scheduler_message import parse
 from flk.health.scheduling import is_short_of_resources
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.pods import conditions, one_line, phase_of
+from flk.observe.pods import conditions, job_of, one_line, phase_of
 from flk.observe.view import JobView, number_in, pod_spec
 from flk.targets import CONTAINERS
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
@@ -58,8 +58,7 @@ def _jobs(view: JobView) -> dict[tuple[str, str], list[Object]]:
     """Return the unfinished pods of the other jobs of flk that were read, by namespace and name of the job."""
     found: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for pod in view.around.other_pods:
-        meta = pod["metadata"]
-        key = str(meta.get("namespace") or ""), str((meta.get("labels") or {}).get(labels.JOB) or "")
+        key = job_of(pod)
         if key[1] and key != (view.namespace, view.name) and phase_of(pod) in _UNFINISHED:
             found[key].append(pod)
     return found

@@ -26,6 +26,7 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
     owned = ["services"] if target.name == "job" else []
     groups = [f"podgroups.{gang.api_version.partition('/')[0]}"] if gang else []
     owned += groups
+    workloads, pending = "workloads.kueue.x-k8s.io", ("get", "localqueues.visibility.kueue.x-k8s.io/pendingworkloads")
     return {
         "submit": [
             *(("create", resource) for resource in (jobs, "configmaps", "secrets", *owned)),
@@ -42,11 +43,17 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
         "why": [
             *state,
             ("get", "persistentvolumeclaims"),
-            ("list", "workloads.kueue.x-k8s.io"),
-            ("get", "localqueues.visibility.kueue.x-k8s.io/pendingworkloads"),
+            ("list", workloads),
+            pending,
             *(("get", group) for group in groups),
         ],
-        "list": [("list", jobs), ("list", "pods")],
+        "list": [
+            *(
+                ("list", resource)
+                for resource in (jobs, "pods", "events", "persistentvolumeclaims", workloads, *groups)
+            ),
+            pending,
+        ],
         "logs": [*follow, ("get", "pods")],
         "wait": [*follow, *state],
         "suspend": [("get", jobs), ("patch", jobs), *follow],

@@ -7,33 +7,31 @@ number of jobs. No logs are read: they are read pod by pod.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from flk import labels
 from flk.errors import ApiError
-from flk.health.autoscaling import AUTOSCALERS
 from flk.jobs.state import JobList, State, derive
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, event_time, involved
-from flk.observe.reader import list_all, list_controllers, list_other_pods, pod_groups_of, without
+from flk.observe.reader import list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
 from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
 from flk.observe.view import JobView
 from flk.targets import target_of
 
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
-# What is read for all jobs at once, beside the list of all nodes.
-_LISTED: Final = ("events", "workloads", "claims", "volumes", "pod_groups", "controllers", "other_pods", "foreign_pods")
+# What is read for all jobs at once, or for all that wait in a queue.
+_LISTED: Final = (
+    *("events", "nodes", "claims", "volumes", "workloads", "pending_workloads", "pod_groups", "controllers"),
+    *("other_pods", "foreign_pods"),
+)
 _NOTHING: Final = Answer()
-_WARNINGS: Final[Sequence[Mapping[str, str]]] = ({"type": "Warning"},)
-# Which events are read, by the kind that they are about. Autoscalers and provisioners say in others that they help.
-_TELLING: Final[Mapping[str, Sequence[Mapping[str, str]]]] = {
-    "Pod": (*_WARNINGS, *({"source": name} for name in AUTOSCALERS)),
-    "PersistentVolumeClaim": ({},),
-}
+# Reasons of events that every job and every pod has and no cause reads: they are most of all events.
+_USUAL: Final = ("Created", "Scheduled", "SuccessfulCreate", "SuccessfulCreatePod", "SuccessfulCreateService")
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class _Answers:
     def complete(self, seen: Observation) -> JobView:
         """Return the view of the observation with the answers to the requests that a list of jobs makes."""
         view = JobView(seen)
-        while wanted := [need for need in needs(view) if need.what in _LISTED or need == Need("nodes")]:
+        while wanted := [need for need in needs(view) if need.what in _LISTED]:
             for need in wanted:
                 seen = with_answer(seen, need, self._answer(need, view))
             view = JobView(seen)
@@ -94,10 +92,12 @@ class _Answers:
             case "events":
                 return Answer(items=self._about(need.kind)[view.namespace, need.kind, need.name])
             case "nodes":
-                return self._once(need, lambda: list_all(client, RequestTarget(NODES)))
+                return self._named(NODES, need.name) if need.name else self._listed(NODES, namespaced=False)
             case "workloads":
                 every = self._listed(WORKLOADS)
                 return replace(every, items=[each for each in every.items if _job_uid(each) == view.uid])
+            case "pending_workloads":
+                return self._once((need, view.namespace), lambda: list_pending(client, view.namespace, need.name))
             case "claims":
                 return self._named(CLAIMS, need.name, view.namespace)
             case "volumes":
@@ -132,17 +132,17 @@ class _Answers:
         return self._lists[key]
 
     def _about(self, kind: str) -> dict[_Key, list[Object]]:
-        """Return the events about objects of a kind that tell why something does not go on, oldest first."""
+        """Return the events about objects of a kind that are not usual, oldest first."""
         if kind not in self._events:
-            named = {
-                (event["metadata"].get("namespace"), event["metadata"]["name"]): event
-                for fields in _TELLING.get(kind, _WARNINGS)
-                for event in self._client.list_events_about(kind, fields, all_namespaces=self._all_namespaces)
-            }
+            client, every = self._client, self._all_namespaces
+            listed = self._once(
+                ("events", kind),
+                lambda: Answer(items=client.list_events_about(kind, without=_USUAL, all_namespaces=every)),
+            )
             found = self._events[kind] = defaultdict(list)
-            for event in sorted(named.values(), key=event_time):
+            for event in sorted(listed.items, key=event_time):
                 about = involved(event)
-                key = str(about.get("namespace") or self._client.namespace), kind, str(about.get("name"))
+                key = str(about.get("namespace") or client.namespace), kind, str(about.get("name"))
                 found[key].append(event)
         return self._events[kind]
 

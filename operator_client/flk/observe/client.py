@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -233,12 +233,12 @@ class JobClient:
         """Return the events about one object, oldest first; none where the user may not read them."""
         return self._events(self.namespace, f"involvedObject.kind={kind},involvedObject.name={name}")
 
-    def list_events_about(self, kind: str, fields: Mapping[str, str], *, all_namespaces: bool = False) -> list[Object]:
-        """Return the events about objects of a kind whose ``fields`` (``type``, ``source``) have these values.
+    def list_events_about(self, kind: str, *, without: Iterable[str], all_namespaces: bool = False) -> list[Object]:
+        """Return the events about objects of a kind, ``without`` those of some reasons, oldest first.
 
         None where the user may not read them.
         """
-        selector = ",".join(f"{key}={value}" for key, value in {"involvedObject.kind": kind, **fields}.items())
+        selector = ",".join((f"involvedObject.kind={kind}", *(f"reason!={reason}" for reason in without)))
         return self._events(None if all_namespaces else self.namespace, selector)
 
     def _events(self, namespace: str | None, fields: str) -> list[Object]:

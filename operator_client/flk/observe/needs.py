@@ -14,6 +14,7 @@ from typing import Final
 from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
 from flk.observe.observation import LOG_LINES, Need, Observation, event_time, involved
+from flk.observe.pods import job_of
 from flk.observe.progress import read_progress
 from flk.observe.suspects import suspects
 from flk.observe.view import JobView, pod_spec
@@ -168,7 +169,9 @@ def _around(view: JobView) -> list[Need]:
         wanted.append(Need("nodes"))
         if any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in view.pods):
             wanted.append(Need("other_pods"))
-        if view.around.other_pods:  # jobs that may block each other: the end of a pod that is not of flk may help
+        if any(
+            job_of(pod) != (view.namespace, view.name) for pod in view.around.other_pods
+        ):  # jobs that may block each other: the end of a pod that is not of flk may help
             wanted.append(Need("foreign_pods"))
     else:
         wanted += _suspects(view)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from flk.kube import Object
-from flk.labels import ZONE
+from flk.labels import JOB, ZONE
 from flk.observe.model import PodPhase, PodState
 from flk.targets import CONTAINERS, EXIT_CODE, KEPT_BY_KUBELET, REPLACED
 from flk.units import timestamp
@@ -22,6 +22,12 @@ SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 # Executes a command that finds the programs of the job's packages first, and the packages by their Python.
 _WITH_PACKAGES: Final = f'PATH="${pod_env.WORK}/{pod_layout.PACKAGES}/bin:$PATH"; exec "$@"'
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
+
+
+def job_of(pod: Object) -> tuple[str, str]:
+    """Return the namespace of a pod, and the name of its job; empty if it is not of flk."""
+    meta = pod["metadata"]
+    return str(meta.get("namespace") or ""), str((meta.get("labels") or {}).get(JOB) or "")
 
 
 def missing_pod(

@@ -179,35 +179,21 @@ class Reader:
             case "nodes" if not need.name:
                 return list_all(client, RequestTarget(NODES))
             case "nodes":
-                return self._get(RequestTarget(NODES, None, need.name))
+                return _get(client, RequestTarget(NODES, None, need.name))
             case "claims":
-                return self._get(client.target(CLAIMS, need.name))
+                return _get(client, client.target(CLAIMS, need.name))
             case "volumes":
-                return self._get(RequestTarget(VOLUMES, None, need.name))
+                return _get(client, RequestTarget(VOLUMES, None, need.name))
             case "workloads":
                 return list_all(client, client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
             case "pending_workloads":
-                answer = self._get(client.target(PENDING_WORKLOADS, need.name))
-                return replace(answer, items=[each for found in answer.items for each in found.get("items") or []])
+                return list_pending(client, client.namespace, need.name)
             case "pod_groups":
-                return self._get(client.target(pod_groups_of(seen.job or {}), need.name))
+                return _get(client, client.target(pod_groups_of(seen.job or {}), need.name))
             case "other_pods" | "foreign_pods":
                 return list_other_pods(client, need)
             case _:
                 return list_controllers(client, target_of(seen.job or {}))
-
-    def _get(self, target: RequestTarget) -> Answer:
-        missing = without(target.resource, target.name or "")
-        try:
-            return Answer(items=[self._client.api.call("get", target)])
-        except ForbiddenError:
-            return Answer(unreadable=frozenset({target.resource.subresource or target.resource.plural}))
-        except MissingApiError as error:
-            return _not_served(target, error)
-        except JobNotFoundError:
-            return missing
-        except ApiError as error:
-            return missing if error.status == 404 else Answer()
 
     def _log(self, need: Need, seen: Observation) -> list[str]:
         pod = next(pod for pod in seen.pods if pod["metadata"]["name"] == need.name)
@@ -251,6 +237,12 @@ def list_other_pods(client: JobClient, need: Need) -> Answer:
     return list_all(client, client.target(PODS), **query) if found.unreadable else found
 
 
+def list_pending(client: JobClient, namespace: str, queue: str) -> Answer:
+    """Return all Workloads that wait in a LocalQueue of a namespace, in Kueue's order."""
+    answer = _get(client, RequestTarget(PENDING_WORKLOADS, namespace, queue))
+    return replace(answer, items=[each for found in answer.items for each in found.get("items") or []])
+
+
 def list_controllers(client: JobClient, target: Target) -> Answer:
     """Return the Deployments of the controllers that create the pods, by the names of their checks."""
     found: dict[str, list[Object]] = {}
@@ -272,6 +264,20 @@ def pod_groups_of(job: Object) -> Resource:
 def without(resource: Resource, name: str) -> Answer:
     """Return the answer where there is no object of that name."""
     return Answer(missing=frozenset({f"{resource.plural}/{name}"}))
+
+
+def _get(client: JobClient, target: RequestTarget) -> Answer:
+    missing = without(target.resource, target.name or "")
+    try:
+        return Answer(items=[client.api.call("get", target)])
+    except ForbiddenError:
+        return Answer(unreadable=frozenset({target.resource.subresource or target.resource.plural}))
+    except MissingApiError as error:
+        return _not_served(target, error)
+    except JobNotFoundError:
+        return missing
+    except ApiError as error:
+        return missing if error.status == 404 else Answer()
 
 
 def _not_served(target: RequestTarget, error: MissingApiError) -> Answer:

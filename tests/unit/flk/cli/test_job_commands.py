@@ -310,7 +310,7 @@ def test_list_reads_the_events_of_all_pods_that_do_not_start_at_once(fake: Any, 
         JobBuilder(name=f"waits-{number}").all("pod", "Pending", waiting).add_to(fake)
     assert run("list", "-o", "name")[0] == 0
     asked = [request.query["fieldSelector"] for request in fake.requests if request.path.endswith("/events")]
-    assert len(asked) == len({*asked}) == 5  # warnings about the jobs and about pods, and those of three autoscalers
+    assert len(asked) == len({*asked}) == 2  # about the jobs, and about pods
     assert not [path for path in fake.asked("GET") if "nodes" in path]
 
 

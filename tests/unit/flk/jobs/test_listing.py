@@ -20,7 +20,9 @@ from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
+from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.health.test_deadlock import half_started
+from tests.unit.flk.observe.test_needs import pending_workload
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -100,21 +102,35 @@ def test_jobs_of_a_list_have_the_workloads_that_are_theirs(fake: FakeApiServer, 
     assert workloads.count("/apis/kueue.x-k8s.io/v1beta1/workloads") == 1
 
 
-@pytest.mark.parametrize("case", ["code-missing", "device-template-missing", "no-python", "volume-source-missing"])
+@pytest.mark.parametrize("case", sorted(path.stem for path in recorded.FOLDER.glob("*.json")))
 def test_the_list_says_of_a_recorded_job_what_its_status_says(
     fake: FakeApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """Of jobs whose cause an event of a pod tells."""
+    """Their logs are missing here: a list reads none. What tells without a log is found as it was recorded."""
     view = recorded.load(recorded.FOLDER / f"{case}.json")
     owner = [{"kind": "PyTorchJob", "name": view.name, "uid": view.uid}]
-    for kind, items in (("pytorchjobs", [view.job]), ("pods", view.objects.values()), ("events", view.events)):
+    around = view.around
+    fake.objects[CLAIMS] = {}
+    if around.not_served:
+        del fake.objects["/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"]
+    for kind, items in (
+        ("pytorchjobs", [view.job]),
+        ("pods", view.objects.values()),
+        ("events", view.events),
+        ("persistentvolumeclaims", around.claims.values()),
+        ("workloads", around.workloads),
+    ):
         for item in items:
             owners = {"ownerReferences": owner} if kind == "pods" else {}
             fake.add(kind, {**item, "metadata": {**item["metadata"], **owners, "namespace": "team"}})
+    for path, found in (("nodes", around.nodes), ("persistentvolumes", around.volumes)):
+        fake.objects[f"/api/v1/{path}"] = dict(found)
     for event in fake.objects["/api/v1/namespaces/team/events"].values():
         event["involvedObject"]["namespace"] = "team"
     monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: view.now)
-    assert _phases(run, view.name) == [("Stuck", derive(view).reason)]
+    found, recorded_state = _phases(run, view.name), derive(view)
+    if not around.logs and not around.record:
+        assert found == [(recorded_state.phase, recorded_state.reason)]
 
 
 def test_the_list_says_that_two_jobs_hold_a_part_of_their_nodes(fake: FakeApiServer, run: Run) -> None:
@@ -131,6 +147,7 @@ def test_the_list_says_that_two_jobs_hold_a_part_of_their_nodes(fake: FakeApiSer
 
 
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
+PENDING = "/apis/visibility.kueue.x-k8s.io/v1beta1/namespaces/team/localqueues/gold/pendingworkloads"
 
 
 @pytest.mark.parametrize("status", [200, 403, 400])
@@ -146,6 +163,49 @@ def test_a_claim_counts_as_missing_only_if_the_claims_were_read(fake: FakeApiSer
         fake.refused |= dict.fromkeys((CLAIMS, f"{CLAIMS}/data"), (status, "no"))
     (listed,) = list_observed(JobClient.connect(namespace="team"))
     assert listed.seen.missing == ({"persistentvolumeclaims/data"} if status == 200 else set())
+
+
+def test_a_node_that_is_gone_is_one_of_all_nodes(fake: FakeApiServer, run: Run) -> None:
+    for name in ("gpt", "bert"):
+        JobBuilder(2, name=name).pod(0).pod(1, "Unknown", node="node-x").condition("Running").add_to(fake)
+    fake.objects["/api/v1/nodes"] = {}
+    assert {reason for _, reason in _phases(run, "gpt", "bert")} == {"NodeLost"}
+    fake.requests.clear()
+    run("list")
+    assert [path for path in fake.asked("GET") if "nodes" in path] == ["/api/v1/nodes"]
+
+
+def test_a_job_without_others_has_no_pods_of_other_tools_read(fake: FakeApiServer, run: Run) -> None:
+    job = half_started("gpt")
+    for pod in job.pods.values():
+        pod["metadata"]["labels"]["flk.dev/job"] = "gpt"
+    job.add_to(fake)
+    fake.objects["/api/v1/nodes"] = {}
+    for command in (("status", "gpt"), ("list",)):
+        fake.requests.clear()
+        run(*command)
+        assert fake.asked("GET").count("/api/v1/pods") == 1
+
+
+def test_the_list_says_the_place_in_a_queue_which_is_read_once_for_all_of_its_jobs(
+    fake: FakeApiServer, run: Run
+) -> None:
+    for number, name in enumerate(("gpt", "bert")):
+        _queued(name).add_to(fake)
+        meta = {"name": f"pytorchjob-{name}-1a2b3", "labels": {"kueue.x-k8s.io/job-uid": f"uid-{name}"}}
+        fake.add("workloads", {"metadata": meta})
+        waiting = fake.documents.setdefault(PENDING, {"kind": "PendingWorkloadsSummary", "items": []})
+        waiting["items"].append(pending_workload(name, number, number))
+    assert _phases(run, "gpt", "bert") == [("Queued", "WaitingInQueue")] * 2
+    fake.requests.clear()
+    assert "at place 2 of 2, behind gpt" in run("list", "-o", "json")[1]
+    assert fake.asked("GET").count(PENDING) == 1
+
+
+def test_a_list_does_without_events_that_the_api_server_does_not_give(fake: FakeApiServer, run: Run) -> None:
+    jobs.unschedulable("gpt").add_to(fake)
+    fake.refused["/api/v1/namespaces/team/events"] = (400, "no")  # an error that is final
+    assert _phases(run, "gpt") == [("Pending", "NotEnoughGpus")]
 
 
 @pytest.mark.parametrize("status", [200, 403])
