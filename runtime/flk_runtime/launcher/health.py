@@ -6,6 +6,7 @@ milliseconds on a healthy node. A fault is a failure of kind UNHEALTHY, whose me
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -19,6 +20,8 @@ from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system.faults import DISK_ERRNOS
 
+# Numbers of errors of a disk where a regular file is written. A script has them also of a terminal or a FIFO.
+_FAULTS: Final = DISK_ERRNOS | {errno.ENXIO, errno.ENODEV}
 TIMEOUT: Final = 5.0  # seconds that the check may take; what takes longer does not answer
 _PAGE: Final = 4096  # bytes that are written to each place
 
@@ -86,7 +89,7 @@ def _disk_fault(name: str, folder: str) -> Iterator[str]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        if error.errno in DISK_ERRNOS:  # others are the job's own: a full or read-only volume, a folder without rights
+        if error.errno in _FAULTS:  # others are the job's own: a full or read-only volume, a folder without rights
             yield f"cannot write to {name} ({path}): {error.strerror}"
 
 

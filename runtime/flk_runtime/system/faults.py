@@ -31,8 +31,6 @@ DISK_ERRNOS: Final = frozenset(
         errno.ENOTCONN,
         errno.EHOSTDOWN,
         errno.ESHUTDOWN,
-        errno.ENXIO,
-        errno.ENODEV,
         errno.ETIMEDOUT,
     )
 )

@@ -87,6 +87,15 @@ def test_an_error_that_a_mount_and_a_socket_may_have_is_of_a_disk_where_it_names
     assert describe(OSError(errno.ENOTCONN, "Transport endpoint is not connected", file))["kind"] is kind
 
 
+def test_a_fifo_that_nobody_reads_is_no_fault_of_a_disk(tmp_path: Path) -> None:
+    """Nor is a terminal that a pod does not have."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="No such device or address") as caught:
+        os.open(tmp_path / "fifo", os.O_WRONLY | os.O_NONBLOCK)
+    assert caught.value.filename
+    assert describe(caught.value)["kind"] is Kind.EXCEPTION
+
+
 def test_a_folder_that_cannot_be_written_now_may_pass_and_one_that_never_can_is_final(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,8 @@ def test_a_healthy_pod_has_no_fault_and_keeps_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "is_fault"), [(errno.EIO, True), (errno.ESTALE, True), (errno.ENOSPC, False), (errno.EROFS, False)]
+    ("number", "is_fault"),
+    [(errno.EIO, True), (errno.ESTALE, True), (errno.ENXIO, True), (errno.ENOSPC, False), (errno.EROFS, False)],
 )
 def test_errors_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_fault: bool) -> None:
     """A full or read-only volume is as full for the pod that would come in place of this one."""
