@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flk_runtime.errors import SetupError
+from flk_runtime.system import pytree
 
 _LIMIT: Final = 64 << 20  # bytes of a rank's compiled code that its checkpoints hold
 
@@ -27,6 +28,8 @@ def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> 
         # without a word. It compiles the same frame beneath one of another package.
         module.forward = functools.partial(_forward, module)
     module.compile(**options)
+    # Around the compiled code and not a hook, which the compiler would trace.
+    module._compiled_call_impl = functools.partial(_call, cast(Any, module._compiled_call_impl))
 
 
 def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[str, Any]) -> None:
@@ -52,6 +55,33 @@ def _options(given: bool | str | Mapping[str, Any]) -> dict[str, Any]:
 # A function of its own, which pickle finds by name.
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
+
+
+def _call(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call compiled code once the results of collectives among its arguments are there.
+
+    torch would lose the gradient of one that is not there yet, or give a wrong one, as of its views.
+    """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor  # it takes long
+
+    def wait(leaf: Any) -> Any:
+        return cast(Any, _Wait.apply)(leaf) if isinstance(leaf, AsyncCollectiveTensor) else leaf
+
+    if any(isinstance(each, AsyncCollectiveTensor) for each in pytree.leaves((args, kwargs))):
+        args, kwargs = pytree.map_leaves((args, kwargs), wait)
+    return compiled(*args, **kwargs)
+
+
+class _Wait(torch.autograd.Function):
+    """The identity, whose result is there."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any) -> torch.Tensor:
+        return cast(torch.Tensor, tensor.trigger_wait())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
 
 
 def is_compiled(model: nn.Module) -> bool:

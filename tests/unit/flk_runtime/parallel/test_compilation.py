@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_gather_tensor_autograd
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import compilation
@@ -56,3 +59,27 @@ def test_statistics_that_a_recomputation_would_change_twice_are_refused() -> Non
     compilation.check_recomputed([block], "aot_eager")
     compilation.check_recomputed([block], True)
     compilation.check_recomputed([block[0], torch.nn.BatchNorm1d(2, track_running_stats=False)], "eager")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own looking
+@pytest.mark.usefixtures("alone")
+def test_a_compiled_block_gives_gradients_to_a_result_of_a_collective_that_is_not_there_yet() -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        before, block = torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+        if compiled:
+            compilation.compile_module(block, "aot_eager")
+        gathered = all_gather_tensor_autograd(before(torch.ones(2, 4)), 0, dist.group.WORLD).view(2, 4)
+        assert isinstance(gathered, AsyncCollectiveTensor)
+        block(gathered).square().sum().backward()
+        found.append(before.weight.grad)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
