@@ -338,7 +338,6 @@ def test_a_script_is_planned_without_a_change(flk: Flk) -> None:
     ("arguments", "message"),
     [
         (["--gpu-type", "h700", "--", "one-model"], "no figures for GPUs of type 'h700'"),
-        (["--gpu", "A40:1", "--", "one-model"], "no figures for GPUs of type 'a40'"),
         (["--gpu-type", "h100"], "the script did not call run.parallelize"),
     ],
 )

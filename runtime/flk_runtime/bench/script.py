@@ -28,6 +28,7 @@ from flk_runtime.run.steps import measured_by
 from flk_runtime.system import trial
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
+_LAUNCHES = 3  # steps on a GPU whose launch is measured, each of which begins when the one before is over
 
 
 class _Done(BaseException):
@@ -40,7 +41,8 @@ class _Clock:
     def __init__(self, strategy: str, steps: int) -> None:
         self._strategy, self._steps = strategy, steps
         self._times: list[float] = []  # at the end of each step
-        self._queued: float | None = None  # seconds in which the host launched a step of an idle GPU
+        self.needed = WARMUP + steps
+        self._queued: float | None = None  # fewest seconds in which the host launched a step of an idle GPU
         self.result: dict[str, Any] | None = None
 
     def tick(self) -> None:
@@ -51,12 +53,14 @@ class _Clock:
             raise SetupError("the script passes strategy= to init: leave it out, so that others can be measured")
         done = len(self._times) + 1
         if run.device.type == "cuda":
-            if done == WARMUP:
-                self._queued = time.perf_counter() - self._times[-1]
-            if done in (WARMUP - 1, WARMUP, WARMUP + self._steps):
+            self.needed = WARMUP + _LAUNCHES + self._steps
+            if WARMUP < done <= WARMUP + _LAUNCHES:
+                queued = time.perf_counter() - self._times[-1]
+                self._queued = queued if self._queued is None else min(self._queued, queued)
+            if WARMUP <= done <= WARMUP + _LAUNCHES or done == self.needed:
                 torch.cuda.synchronize(run.device)
         self._times.append(time.perf_counter())
-        if done == WARMUP + self._steps:
+        if done == self.needed:
             self.result = {
                 "seconds": self._seconds(run),
                 "queued": self._queued,
@@ -68,7 +72,7 @@ class _Clock:
 
     def _seconds(self, run: Run) -> float:
         """Seconds of a step: on a GPU the mean, since a step may end before its kernels do; else the median."""
-        times = self._times[WARMUP - 1 :]
+        times = self._times[-self._steps - 1 :]
         if run.device.type == "cuda":
             return (times[-1] - times[0]) / self._steps
         return statistics.median(after - before for before, after in itertools.pairwise(times))
@@ -95,7 +99,7 @@ def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]
         if error.code not in (None, 0):
             raise SetupError(f"the script ended with exit code {error.code}") from None
     if clock.result is None:
-        raise SetupError(f"the script made fewer than {WARMUP + steps} steps, each with a call of run.step")
+        raise SetupError(f"the script made fewer than {clock.needed} steps, each with a call of run.step")
     return clock.result
 
 

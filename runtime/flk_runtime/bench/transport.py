@@ -10,11 +10,12 @@ from typing import Final
 # writes "NCCL INFO Using network IB" (src/init.cc), and before it "NET/IB : Using [0]mlx5_0:1/RoCE" (src/transport).
 _USING: Final = re.compile(r"NCCL INFO (?:.*: )?Using network (.+?)\s*$")
 _ROCE: Final = re.compile(r"NCCL INFO NET/IB : Using .*/RoCE")
+_IB: Final = r"\bg?ib(ext)?(_v\d+)?\b"  # IBext, IBext_v8: NVIDIA's plugin
 _EXPECTED: Final = {
     "efa": ("libfabric", "ofi"),
-    "infiniband": (r"\bg?ib\b",),  # and not libfabric
-    "roce": (r"\bg?ib\b",),
-    "gib": (r"\bg?ib\b",),
+    "infiniband": (_IB,),  # and not libfabric
+    "roce": (_IB,),
+    "gib": (_IB,),
     "tcpx": ("tcpx",),
     "tcpxo": ("fastrak", "tcpxo"),
     "socket": ("socket",),

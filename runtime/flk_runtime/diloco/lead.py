@@ -84,8 +84,8 @@ class Lead:
             if not local.isfinite().all():
                 number = self.outer.versions[fragment] + 1
                 raise RuntimeFailure(
-                    f"worker {self._membership.worker} has parameters that are not finite at round {number}, which are "
-                    "not sent to the other workers: look at its loss and its learning rate"
+                    f"worker {self._membership.worker} has parameters that are not finite at round {number}, and does "
+                    "not send them: look at its loss and its learning rate"
                 )
             data = self.outer.outer_gradient(fragment, local)
             self._exchange.submit(fragment, self.outer.versions[fragment] + 1, data)

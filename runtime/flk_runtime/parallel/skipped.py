@@ -120,9 +120,11 @@ class SkippedUnits:
             )
         state = unit._get_fsdp_state()
         place, self._place = self._place, -1  # this is no call of the pass
-        given, _ = state._pre_forward(unit, (torch.zeros((), device=state._device, requires_grad=True),), {})
-        self._passed.append(state._post_forward(unit, given, given[0] * 1))
-        self._place = place
+        try:
+            given, _ = state._pre_forward(unit, (torch.zeros((), device=state._device, requires_grad=True),), {})
+            self._passed.append(state._post_forward(unit, given, given[0] * 1))
+        finally:
+            self._place = place
 
     def _joined(self, tree: Any) -> Any:
         """``tree`` with a tensor from which a backward pass goes through the units that were left out."""

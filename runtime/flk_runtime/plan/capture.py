@@ -206,8 +206,7 @@ class _Session:
         self._training = model.training
         if self._tracer is None:
             self._tracer = Tracer(model, captured.blocks, self._gpu)
-            if torch.is_autocast_enabled("cpu"):
-                captured.autocast = torch.get_autocast_dtype("cpu")
+            captured.autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
             options = captured.options
             self._recording.enter_context(
                 _as_trained(captured, precision=options.precision, recompute=options.recompute)
@@ -390,12 +389,12 @@ def _kernels_of_gpus() -> Iterator[None]:
     ) -> Any:
         return attention(query, key, value, attn_mask, 0.0, *rest, **options)
 
-    # A TorchFunctionMode does not see the calls that torch's own functions make, as multi_head_attention_forward does.
     def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
         if not _HAS_RMS_NORM or (weight is not None and weight.dtype != input.dtype):
             return norm(input, normalized_shape, weight, eps)
         return cast(Any, _RMSNorm.apply)(input, weight, len(normalized_shape))
 
+    # A TorchFunctionMode does not see the calls that torch's own functions make, as multi_head_attention_forward does.
     F.dropout, F.scaled_dot_product_attention, F.rms_norm = dropout, attend, rms_norm
     try:
         yield

@@ -23,6 +23,8 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
+            if not isinstance(args[0], FakeTensor):
+                return func(*args)
             with contextlib.suppress(DataDependentOutputException):  # torch knows the values of constants
                 return super().__torch_dispatch__(func, types, args, kwargs)
             return torch.full((), self._value, dtype=args[0].dtype).item()

@@ -85,7 +85,7 @@ def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
 # By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node,
 # over NVLink or Infinity Fabric, else over 16 lanes of PCIe 3 (16 GB/s), 4 (32) or 5 (64). Data sheets name the sum of
 # both directions; here is one. Sources, for these figures and for mfu.PEAKS:
-# - T4, V100 (SXM2, PCIe), L4, A10, L40S, RTX A6000: NVIDIA's data sheet of each.
+# - T4, V100 (SXM2, PCIe), L4, A10, A40, L40S, RTX A6000: NVIDIA's data sheet of each.
 # - A100: NVIDIA's data sheets of the A100 with 40 and with 80 GB, columns SXM and PCIe.
 # - H100: NVIDIA's data sheet of the H100, columns SXM and NVL, and its product brief PB-11133 of the PCIe card. NVL:
 #   600 GB/s over the bridge of two cards. With 96 GB: torchtitan's report (arXiv 2410.06511), on the GPUs of its runs.
@@ -104,6 +104,7 @@ GPUS: Final = {
     "l4": _gpu("L4", 24, 0.3, 32),
     "a10": _gpu("A10", 24, 0.6, 32),
     "a10g": _gpu("A10G", 24, 0.6, 32),
+    "a40": _gpu("A40", 48, 0.696, 32),
     "a6000": _gpu("A6000", 48, 0.768, 32),
     "a100-pcie-40gb": _gpu("A100 PCIe", 40, 1.555, 32),
     "a100-pcie": _gpu("A100 PCIe", 80, 1.935, 32),

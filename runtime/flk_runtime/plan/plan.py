@@ -34,6 +34,7 @@ from flk_runtime.plan.state import optimizer_sizes, units_of
 if TYPE_CHECKING:
     from flk_runtime.plan.split import SplitModel
 
+_SLOWEST_LAUNCH = 5 * HOST_SECONDS  # of an operation; a host that takes longer has waited for the device, as for a loss
 _HOST_BOUND = 0.95  # share of a step after which the host has launched it, if it is the bound
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
@@ -108,7 +109,7 @@ def unmodelled(captured: CapturedModel) -> Iterator[str]:
             "register one with torch.utils.flop_counter.register_flop_formula"
         )
     if captured.options.compile:
-        yield "compile= is not modelled: the times are of kernels that are not compiled"
+        yield "compile= is not modelled: the times are of kernels that are not compiled, launched by the host one by one"
 
 
 def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
@@ -135,7 +136,8 @@ def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mappin
     known = cluster.gpu.is_known
     if measured["alone"] and known:
         alone = predict("none", work, cluster)
-        calibration = _fit(calibration, alone, measured["alone"], measured.get("queued"))
+        queued = None if captured.options.compile else measured.get("queued")  # of other operations than the trace has
+        calibration = _fit(calibration, alone, measured["alone"], queued)
     cluster = replace(cluster, calibration=calibration)
     rows = _rows(captured, cluster, work, strategies_of(captured, cluster)) if known else []
     return {
@@ -150,12 +152,15 @@ def _fit(calibration: Calibration, alone: Prediction, seconds: float, queued: fl
     """The calibration with the factor of the device's kernels, and the host's time for an operation.
 
     A step that is over as soon as it is launched had the host as its bound: its kernels may take less than it does. The
-    host waits where it is far ahead of the device, so the time that it takes for such a step is only a limit.
+    host waits where it is far ahead of the device, so the time that it takes for such a step is only a limit. A script
+    that reads its loss in each step waits for the device too, and its time says nothing of the host.
     """
     compute = seconds / alone.device_seconds
     if queued is None or not alone.operations:
         return replace(calibration, compute=compute)
     launch = queued / alone.operations
+    if launch > _SLOWEST_LAUNCH:
+        return replace(calibration, compute=compute)
     if queued > _HOST_BOUND * seconds:
         return replace(calibration, compute=min(compute, 1.0), launch=launch)
     return replace(

@@ -26,12 +26,15 @@ from flk_runtime.metrics import mfu
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.system import pytree
 
+_PLAIN: Final = (bool, int, float, str, torch.dtype)
 OUTSIDE: Final = -1  # index of operations that are in the model and in no block
 LOSS: Final = -2  # index of operations on the model's outputs
 _ATTENTION: Final = "scaled_dot_product"  # in the names of attention's operations
 # Operations that read only those elements of their first argument that they return.
 _ATEN: Final = torch.ops.aten
 _CHOOSES: Final = (_ATEN.embedding.default, _ATEN.index_select.default, _ATEN.gather.default, _ATEN.index.Tensor)
+# Operations that only allocate: they launch nothing.
+_ALLOCATES: Final = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
 _POSITION: Final = re.compile("layer|idx|index|number|_id$")  # attributes with a block's place among the blocks
 
 
@@ -327,6 +330,8 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 written += size
                 weakref.finalize(storage, self._free, key)
         self._peak = max(self._peak, self._live)
+        if func._overloadpacket in _ALLOCATES:
+            return out
         flops, done = _flops(func, args, kwargs, out)
         if not flops and (unknown := mfu.uncounted(func)):
             self.uncounted.add(unknown)
@@ -448,12 +453,19 @@ def _signature(index: int, block: nn.Module, args: Any, kwargs: Any) -> Hashable
 
 
 def _setting(value: Any) -> Hashable:
-    """A key that is equal for equal settings of a module, and functions of the same code; None for other objects."""
+    """A key that is equal for equal settings, and functions of the same code and values; None for other objects."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_setting, value))
     if isinstance(value, types.FunctionType):
-        return value.__code__
-    return value if isinstance(value, (bool, int, float, str, torch.dtype)) else None
+        closed = [each.cell_contents for each in value.__closure__ or () if each != types.CellType()]
+        defaults = (value.__defaults__, tuple((value.__kwdefaults__ or {}).values()))
+        return value.__code__, _values(closed), *map(_values, defaults)
+    return value if isinstance(value, _PLAIN) else None
+
+
+def _values(found: Sequence[Any] | None) -> Hashable:
+    """A key of the plain values among these: a function may have itself, or its module, in its closure."""
+    return tuple(each if isinstance(each, _PLAIN) else None for each in found or ())
 
 
 def _is_tensor(value: Any) -> bool:

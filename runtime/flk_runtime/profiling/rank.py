@@ -106,8 +106,9 @@ class Profile:
                 self._advance()
             except Exception as error:
                 self._page.on_step = None
-                self._end_history()
                 self._failure = f"{type(error).__name__}: {error}"
+                with contextlib.suppress(Exception):
+                    self._end_history()
             self._last = time.monotonic()
         self._pause += self._last - began
 
@@ -122,9 +123,9 @@ class Profile:
             self._profiler.start()
         else:
             if self._boundaries == 2:
-                self._began_at = self._page.step
                 if self._arguments["memory"]:
                     self._cuda_memory._record_memory_history(max_entries=_MEMORY_ENTRIES)
+                self._began_at = self._page.step
             self._profiler.step()
             if self._boundaries == self._steps + 2:
                 self._page.on_step = None

@@ -53,6 +53,8 @@ def test_a_log_without_a_network_names_none() -> None:
     [
         ("infiniband", "IB", None),
         ("roce", "IB (RoCE)", None),
+        ("infiniband", "IBext", None),
+        ("roce", "IBext_v8", None),
         ("efa", "AWS Libfabric", None),
         ("socket", "Socket", None),
         ("auto", "IB", None),

@@ -164,7 +164,9 @@ def test_parameters_that_are_not_finite_are_not_sent(value: float) -> None:
     )
     sent: list[bytes] = []
     lead._exchange = SimpleNamespace(submit=lambda fragment, version, data: sent.append(data))  # type: ignore[assignment]
-    with pytest.raises(RuntimeFailure, match=r"^worker 2 has parameters that are not finite at round 1, "):
+    with pytest.raises(
+        RuntimeFailure, match=r"^worker 2 has parameters that are not finite at round 1, and does not send them: "
+    ):
         lead.submit(0, torch.tensor([1.0, value, 0.0]))
     lead.submit(0, torch.zeros(3))
     assert decode(sent.pop(), "int8", 3).tolist() == [1.0, 1.0, 1.0]

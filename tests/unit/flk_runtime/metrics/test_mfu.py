@@ -112,6 +112,7 @@ def test_counting_draws_no_random_numbers() -> None:
         ("NVIDIA A100-SXM4-80GB", torch.bfloat16, 312),
         ("NVIDIA A100-PCIE-40GB", torch.float32, 19.5),
         ("NVIDIA RTX A6000", torch.bfloat16, 154.85),
+        ("NVIDIA A40", torch.float32, 37.4),
         ("AMD Instinct MI300X", torch.bfloat16, 1300),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", torch.bfloat16, None),
         ("NVIDIA A1000 Laptop GPU", torch.bfloat16, None),

@@ -17,8 +17,10 @@ from flk_runtime.parallel import ParallelOptions, parallelize
 from flk_runtime.plan.capture import _HAS_RMS_NORM, CapturedModel, _Session, capture
 from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
+from flk_runtime.plan.fake import FakeMode
 from flk_runtime.plan.hardware import GPUS
 from flk_runtime.plan.plan import make_plan
+from flk_runtime.plan.trace import MemoryCounter
 
 ALONE: dict[str, Any] = {"device": torch.device("cpu"), "world_size": 1, "local_world_size": 1}
 BEGIN = """
@@ -329,6 +331,27 @@ def test_the_mfu_of_a_step_in_autocast_is_of_the_peak_of_its_products(captured: 
     assert of_autocast["mfu"] * same_time * peaks == pytest.approx(plain["mfu"])
 
 
+def test_a_step_after_an_evaluation_in_autocast_is_not_in_autocast(captured: Any) -> None:
+    evaluation = "model.eval()\nwith torch.autocast('cpu', torch.bfloat16): model(x)\nmodel.train()"
+    assert captured(f"{ACCUMULATE}\n{evaluation}\nmicro_batch()\noptimizer.step()").autocast is None
+
+
+def test_a_value_that_is_known_is_read_as_it_is() -> None:
+    given = torch.tensor(3)
+    with FakeMode(0):
+        assert given.item() == 3
+        assert torch.zeros(()).add(1).item() == 0
+
+
+def test_an_allocation_takes_memory_and_no_time() -> None:
+    with MemoryCounter(GPUS["h100"], lambda: False) as counter:
+        first = torch.empty(4)
+        held = first, first.new_empty(4), torch.empty_like(first), torch.empty_strided((4,), (1,))
+    counted = counter.start_segment()
+    assert counted.change == len(held) * 16
+    assert (counted.operations, counted.seconds) == (0, 0.0)
+
+
 def test_a_plan_has_the_shard_size_of_the_script(captured: Any) -> None:
     found = captured(MODEL + ADAMW + "shard(model, optimizer, shard_size=2)" + STEP)
     shares = {key[0]: row["parameters"] for key, row in rows(found).items()}  # of a node with eight ranks
@@ -411,6 +434,9 @@ def test_blocks_that_differ_in_a_tuple_or_a_function_are_not_alike(captured: Any
     assert third == second
     first, second = peaks("Block(1)", "Block(1, lambda x: x.repeat(1, 9, 1)[:, :8])")
     assert second > 2 * first
+    for function in ("lambda x, n=n: x.repeat(1, n, 1)[:, :8]", "(lambda n: lambda x: x.repeat(1, n, 1)[:, :8])(n)"):
+        first, second = peaks(f"*(Block(1, {function}) for n in (1, 9))")
+        assert second > 2 * first
 
 
 TIMED = (

@@ -100,20 +100,21 @@ def test_a_step_takes_as_long_as_the_host_launches_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "queued", "compute", "launch"),
+    ("seconds", "queued", "operations", "compute", "launch"),
     [
-        (6.0, 0.06, 2.0, 60e-6),  # the device is the bound
-        (6.0, 5.9, 1.0, 5.9e-3),  # the host is, so that nothing is known of slow kernels
-        (1.5, 1.49, 0.5, 1.49e-3),  # they take no longer than the step
-        (6.0, None, 2.0, None),  # on a CPU
+        (6.0, 0.03, 1000, 2.0, 30e-6),  # the device is the bound
+        (6.0, 5.9, 200_000, 1.0, 29.5e-6),  # the host is, so that nothing is known of slow kernels
+        (1.5, 1.48, 100_000, 0.5, 14.8e-6),  # they take no longer than the step
+        (6.0, 5.9, 1000, 2.0, None),  # the script has waited for the device, whose step this is
+        (6.0, None, 1000, 2.0, None),  # on a CPU
     ],
 )
 def test_a_calibration_tells_the_host_from_the_device(
-    seconds: float, queued: float | None, compute: float, launch: float | None
+    seconds: float, queued: float | None, operations: int, compute: float, launch: float | None
 ) -> None:
     alone = predict("none", workload(seconds=0.5), Cluster(1, 1, GPUS["h100"], 1e9))
     assert alone.device_seconds == pytest.approx(3.0, rel=1e-3)
-    found = _fit(Calibration(), replace(alone, operations=1000), seconds, queued)
+    found = _fit(Calibration(), replace(alone, operations=operations), seconds, queued)
     assert found.compute == pytest.approx(compute, rel=1e-3)
     assert found.launch == (launch and pytest.approx(launch))
     assert Calibration.parse(found.to_dict()) == found
@@ -122,7 +123,7 @@ def test_a_calibration_tells_the_host_from_the_device(
 def test_a_host_that_may_have_waited_for_the_device_counts_as_no_slower_than_assumed() -> None:
     alone = predict("none", workload(seconds=0.5), Cluster(1, 1, GPUS["h100"], 1e9))
     many = replace(alone, operations=10_000)
-    assert _fit(Calibration(), many, 3.0, 2.0).launch == HOST_SECONDS
+    assert _fit(Calibration(), many, 3.0, 0.3).launch == HOST_SECONDS
     assert _fit(Calibration(), many, 3.0, 0.05).launch == pytest.approx(5e-6)
 
 
