@@ -334,6 +334,14 @@ def test_a_script_is_planned_without_a_change(flk: Flk) -> None:
     assert rows["ddp", "as written", True]["compute_seconds"] > ddp["compute_seconds"]
 
 
+def test_a_plan_for_a_type_with_two_sizes_of_memory_names_the_smaller_one(flk: Flk) -> None:
+    (flk.folder / "train.py").write_text(SCRIPT)
+    for smaller in ([], ["--gpu-type", "a100-40gb"]):
+        done = flk("plan", "train.py", "--gpu", "A100:1", *smaller, "--", "one-model")
+        assert ("some nodes with A100 have GPUs with less memory: --gpu-type a100-40gb" in done.stderr) == (not smaller)
+        assert f"A100 with {40 if smaller else 80}" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 12  # rows in the text format
 _GPU_TYPE = "h100"  # of a job that names none
+_LESS_MEMORY = {"A100": "a100-40gb", "V100": "v100-16gb"}  # by the type of a job, of which some nodes have this one
 
 
 @partial(takes_job, here=True)
@@ -43,6 +44,11 @@ def plan(
         job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
     if job.setup:
         note("the setup command does not run for a plan")
+    smaller = None if gpu_type else _LESS_MEMORY.get(job.resources.gpu_type or "")
+    if smaller:
+        note(
+            f"some nodes with {job.resources.gpu_type} have GPUs with less memory: --gpu-type {smaller} plans for them"
+        )
     found = make_plan(job, here, gpu_type or job.resources.gpu_type or _GPU_TYPE, measured(job))
     if output == "json":
         print(json.dumps(found.output, indent=2))

@@ -20,7 +20,7 @@ from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.group import open_group
 from flk_runtime.plan.hardware import FABRICS, find_gpu, gpu_of_type
-from flk_runtime.plan.plan import calibrated, make_plan, predict_measured
+from flk_runtime.plan.plan import calibrated, left_out, make_plan, predict_measured
 
 
 def main() -> int:
@@ -56,7 +56,11 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
     captured = capture(command, cluster.gpu)
     if "calibration" in request:
         return predict_measured(captured, cluster, request["calibration"])
-    return choose(captured, cluster, measured) if request.get("choose") else make_plan(captured, cluster)
+    if request.get("choose"):
+        return choose(captured, cluster, measured)
+    plan = make_plan(captured, cluster)
+    plan["warnings"] += left_out(measured, cluster)
+    return plan
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import GPUS
-from flk_runtime.plan.plan import identity, predictions_as_written, strategies_of, unmodelled
+from flk_runtime.plan.plan import hardware_in, identity, predictions_as_written, strategies_of, unmodelled
 from flk_runtime.plan.predict import Prediction
 
 _AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it takes at most this factor longer
@@ -48,7 +48,7 @@ def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping
 def _matching(measured: Sequence[Mapping[str, Any]], of: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of a step by strategy, of the newest result of this model and hardware."""
     for result in reversed(measured):
-        if {name: result.get(name) for name in of} == dict(of):
+        if {**result, "hardware": hardware_in(result)}.items() >= of.items():
             return {name: float(value) for name, value in result["seconds"].items() if value}
     return {}
 

@@ -21,6 +21,7 @@ from flk_runtime.plan.communication import Cluster, shard_count
 from flk_runtime.plan.hardware import (
     ATTENTION_EFFICIENCY,
     COLLECTIVE_PROCESSORS,
+    GPUS,
     HOST_SECONDS,
     LAUNCH_QUEUE,
     LINK_EFFICIENCY,
@@ -109,7 +110,10 @@ def unmodelled(captured: CapturedModel) -> Iterator[str]:
             "register one with torch.utils.flop_counter.register_flop_formula"
         )
     if captured.options.compile:
-        yield "compile= is not modelled: the times are of kernels that are not compiled, launched by the host one by one"
+        yield (
+            "compile= is not modelled: the times are of kernels that are not compiled, and that the host launches one "
+            "by one"
+        )
 
 
 def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
@@ -120,7 +124,7 @@ def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Pr
 def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Cluster:
     """The cluster with the calibration of the newest of these results of `flk bench` on the same hardware."""
     for result in reversed(measured):
-        if result.get("hardware") == hardware_of(cluster):
+        if hardware_in(result) == hardware_of(cluster):
             return replace(cluster, calibration=Calibration.parse(result.get("calibration") or {}))
     return cluster
 
@@ -198,6 +202,23 @@ def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
 def hardware_of(cluster: Cluster) -> dict[str, Any]:
     """The hardware for which a calibration holds."""
     return {"gpu": type_of(cluster.gpu), "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
+
+
+def hardware_in(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The hardware of a kept result of `flk bench`: the type of the GPU also where an older one names the only such."""
+    hardware = dict(result.get("hardware") or {})
+    types = [key for key, each in GPUS.items() if each.name == hardware.get("gpu")]
+    return hardware | {"gpu": types[0]} if len(types) == 1 else hardware
+
+
+def left_out(measured: Sequence[Mapping[str, Any]], cluster: Cluster) -> Iterator[str]:
+    """A line if there are results of GPUs of this name that may be of another type."""
+    name, own = cluster.gpu.name, hardware_of(cluster)
+    if own["gpu"] != name and any(hardware_in(each) == own | {"gpu": name} for each in measured):
+        yield (
+            f"older results of `flk bench` name their GPUs {name}, which several types are, so that they are left out: "
+            "run `flk bench` again"
+        )
 
 
 def _splits(captured: CapturedModel, cluster: Cluster) -> tuple[list[SplitModel | None], str]:

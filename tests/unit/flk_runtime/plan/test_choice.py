@@ -17,7 +17,7 @@ from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import find_gpu, gpu_of_type
-from flk_runtime.plan.plan import hardware_of, identity, make_plan, predict_measured
+from flk_runtime.plan.plan import calibrated, hardware_of, identity, left_out, make_plan, predict_measured
 from flk_runtime.plan.trace import Tracer
 
 GIB = 1 << 30
@@ -92,6 +92,25 @@ def test_a_result_is_of_gpus_with_as_much_memory() -> None:
     assert "predicted" in choose(model, small, measured)["reason"]
 
 
+@pytest.mark.parametrize(("kind", "is_alone"), [("h200", True), ("h100", False)])
+def test_an_older_result_is_of_the_gpu_that_it_names_if_one_type_has_this_name(kind: str, is_alone: bool) -> None:
+    model, cluster = captured(), Cluster(1, 8, gpu_of_type(kind), 50e9, "infiniband")
+    older = result(model, cluster, ddp=0.3, full_shard=0.1)
+    older["hardware"]["gpu"] = kind.upper()
+    older["calibration"] = {"compute": 2.0}
+    assert ("measured" in choose(model, cluster, [older])["reason"]) == is_alone
+    assert calibrated(cluster, [older]).calibration.compute == (2.0 if is_alone else 1.0)
+    assert bool([*left_out([older], cluster)]) != is_alone
+    assert not [*left_out([result(model, cluster, ddp=0.3)], cluster)]
+
+
+def test_what_the_host_took_for_a_compiled_model_says_nothing_of_an_operation() -> None:
+    measured = {"alone": 0.1, "queued": 1e-4, "collectives": []}
+    for given, is_measured in ((None, True), (ParallelOptions(compile=True), False)):
+        found = predict_measured(captured(given), on(1, 1), measured)["calibration"]["launch"]
+        assert (found is not None) == is_measured
+
+
 def test_a_result_is_of_the_same_model_whatever_names_its_blocks() -> None:
     def of(*blocks: Any, **options: Any) -> dict[str, Any]:
         return identity(captured(ParallelOptions(blocks=blocks, **options)), on(1, 8))
@@ -147,9 +166,9 @@ def test_an_unknown_gpu_is_refused_unless_flk_bench_has_measured_it(device: str)
     with pytest.raises(SetupError, match=f"there are no figures for a {device}, only for t4, .*mi300x"):
         choose(model, cluster, [])
     assert choose(model, cluster, [result(model, cluster, ddp=0.3, full_shard=0.1)])["strategy"] == "full_shard"
-    calibrated = predict_measured(model, cluster, {"alone": 0.1, "collectives": []})
-    assert calibrated["predicted"] == {}
-    assert calibrated["hardware"]["gpu"] == device
+    found = predict_measured(model, cluster, {"alone": 0.1, "collectives": []})
+    assert found["predicted"] == {}
+    assert found["hardware"]["gpu"] == device
 
 
 def test_rows_of_a_dtype_that_a_gpu_cannot_multiply_are_left_out() -> None:
