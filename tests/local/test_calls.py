@@ -108,9 +108,10 @@ def test_calls_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
 COSTS = (
     SMALL_MODEL
     + """
+import warnings
 from collections import Counter
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 class Operations(TorchDispatchMode):
@@ -122,9 +123,6 @@ class Operations(TorchDispatchMode):
         if operation.namespace != "profiler":
             self.seen[str(operation)] += 1
         return operation(*arguments, **(options or {}))
-
-class ByHand(Net):
-    pass
 
 def operations(model, optimizer):
     words = data(1, 1)[0, 0].flatten(0, 1)
@@ -141,19 +139,46 @@ def operations(model, optimizer):
 def hooks(block):
     return len(block._forward_pre_hooks), len(block._forward_hooks)
 
+class Outer(nn.Sequential):  # a unit whose parameters are in units inside, and whose output is a view
+    def forward(self, x):
+        return super().forward(x).transpose(-1, -2).transpose(-1, -2)
+
+class InUnits(nn.Module):  # no parameter is outside of blocks
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(11, 11), nn.ModuleList([Block(11)])
+        self.outer = Outer(Block(11))
+
+    def forward(self, words):
+        return self.outer(self.blocks[0](self.embed(words)))
+
+warnings.simplefilter("error", UserWarning)
 with group():
     with init("full_shard") as run:
-        plain = ByHand()
-        mesh = init_device_mesh("cpu", (run.world_size,))
-        for block in plain.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(plain, mesh=mesh, reshard_after_forward=False)
-        expected = operations(plain, torch.optim.AdamW(plain.parameters()))
-        model = Net()
-        model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters()), blocks=[Block])
-        seen = operations(model, optimizer)
-        assert seen == expected, (seen - expected, expected - seen)
-        assert {hooks(each) for each in model.blocks} == {hooks(each) for each in plain.blocks} == {(1, 1)}
+        for kind, unused in ((Net, False), (Net, True), (InUnits, False)):
+            blocks = [Block] if kind is Net else [Block, nn.Embedding, Outer]
+            plain = type("ByHand", (kind,), {})()
+            mesh = init_device_mesh("cpu", (run.world_size,))
+            for block in reversed([each for each in plain.modules() if isinstance(each, tuple(blocks))]):
+                fully_shard(block, mesh=mesh)
+            fully_shard(plain, mesh=mesh, reshard_after_forward=False)
+            if unused:
+                for each in plain.modules():
+                    if isinstance(each, FSDPModule):
+                        each.set_reduce_scatter_unused_params(True, recurse=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                expected = operations(plain, torch.optim.AdamW(plain.parameters()))
+            model = kind()
+            optimizer = torch.optim.AdamW(model.parameters())
+            model, optimizer = run.parallelize(model, optimizer, blocks=blocks, find_unused_parameters=unused)
+            seen = operations(model, optimizer)
+            if unused and run.world_size > 1:  # the ranks tell each other which parameters they have used
+                expected.update({"aten.lift_fresh.default": 1, "c10d.allreduce_.default": 1})
+            assert seen == expected, (kind, unused, seen - expected, expected - seen)
+            # With find_unused_parameters, one more watches the parameters of a block that is called.
+            found = [{hooks(each) for each in one.blocks} for one in (model, plain)]
+            assert unused or found == [{(1, 1)}] * 2
 """
 )
 

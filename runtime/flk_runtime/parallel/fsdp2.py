@@ -95,7 +95,8 @@ class FSDP2Model(ParallelModel):
             shard, broadcast=broadcast
         )
         for unit in (*units, *roots):
-            (_allow_views if unit in kept else _copy_views)(unit)
+            has_own = bool(groups_of(unit._get_fsdp_state()))  # parameters: else it gathers nothing
+            (_copy_views if has_own and unit not in kept else _allow_views)(unit)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
@@ -298,7 +299,7 @@ def _is_view(leaf: Any) -> bool:
 
 
 def _allow_views(unit: Any) -> None:
-    """Silence the warning that changes of an output in place lose its gathering, which a kept unit does not need."""
+    """Silence the warning that changes of an output in place lose its gathering, where a unit is gathered no more."""
     state = unit._get_fsdp_state()
     plain = state._register_pre_backward_hook
 
