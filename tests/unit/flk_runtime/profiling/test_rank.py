@@ -71,3 +71,19 @@ def test_the_history_of_memory_ends_however_a_profile_ends(fails: str, tmp_path:
         else:
             assert profile.run(own).keys() >= ({"error", "detail"} if fails else {"files", "first_step"})
     assert not memory.kept
+
+
+def test_an_error_of_the_history_is_the_failure_of_the_profile(tmp_path: Path) -> None:
+    """And not an error of the training, in whose step it happens."""
+    profile, page, _ = profiled(tmp_path)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no history")
+
+    profile._cuda_memory = SimpleNamespace(_record_memory_history=refuse)
+    profile._after_step()
+    profile._after_step()
+    assert page.on_step is None
+    own, other = socket.socketpair()
+    with own, other:
+        assert profile.run(own) == {"error": "failed", "detail": "RuntimeError: no history"}
