@@ -153,14 +153,25 @@ class Keeper:  # has the state of an optimizer among others
     def __init__(self, optimizer):
         self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
 
+def extended(run):
+    model = build()[0]
+    model, optimizer = run.parallelize(model, adam(model.blocks.parameters()))
+    train(run, model, optimizer, steps=1)
+    optimizer.add_param_group(dict(params=list(model.parameters())[-1:]))
+    train(run, model, optimizer, steps=2, first=1)
+
 adam = functools.partial(torch.optim.AdamW, lr=0.01)
 as_it_is = lambda run, optimizer: run.register("optimizer", optimizer)
 with group():
     for strategy in ("ddp", "full_shard"):
         with init(strategy, checkpoint=place()) as run:
             refused("AdamW trains the model and is in no checkpoint", lambda: unsaved(run, adam))
+        with init(strategy, checkpoint=place()) as run:
+            refused("a group was added to AdamW after parallelize", lambda: extended(run))
         with init(strategy) as run:
             unsaved(run, adam)  # there are no checkpoints
+        with init(strategy) as run:
+            extended(run)
         with init(strategy, checkpoint=place()) as run:
             unsaved(run, functools.partial(torch.optim.SGD, lr=0.1))  # it has no state
         with init(strategy, checkpoint=place()) as run:

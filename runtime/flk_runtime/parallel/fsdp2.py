@@ -95,8 +95,7 @@ class FSDP2Model(ParallelModel):
             shard, broadcast=broadcast
         )
         for unit in (*units, *roots):
-            has_own = bool(groups_of(unit._get_fsdp_state()))  # parameters: else it gathers nothing
-            (_copy_views if has_own and unit not in kept else _allow_views)(unit)
+            (_allow_views if unit in kept or not _gathers(unit) else _copy_views)(unit)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
@@ -274,6 +273,11 @@ def _refuse_hook(*_: Any) -> None:
     raise SetupError(
         "register_hook of a sharded parameter would have no effect: use register_post_accumulate_grad_hook"
     )
+
+
+def _gathers(unit: Any) -> bool:
+    """Whether a unit has parameters of its own, which are in no unit inside of it."""
+    return bool(groups_of(unit._get_fsdp_state()))
 
 
 def _copy_views(unit: Any) -> None:

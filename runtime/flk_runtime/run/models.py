@@ -48,6 +48,7 @@ class Models:
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
         self._averages = 0
         self._optimizers: list[Optimizer] = []  # that are saved
+        self._groups: list[tuple[Optimizer, int]] = []  # optimizers with the number of groups that a restart restores
         self._has_others = False  # objects are saved that may have the state of any optimizer
         averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
         self._watch = OptimizerWatch(averages=averages, trained=self.parameters)
@@ -95,6 +96,7 @@ class Models:
             self._metrics.utilisation.copies = parallel.mesh.sharding.size()
             manager.draw_as(parallel.mesh.seed)
         self._optimizers += optimizers
+        self._groups += [(each, len(each.param_groups)) for each in optimizers]
         settle(parallel.trained().values())
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
@@ -131,6 +133,7 @@ class Models:
         elif not type(of_script).__module__.startswith(("torch.", "flk_runtime.")):
             self._has_others = True
         if isinstance(thing, Optimizer):
+            self._groups.append((thing, len(thing.param_groups)))
             shards = STRATEGIES[self._context.options.strategy].shards
             saved = adopt_optimizer(name, thing, self._models, shards=shards)
         elif isinstance(thing, nn.Module):
@@ -138,7 +141,14 @@ class Models:
         self._saves.manager.register(name, saved)
 
     def check_step(self) -> None:
-        """Raise SetupError if an optimizer of the models has a state and is not saved, or ranks train apart."""
+        """Raise SetupError if the state of an optimizer is not saved or would not be restored, or ranks train apart."""
+        for optimizer, groups in self._groups:
+            if len(optimizer.param_groups) != groups and self._saves.manager.can_save:
+                raise SetupError(
+                    f"a group was added to {type(optimizer).__name__} after parallelize or run.register, where a "
+                    "restart restores it, which would fail: add all groups before, and freeze their parameters until "
+                    "they are trained"
+                )
         if self._watch.is_unchecked and self._saves.manager.can_save and not self._has_others:
             self._watch.check_saved(self._optimizers)
         if self._agreement and self._agreement.step():
