@@ -108,18 +108,18 @@ _BOOTSTRAP: Final = "bootstrap.py"
 # 139 kB with all symbols in alphabetical order. Any table works that has all characters of the text.
 _MARKS: Final = {"WORD": "\1", "LETTER": "\2", "SPACE": " "}
 _NAMES: Final = r"""
-WORD LETTER @ SPACE . = ! : } ] [ ) , * \ { ' () ( _ __future__ __init__ - > & + / z 0 < | 1 2 3 4 ^ 5 6 7 9 8 ` $ s
-receive reduce raise return l last source samples sion save second selector self set c type shard str strateg g grad
-started stack get group q # ; a args ate able address all age ain and atch ault else eader ~ environ error est except
-end expected o own older optimizer out u b broadcast bytes block d data def describe device checkpoint dict distributed
-draise found frozen h r replica requires_gra lea lambda share signal slot size snapshot socket split begin backward
-bucket start state status step stor length limit line answer contract count list load local_ m member manager memory
-message number launcher meta model module n now from name node none not key " j join k kind t the trace ted tensor ter
-text tion torch true tuple close com check chunk class code collec compute connec context w wait weight with worker
-world_size run write p port problem par parameter path phase place plan pod pre parallel settings shape precision
-process property progress user_env use v value ver is_ info ield import i ing int isinstance item y % x ? f rank read
-reason record report ange result flight full failure orphans false file first flk_runtime float attempt e enumerat each
-ent time for
+WORD LETTER @ __init__ SPACE . = ! : } ] [ ) , * \ { ' () ( _ __future__ - > & + / 0 < | 2 3 4 1 ^ 5 6 7 9 8 ` s
+receive reduce raise return $ l last source samples save sion second selector self set c z type str strateg g grad
+started stack get group q # ; a args ate able address all age ain and ~ atch ault else eader environ error est def
+except end expected o own older optimizer out u b broadcast bytes block d data describe device checkpoint dict
+distributed found h r replica requires_gra lea lambda frozen from share signal slot size snapshot socket split begin
+backward bucket start state status step class line length limit answer contract count list load m manager memory
+message number launcher meta model module n now name node none local_ not key " j join k kind t the ted trace tensor
+ter text tion torch true tuple close com chunk check collec code stor member compute shard connec context w wait
+weight with worker world_size run write p port problem par parameter path phase place plan pod pre parallel settings
+shape precision process property progress user_env use v value ver is_ info ield import i ing int isinstance item y x
+? f rank read reason record report flight ange result full failure % orphans false file first flk_runtime float
+attempt e enumerat each ent time for
 """
 _SYMBOLS: Final = [_MARKS.get(name, name) for name in _NAMES.split()]
 _CODES: Final = {symbol: code for code, symbol in enumerate(_SYMBOLS)}
