@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from flk.bench import BenchResult, bench_job, kept_results, measured
 from flk.errors import UsageError
 from flk.spec.job import Job
+from flk_runtime.bench import script
 from flk_runtime.bench.cases import first_cause
 from flk_runtime.bench.transport import transport, warning
 from flk_runtime.plan.calibration import Calibration, Link
@@ -98,6 +101,23 @@ def test_a_calibration_travels_as_plain_data() -> None:
     given = {"compute": 2.0, "collectives": [{"kind": "all-gather", "ranks": 4, "stride": 2, "sizes": sizes}]}
     calibration = Calibration.parse(given)
     assert Calibration.parse(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+def test_the_launch_of_a_step_is_the_shortest_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(strategy="ddp", device=torch.device("cuda"), mfu=0.5)
+    monkeypatch.setattr(script.current, "run", run)
+    monkeypatch.setattr(script.torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(script.torch.cuda, "max_memory_reserved", lambda device: 7)
+    monkeypatch.setattr(script.dist, "barrier", lambda: None)
+    # Three steps of warm-up; three that are launched and then over; and two.
+    times = iter([1.0, 2.0, 3.0, 3.5, 4.0, 4.25, 5.0, 5.75, 6.0, 7.0, 8.0])
+    monkeypatch.setattr(script.time, "perf_counter", lambda: next(times))
+    clock = script._Clock("ddp", 2)
+    for _ in range(7):
+        clock.tick()
+    with pytest.raises(script._Done):
+        clock.tick()
+    assert clock.result == {"seconds": 1.0, "queued": 0.25, "mfu": 0.5, "memory": 7}
 
 
 def result(time: float = 1.0, model: str = "a", nodes: int = 2) -> BenchResult:
