@@ -108,18 +108,18 @@ _BOOTSTRAP: Final = "bootstrap.py"
 # 139 kB with all symbols in alphabetical order. Any table works that has all characters of the text.
 _MARKS: Final = {"WORD": "\1", "LETTER": "\2", "SPACE": " "}
 _NAMES: Final = r"""
-WORD LETTER @ __init__ SPACE . = ! : } ] [ ) , * \ { ' () ( _ __future__ - > & + / 0 < | 2 3 4 1 ^ 5 6 7 9 8 ` s
-receive reduce raise return $ l last source samples save sion second selector self set c z type str strateg g grad
-started stack get group q # ; a args ate able address all age ain and ~ atch ault else eader environ error est def
-except end expected o own older optimizer out u b broadcast bytes block d data describe device checkpoint dict
-distributed found h r replica requires_gra lea lambda frozen from share signal slot size snapshot socket split begin
-backward bucket start state status step class line length limit answer contract count list load m manager memory
-message number launcher meta model module n now name node none local_ not key " j join k kind t the ted trace tensor
-ter text tion torch true tuple close com chunk check collec code stor member compute shard connec context w wait
-weight with worker world_size run write p port problem par parameter path phase place plan pod pre parallel settings
-shape precision process property progress user_env use v value ver is_ info ield import i ing int isinstance item y x
-? f rank read reason record report flight ange result full failure % orphans false file first flk_runtime float
-attempt e enumerat each ent time for
+WORD LETTER @ __init__ SPACE . = ! : } ] [ ) , * \ ' () ( _ __future__ - > + / 0 < | 2 3 4 1 ^ 5 6 7 9 8 ` s receive
+reduce raise return $ l last class source samples save sion second selector self set c z type str strateg g grad
+started stack get group q # ; a args ate able address all age ain and ~ ault environ atch else eader error est
+expected except end def o own older optimizer out u b broadcast state bytes block d data describe device slot
+checkpoint dict distributed h r replica requires_gra lea lambda found frozen from share signal snapshot socket split
+begin backward bucket start status step line length limit answer count list load size m manager memory message
+launcher meta model module n now name node none local_ not key " j { join k kind t the trace tensor ted ter property
+text tion torch run contract true tuple close com chunk check collec code stor member compute connec context w wait
+weight with worker world_size write p port problem par phase number plan pod pre parallel path settings shape
+precision process progress user_env use v value ver is_ place info ield import % i ing int item y x ? & shard
+parameter f rank read reason record report ange isinstance result full failure orphans false file first flk_runtime
+float attempt e enumerat each ent time for flight
 """
 _SYMBOLS: Final = [_MARKS.get(name, name) for name in _NAMES.split()]
 _CODES: Final = {symbol: code for code, symbol in enumerate(_SYMBOLS)}

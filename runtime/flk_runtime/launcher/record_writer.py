@@ -91,10 +91,11 @@ class RecordWriter:
         former = telemetry_archive.unpack(entry.telemetry) if entry and self.telemetry else None
         if former and self.telemetry:
             self.telemetry.resume(former)
+        again = bool(self._settings.restarted)
         if not entry:
-            return [], False
+            return [], again
         found = former_attempts(entry, self._settings.pod_name, self._settings.started)
-        return found, bool(entry.record.attempts)
+        return found, again or bool(entry.record.attempts)
 
     def keep_progress(self, pages: Mapping[int, ProgressPage], usage: PodUsage | None = None) -> None:
         """Show the progress of ranks, by their numbers, in the metrics, and keep the first one's in the cluster.

@@ -35,6 +35,7 @@ from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
 from flk.user_files import state_folder, write_whole
+from flk_runtime.contract import pod_env
 
 _KEPT_METADATA: Final = ("name", "namespace", "labels", "annotations")
 # What Kueue adds to a pod template for the nodes that it has chosen, and the prefixes of its labels and annotations.
@@ -98,6 +99,7 @@ def _recreate(
     """Delete a job, and create it again. Its manifests are in a file in between."""
     name = job["metadata"]["name"]
     own = _manifest(_as_queued(client, job, report), new_submission=True)
+    _say_restarted(own["spec"])
     manifests = [own, *map(_manifest, _owned_by(client, job))]
     try:
         check_on_server(client, manifests)
@@ -171,6 +173,17 @@ def _owned_by(client: JobClient, job: Object) -> list[Object]:
         # Objects of a list have neither.
         owned += [{**item, "apiVersion": resource.api_version, "kind": kind} for item in own]
     return sorted(owned, key=lambda item: (item["kind"], str(item["metadata"]["name"])))
+
+
+def _say_restarted(value: Any) -> None:
+    """Set the variable of a job that is created again in all containers below ``value`` that have --on-restart."""
+    if isinstance(value, dict):
+        variables = value.get("env")
+        names = [each.get("name") for each in variables] if isinstance(variables, list) else []
+        if isinstance(variables, list) and pod_env.ON_RESTART in names and pod_env.RESTARTED not in names:
+            variables.append({"name": str(pod_env.RESTARTED), "value": "yes"})
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _say_restarted(each)
 
 
 def _mounted(job: Object) -> list[str]:

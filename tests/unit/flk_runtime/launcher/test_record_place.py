@@ -44,6 +44,8 @@ def test_new_launchers_go_on_with_the_attempts_of_those_that_were_killed_at_once
     assert attempt.failure.kind is Kind.CONTAINER_KILLED
     later, _ = writer(settings_of(str(folder), **{pod_env.JOB_UID: "uid-2"}))
     assert later.former() == ([], False)
+    created_again = settings_of(str(folder), **{pod_env.JOB_UID: "uid-2", pod_env.RESTARTED: "yes"})
+    assert writer(created_again)[0].former() == ([], True)
     later.write_running(RUNNING)
     assert later._kept
     later._kept.flush(60.0)

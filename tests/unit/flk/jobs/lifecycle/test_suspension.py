@@ -132,9 +132,16 @@ def add_ended(fake: Any) -> Any:
 def test_restart_of_a_job_that_has_ended_creates_it_again(fake: Any, run: Run, tmp_path: Path) -> None:
     add_ended(fake)
     before = fake.objects[JOBS]["gpt"]
+    template = before["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    template["containers"] = [{"env": [{"name": "FLK_ON_RESTART", "value": "--resume"}]}, {"env": [{"name": "OTHER"}]}]
     code, _, stderr = run("restart", "gpt")
     assert code == 0, stderr
     after = fake.objects[JOBS]["gpt"]
+    containers = after["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert [[each["name"] for each in container["env"]] for container in containers] == [
+        ["FLK_ON_RESTART", "FLK_RESTARTED"],
+        ["OTHER"],
+    ]
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
     assert after["metadata"]["annotations"]["flk.dev/owner"] == "ada@lab"
     assert after["metadata"]["annotations"]["flk.dev/submission"] != "first"
