@@ -213,7 +213,6 @@ COVERED = {
         "flk_runtime.system.faults flk_runtime.system.text"
     ),
     "tests/unit/flk_runtime/launcher/test_trainer_forward.py": "flk_runtime.launcher.cluster_http",
-    "tests/unit/flk_runtime/launcher/telemetry/test_gpus.py": "flk_runtime.launcher.nvml",
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",
     "tests/unit/flk_runtime/launcher/test_settings.py": "flk_runtime.contract.pod_env",
     "tests/unit/flk_runtime/launcher/test_unpack.py": "flk_runtime.contract.pod_layout",
