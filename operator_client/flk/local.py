@@ -35,7 +35,7 @@ from flk.spec.job import Job
 from flk.spec.packages import requirement_files
 from flk.user_files import cache_folder
 from flk_runtime import contract
-from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract import platform, pod_env, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.log_format import is_record, parse_record
 from flk_runtime.contract.record import JobRecord
@@ -191,7 +191,7 @@ class LocalRun:
         if self._known_gpus:
             values[pod_env.GPUS] = str(self._known_gpus)
         if self._gpus:
-            values[local_gpus.VARIABLE] = self._gpus[index]
+            values[platform.VISIBLE_GPUS] = self._gpus[index]
         # In a session of its own, so that the terminal's Ctrl-C reaches only flk, which forwards it once.
         process = subprocess.Popen(
             [self._python, "-u", "-m", "flk_runtime", "--", *self._job.command],

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from flk.errors import UsageError
 from flk.spec.job import Job
+from flk_runtime.contract.platform import VISIBLE_GPUS, gpu_names
 from flk_runtime.contract.ranges import plural
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
-_DEVICES = Path("/dev")
 
-
-def count_gpus(devices: Path = _DEVICES) -> int:
+def count_gpus(devices: Path = Path("/dev")) -> int:
     """The number of NVIDIA's GPUs on this machine, by their device files; 0 also where others have none."""
-    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
+    return len(list(devices.glob("nvidia[0-9]*")))
 
 
 def shares(job: Job, gpus: int, environ: Mapping[str, str] = os.environ) -> list[str] | None:
@@ -29,19 +26,19 @@ def shares(job: Job, gpus: int, environ: Mapping[str, str] = os.environ) -> list
 
     Raises UsageError if there are fewer GPUs than the job asks for.
     """
-    visible = environ.get(VARIABLE)
+    visible = environ.get(VISIBLE_GPUS)
     asked = job.resources.gpu
     if visible == "" or not (asked or visible or gpus):
         return None
     each = asked or job.processes_per_pod
     needed = job.created_pods * each
-    names = visible.split(",") if visible else [str(number) for number in range(gpus or needed)]
+    names = gpu_names(visible) if visible else [str(number) for number in range(gpus or needed)]
     if len(names) >= needed:
         return [",".join(names[index * each :][:each]) for index in range(job.created_pods)]
     if not asked:
         return None if visible else [""] * job.created_pods
-    has = f"{VARIABLE}={visible} names {len(names)}" if visible else f"this machine has {len(names)}"
+    has = f"{VISIBLE_GPUS}={visible} names {len(names)}" if visible else f"this machine has {len(names)}"
     raise UsageError(
         f"the job needs {plural(needed, 'GPU')} ({plural(job.created_pods, 'pod')} with {each} each), and {has}",
-        hint=f"unset {VARIABLE}, or use fewer --replicas or --gpu" if visible else "use fewer --replicas or --gpu",
+        hint=f"unset {VISIBLE_GPUS}, or use fewer --replicas or --gpu" if visible else "use fewer --replicas or --gpu",
     )

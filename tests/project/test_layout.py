@@ -63,7 +63,6 @@ COVERED = {
     "tests/local/test_hosts_transformers.py": "flk_runtime.hosts.transformers",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
     "tests/local/test_parallel.py": "flk_runtime.parallel.adopt",
-    "tests/local/test_other_system.py": "flk_runtime.contract.platform",
     "tests/local/test_profiling.py": "flk_runtime.profiling.ask",
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
     "tests/unit/flk/health/test_maintenance.py": "flk.health.volume_nodes",

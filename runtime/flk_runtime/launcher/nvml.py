@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from flk_runtime.contract.platform import VISIBLE_GPUS, gpu_names
+
 NVML: Final = "libnvidia-ml.so.1"
-_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"  # NVML shows the others too
 
 
 def open_nvml() -> ctypes.CDLL | None:
@@ -28,10 +29,10 @@ def find_gpus(nvml: Any, environ: Mapping[str, str] = os.environ) -> list[tuple[
     count = ctypes.c_uint()
     if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return None
-    visible = environ.get(_VISIBLE)
-    names = [str(index) for index in range(count.value)] if visible is None else visible.split(",")
+    visible = environ.get(VISIBLE_GPUS)  # NVML shows the others too
+    names = [str(index) for index in range(count.value)] if visible is None else gpu_names(visible)
     found = []
-    for name in filter(None, map(str.strip, names)):
+    for name in names:
         handle = ctypes.c_void_p()
         if name.isdecimal():
             error = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))

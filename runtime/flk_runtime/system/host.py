@@ -46,7 +46,7 @@ def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 # They hide GPUs from a process: NVIDIA's, and AMD's from the most to the least specific.
-VISIBLE_DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+VISIBLE_DEVICES: Final = (platform.VISIBLE_GPUS, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def visible_devices(environ: Mapping[str, str]) -> tuple[str, str | None]:
@@ -62,7 +62,7 @@ def gpu_count(environ: Mapping[str, str] = os.environ, devices: Path = Path("/de
     """
     _, visible = visible_devices(environ)
     if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+        return len(platform.gpu_names(visible))
     nvidia = list(devices.glob("nvidia[0-9]*"))
     return len(nvidia) if nvidia or not (devices / "kfd").exists() else len(list(devices.glob("dri/renderD*")))
 
