@@ -213,8 +213,8 @@ def leave(*, at_once: bool) -> None:
     # tensor: a rare deadlock at the end of a process. So the group object is kept, and its threads get time to end.
     _kept.append(dist.group.WORLD)
     time.sleep(_THREADS_END)
-    # The GPU may have the error that ends this rank, and NCCL meets it too.
-    with contextlib.suppress(*[RuntimeError] * at_once):
+    errors = (RuntimeError,) if at_once else ()  # the GPU may have the error that ends this rank, and NCCL meets it too
+    with contextlib.suppress(*errors):
         if at_once and "nccl" in str(dist.get_backend_config()):
             # Destroying NCCL communicators waits for kernels, which do not end if a peer is dead.
             distributed_c10d._abort_process_group()
