@@ -207,7 +207,7 @@ def test_the_launcher_reads_the_gpu_through_nvml(launch: Launch, tmp_path: Path)
     page = (tmp_path / "metrics").read_text()
 
     def read(name: str) -> list[float]:
-        """The values of all GPUs: NVML also has those that CUDA_VISIBLE_DEVICES hides."""
+        """The values of the pod's GPUs."""
         return [float(value) for value in re.findall(rf"^{name}\{{.*gpu=.*\}} (.*)$", page, re.MULTILINE)]
 
     limits, used = read("flk_gpu_memory_limit_bytes"), read("flk_gpu_memory_bytes")

@@ -10,6 +10,13 @@ from tests.support.small_model import SMALL_MODEL, told
 SCRIPT = (
     SMALL_MODEL
     + """
+def finish(run, optimizer, found):
+    # The backward pass and the step that follow; the mean loss of all ranks.
+    found.backward()
+    optimizer.step()
+    run.step()
+    return run.mean(found.item())
+
 def steps(run, between, in_no_sync=False, tied=False):
     # Each step drops or changes by hand what an earlier pass has left, and then makes the pass that counts.
     model = build(tied)[0]
@@ -24,10 +31,7 @@ def steps(run, between, in_no_sync=False, tied=False):
         else:
             found = loss_of(model, share(run, parts[1]))  # full parameters are now in the place of shards
             between(model)
-        found.backward()
-        optimizer.step()
-        run.step()
-        seen.append(run.mean(found.item()))
+        seen.append(finish(run, optimizer, found))
     return seen
 
 def drop(model):
@@ -90,10 +94,7 @@ def of_units(run, between):
         model(share(run, first)).square().mean().backward()
         found = model(share(run, second)).square().mean()
         between(model)
-        found.backward()
-        optimizer.step()
-        run.step()
-        seen.append(run.mean(found.item()))
+        seen.append(finish(run, optimizer, found))
     return seen
 
 SYNCED = (drop, drop_of_head, set_to_zero, drop_by_parts, halve, assign, clip, read)

@@ -461,16 +461,22 @@ def test_kept_lines_have_their_times(fake: Any, client: JobClient, monkeypatch: 
         assert len(list(dump(client, "gpt", LogOptions(since=25)))) == 1 + count
 
 
-def test_a_pod_without_kept_lines_does_not_keep_others_from_answering_since(
-    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_job(fake, 2)
+def kept_after_deletion(fake: Any, client: JobClient, pods: int) -> Observation:
+    """What flk has kept of a job that was deleted after its log had been read."""
+    add_job(fake, pods)
     fake.written["gpt-worker-0"] = "[rank 0] hello\n"
     list(dump(client, "gpt", LogOptions()))
     for collection in fake.objects.values():
         collection.clear()
     kept = archive.find(client, "gpt")
     assert kept is not None
+    return kept
+
+
+def test_a_pod_without_kept_lines_does_not_keep_others_from_answering_since(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = kept_after_deletion(fake, client, 2)
     silent = replace(kept, logs={**kept.logs, "gpt-worker-1": []})
     monkeypatch.setattr("flk.observe.archive.find", lambda *_: silent)
     monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: NOW - 30)
@@ -481,13 +487,7 @@ def test_a_pod_without_kept_lines_does_not_keep_others_from_answering_since(
 def test_lines_that_an_earlier_version_has_kept_without_times_do_not_answer_since(
     fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, read: Any
 ) -> None:
-    add_job(fake, 1)
-    fake.written["gpt-worker-0"] = "[rank 0] hello\n"
-    list(dump(client, "gpt", LogOptions()))
-    for collection in fake.objects.values():
-        collection.clear()
-    kept = archive.find(client, "gpt")
-    assert kept is not None
+    kept = kept_after_deletion(fake, client, 1)
     monkeypatch.setattr("flk.observe.archive.find", lambda *_: replace(kept, log_times={}))
     said = "^--since: job gpt is gone; flk has kept its lines without their times$"
     with pytest.raises(UsageError, match=said) as caught:
