@@ -1,11 +1,11 @@
 """Measure the steps per second of loops of other packages that flk keeps, against the same loops under torchrun.
 
-    python benchmarks/hosted.py [--rounds 8] [--ranks 2] [--steps 150]
+    python benchmarks/hosted.py [--rounds 8] [--ranks 2] [--steps 300]
 
 A Trainer of Transformers, a Trainer of Lightning and a loop of Accelerate each train a small model with DDP, and
 torchtitan its debug model with FSDP2. On flk's side its launcher starts the script, and its adapter keeps the state,
-with the defaults of a job: checkpoints in memory at the interval that flk computes. On the other side torchrun starts
-the same script without the adapter. For torchtitan flk's launcher does so too, which shows the cost of checkpoints.
+with its defaults: a checkpoint in memory every 100 steps. On the other side torchrun starts the same script without the
+adapter. For torchtitan flk's launcher does so too, which shows the cost of checkpoints.
 The time begins after the first 20 steps. A package that is not installed is not measured. Goal: at least 0.98 of the
 rate of the others. The processor time of a step on rank 0 may be 1.02 times theirs: it is the same on a busy machine,
 where rates are not.
@@ -244,7 +244,7 @@ def both(measured: Callable[..., T], arguments: argparse.Namespace, host: str) -
 def main() -> int:
     parser = measure.parser(__doc__, rounds=8)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--host", choices=HOSTS, help="one package only")
     parser.add_argument("--adopted", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--dies", action="store_true", help=argparse.SUPPRESS)
