@@ -159,7 +159,7 @@ COVERED = {
     "tests/unit/flk/kube/test_kubeconfig.py": "flk.kube.connection flk.kube.credentials flk.kube.exec_plugin",
     "tests/unit/flk/jobs/test_many.py": "flk.observe.shared",
     "tests/unit/flk/kube/test_watch.py": (
-        "flk.kube.resources flk.observe.cache flk.observe.follower flk.observe.resources flk.observe.watches"
+        "flk.kube.resources flk.observe.cache flk.observe.follower flk.observe.resources"
     ),
     "tests/unit/flk/manifest/test_bundle.py": "flk.manifest.files flk.manifest.ignore_file",
     "tests/unit/flk/manifest/test_golden.py": "flk.manifest.pod flk.manifest.text",

@@ -47,8 +47,9 @@ class Watches:
     def apply(self, interval: float, take: Take) -> bool:
         """Wait up to ``interval`` seconds for a change, hand it and those that follow at once to ``take``.
 
-        Returns whether there were any. The time is bounded: of many pods, changes may come without a pause. An error of
-        a watch is its last change; one that is no FlkError is raised.
+        Returns whether there were any. The time is bounded: of many pods, changes may come without a pause. Nothing is
+        waited for after the first list of the last collection. An error of a watch is its last change; one that is no
+        FlkError is raised.
         """
         wait, changed, until = interval, False, None
         while until is None or time.monotonic() < until:
@@ -59,6 +60,9 @@ class Watches:
             if isinstance(change, Exception) and not isinstance(change, FlkError):
                 raise change
             take(source, change)
+            if self._not_listed == {source}:
+                self._not_listed.clear()
+                return True
             self._not_listed.discard(source)
             wait, changed = _SETTLE, True
             until = until or time.monotonic() + _LONGEST

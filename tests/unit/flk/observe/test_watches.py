@@ -1,0 +1,70 @@
+"""Watches: changes that arrive together are handed on together, and the first lists at once."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any, cast
+
+import pytest
+
+from flk.kube import ApiClient, Changed, Listed, list_and_watch
+from flk.kube.resources import RequestTarget, Resource
+from flk.observe import watches
+from flk.observe.watches import Watches
+
+PODS = RequestTarget(Resource("", "v1", "pods"), "team")
+
+
+class Queue:
+    """Changes that have arrived, and the seconds for which each call of `get` would have waited for one."""
+
+    def __init__(self) -> None:
+        self.changes: list[Any] = []
+        self.waits: list[float] = []
+
+    def put(self, change: Any) -> None:
+        self.changes.append(change)
+
+    def get(self, timeout: float) -> Any:
+        self.waits.append(timeout)
+        if not self.changes:
+            raise queue.Empty
+        return self.changes.pop(0)
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """The changes that the watches see. Their threads watch nothing."""
+    found = Queue()
+    monkeypatch.setattr(queue, "SimpleQueue", lambda: found)
+    monkeypatch.setattr(watches, list_and_watch.__name__, lambda *_, **__: ())
+    return found
+
+
+def test_nothing_is_waited_for_after_the_last_first_list(arrived: Queue) -> None:
+    watched = Watches(cast(ApiClient, None))
+    for name in ("job", "pods"):
+        watched.start(name, PODS, {})
+    taken: list[str] = []
+    arrived.put(("job", Listed([])))
+    assert watched.apply(1.0, lambda source, _: taken.append(source))
+    assert arrived.waits == [1.0, watches._SETTLE]  # the pods may come any moment
+    assert not watched.are_listed
+    arrived.put(("pods", Listed([])))
+    assert watched.apply(1.0, lambda source, _: taken.append(source))
+    assert arrived.waits[2:] == [1.0]
+    assert watched.are_listed
+    assert taken == ["job", "pods"]
+
+
+def test_changes_that_follow_are_collected(arrived: Queue) -> None:
+    watched = Watches(cast(ApiClient, None))
+    watched.start("pods", PODS, {})
+    arrived.put(("pods", Listed([])))
+    watched.apply(1.0, lambda *_: None)
+    taken: list[str] = []
+    for number in range(3):
+        arrived.put(("pods", Changed({"number": number})))
+    assert watched.apply(1.0, lambda _, change: taken.append(change.item["number"]))
+    assert taken == [0, 1, 2]
+    assert arrived.waits[1:] == [1.0, *[watches._SETTLE] * 3]
