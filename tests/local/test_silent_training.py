@@ -504,6 +504,7 @@ with group():
                 "does not average this gradient of": wrapped_but_not_called,
                 "outside of no_sync": called_in_no_sync,
                 "call optimizer.step() after backward()": steps_in_hooks,
+                "backward passes that were all in no_sync": only_in_no_sync,
                 "of shape (11, 6) of SGD was frozen": thawed,
                 "the script has set them itself, as with torch.autograd.grad": own_gradients,
             }

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.ddp_calls import adapt_calls
-from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.model import UNAVERAGED, ParallelModel
 
 
 class DDPModel(ParallelModel):
@@ -85,6 +85,7 @@ class _Passes:
         # Parameters that have got a gradient since the latest call; None: DDP was not ready.
         self._passed: set[str] | None = None
         self._has_passed = False  # a backward pass has reached a parameter
+        self._unaveraged: set[int] = set()  # ids of parameters with a pass in no_sync since the latest one outside
         module.register_forward_pre_hook(self._call)
         for name, parameter in trained.items():
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
@@ -103,6 +104,7 @@ class _Passes:
     def _accumulated(self, name: str, _: torch.Tensor) -> None:
         self._has_passed = True
         if not self._module.require_backward_grad_sync:
+            self._unaveraged.add(id(self._trained[name]))
             return
         if self._passed is None or name in self._passed:
             raise SetupError(
@@ -110,10 +112,13 @@ class _Passes:
                 "that parallelize returned, outside of no_sync"
             )
         self._passed.add(name)
+        self._unaveraged.clear()  # DDP averages what earlier passes have left, too
 
     def _check(self, optimizer: Optimizer) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         if self._has_passed and not in_backward:  # as in almost all steps
+            if self._unaveraged:
+                self._refuse_unaveraged(optimizer)
             if self._passed and len(self._passed) < len(self._own) and not self._module.find_unused_parameters:
                 self._refuse_lack(optimizer, self._passed)
             return
@@ -125,6 +130,12 @@ class _Passes:
                 "strategy ddp averages the gradients of backward(), and the script has set them itself, as with "
                 "torch.autograd.grad: call backward(), or use strategy none and average them with flk.all_reduce"
             )
+
+    def _refuse_unaveraged(self, optimizer: Optimizer) -> None:
+        """Raise SetupError if ``optimizer`` would step with gradients of passes in no_sync alone."""
+        held = [each.grad for each in parameters_in(optimizer) if id(each) in self._unaveraged]
+        if any(each is not None and each.any() for each in held):
+            raise SetupError(UNAVERAGED)
 
     def _refuse_lack(self, optimizer: Optimizer, passed: set[str]) -> None:
         """Raise SetupError if ``optimizer`` trains the model, since DDP has not averaged its latest gradients."""

@@ -20,11 +20,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.between_passes import BETWEEN_PASSES
-from flk_runtime.parallel.bits import bit_sum, is_compared
 from flk_runtime.parallel.model import local
 from flk_runtime.parallel.reachable import hidden_tensors
 from flk_runtime.parallel.records import any_unreduced, groups_of
 from flk_runtime.system import pytree
+from flk_runtime.system.bits import bit_sum, is_compared
 
 _OF_MODULES: Final = frozenset(vars(nn.Module()))  # attributes that every module has
 _VERSION: Final = operator.attrgetter("_version")  # the number of changes in place that torch has counted

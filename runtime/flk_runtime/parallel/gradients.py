@@ -20,8 +20,9 @@ from flk_runtime.contract.ranges import numbered
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.between_passes import BETWEEN_PASSES
-from flk_runtime.parallel.bits import is_compared
+from flk_runtime.parallel.model import UNAVERAGED
 from flk_runtime.parallel.records import drop_unreduced, is_unreduced, sharded_parameters
+from flk_runtime.system.bits import is_compared
 
 _MARK = "_flk_drops"  # attribute of a zero_grad of this module
 
@@ -77,10 +78,7 @@ class UnreducedGradients:
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
         if any(map(is_unreduced, self._of(optimizer))):
-            raise SetupError(
-                "optimizer.step() comes after backward passes that were all in no_sync, so the ranks have not averaged "
-                "their gradients: leave the last backward pass before each step out of no_sync"
-            )
+            raise SetupError(UNAVERAGED)
 
     def _of(self, optimizer: Optimizer) -> list[Any]:
         """The records of the parameters of ``optimizer``; none while there can be no such gradient."""

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.bits import bit_sum
 from flk_runtime.parallel.model import local
+from flk_runtime.system.bits import bit_sum
 
 _LIMIT: Final = 1 << 26  # bytes of copies that are kept
 _LIBRARIES: Final = ("torch.", "flk_runtime.")

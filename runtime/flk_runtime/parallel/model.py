@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,12 @@ from flk_runtime.checkpoint import DistributedStateful, ModuleState, Stateful, i
 
 if TYPE_CHECKING:
     from flk_runtime.parallel.mesh import Mesh
+
+UNAVERAGED: Final = (
+    "optimizer.step() comes after backward passes that were all in no_sync, so the ranks have not averaged their "
+    "gradients: leave the last backward pass before each step out of no_sync"
+)
+"""Why a step is refused whose gradients come from passes in `no_sync` alone."""
 
 
 class ParallelModel:

@@ -19,7 +19,8 @@ from flk_runtime.distributed import comm_device, find_difference, parameters_in
 from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, local
-from flk_runtime.parallel.bits import bit_sum, is_compared
+from flk_runtime.system import device as devices
+from flk_runtime.system.bits import bit_sum, is_compared
 
 _TOLERANCE: Final = 1e-5  # of a parameter's norm, since devices of several types round differently
 _ADVICE: Final = (
@@ -105,6 +106,7 @@ def _differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | N
     """The names of the ``tensors`` of which this rank's share differs in any ``group`` of ranks. Collective of all."""
     if not tensors:
         return []
+    devices.synchronize()  # the script may step on a stream of its own
     device = comm_device(torch.device("cpu"))
     sums = torch.stack([bit_sum(local(each)).to(device) for each in tensors.values()])
     extremes = torch.cat((sums, -sums))

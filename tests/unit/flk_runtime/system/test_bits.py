@@ -1,11 +1,11 @@
-"""Tests of flk_runtime.parallel.bits."""
+"""Tests of flk_runtime.system.bits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from flk_runtime.parallel.bits import bit_sum, is_compared
+from flk_runtime.system.bits import bit_sum, is_compared
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.complex64])
