@@ -88,6 +88,14 @@ with group(), init("full_shard", checkpoint=os.environ["BASE"]) as run:
     with average.applied():
         refused("cannot save while an average is applied", run.save)
         refused("update of an average that is applied", average.update)
+    average = run.average()
+    model.head.requires_grad_(False)
+    average.update()
+    other = run.average()
+    other.update()
+    model.head.requires_grad_(True)
+    average.update()
+    refused("'head.weight' was frozen when the average was made", other.update)
 """
     )
     ranks(script, 2, {"BASE": str(tmp_path)})

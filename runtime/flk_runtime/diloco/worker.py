@@ -19,6 +19,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel
 from flk_runtime.shared import progress
+from flk_runtime.system import device as devices
 
 _NOTICE = 30.0  # seconds after which a wait is reported
 _MIX = 0.5  # share of the local parameters in what follows a delayed result (arXiv 2501.18512, section 2.3)
@@ -167,7 +168,7 @@ class OuterLoop:
     def _gather(self, number: int) -> torch.Tensor | None:
         """This worker's parameters of a fragment: float32 of shape (size,) on the CPU of rank 0, None elsewhere."""
         main, parts = dist.get_rank() == 0, []
-        with torch.no_grad():
+        with torch.no_grad(), devices.across_streams():
             for parameter in self._parameters(number):
                 full = self._parallel.full_tensor(parameter)
                 if main and full is not None:
@@ -196,7 +197,7 @@ class OuterLoop:
         if self._lead:
             flat = torch.split(self._lead.outer.parameters[number], [shape.numel() for shape in part.shapes])
             fulls = [values.view(shape) for values, shape in zip(flat, part.shapes, strict=True)]
-        with torch.no_grad():
+        with torch.no_grad(), devices.across_streams():
             for parameter, full in zip(self._parameters(number), fulls, strict=True):
                 full = full.to(process_group.comm_device(parameter.device))
                 dist.broadcast(full, src=0)

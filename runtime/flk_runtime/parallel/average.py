@@ -12,6 +12,7 @@ from flk_runtime.checkpoint import DistributedStateful, Parts, SplitState, chunk
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.parallel.model import ParallelModel, local
+from flk_runtime.system import device as devices
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -42,11 +43,17 @@ class Average(DistributedStateful):
         """Add the parameters to the average. Call it after optimizer.step(). Raises SetupError inside `applied`."""
         if self._is_applied:
             raise SetupError("update of an average that is applied: leave the block of applied() before")
+        if new := next((name for name in self._parallel.trained() if name not in self._averages), ""):
+            raise SetupError(
+                f"{new!r} was frozen when the average was made, so the average lacks it: call run.average while all "
+                "parameters that are trained later require gradients, and freeze them after it"
+            )
         averages, parameters = zip(*self._pairs(), strict=True)
-        if self._updates:
-            torch._foreach_lerp_(averages, parameters, 1 - self._decay)
-        else:
-            torch._foreach_copy_(averages, parameters)
+        with devices.across_streams():
+            if self._updates:
+                torch._foreach_lerp_(averages, parameters, 1 - self._decay)
+            else:
+                torch._foreach_copy_(averages, parameters)
         self._updates += 1
 
     @contextlib.contextmanager
@@ -77,10 +84,11 @@ class Average(DistributedStateful):
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for average, parameter in self._pairs():
-            before = parameter.clone()
-            parameter.copy_(average)
-            average.copy_(before)
+        with devices.across_streams():
+            for average, parameter in self._pairs():
+                before = parameter.clone()
+                parameter.copy_(average)
+                average.copy_(before)
         self._is_applied = not self._is_applied
 
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -70,6 +70,17 @@ def synchronize() -> None:
     """Wait for all that this process has queued on its GPU, on every stream; at once where it uses none."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def across_streams() -> Iterator[None]:
+    """Have the block see what every stream of the GPU has queued before it, and every stream what the block does.
+
+    For what flk does with parameters that a script may train on a stream of its own.
+    """
+    synchronize()
+    yield
+    synchronize()
 
 
 def _skipped(environ: Mapping[str, str]) -> frozenset[str]:

@@ -72,6 +72,14 @@ def test_gpus_that_were_requested_and_cannot_be_used_are_an_error() -> None:
     assert device.select(rank_info(), "cpu", gpus=0, environ={"FLK_GPUS": "8"}) == torch.device("cpu")
 
 
+def test_all_streams_are_waited_for_before_and_after_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(device, "synchronize", lambda: order.append("waited"))
+    with device.across_streams():
+        order.append("block")
+    assert order == ["waited", "block", "waited"]
+
+
 def test_backends() -> None:
     assert device.backend(torch.device("cpu")) == "gloo"
     assert device.backend(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
