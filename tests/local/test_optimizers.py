@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from flk_runtime.contract import user_env
 from tests.support.ranks import Ranks
 from tests.support.small_model import SHARDING, SMALL_MODEL, told
 
@@ -287,3 +289,86 @@ def test_optimizers_of_libraries_train_as_in_one_process_or_are_refused(ranks: R
             # Muon multiplies in bfloat16, and the last bits decide on SOAP's basis where few steps have been made.
             near = {"Muon": 1e-4, "SOAP": 2e-3}.get(kind, 1e-5)
             assert losses == pytest.approx(expected[f"{kind} none"], abs=near), key
+
+
+# Optimizers that compute with each rank's shards, as plain tensors, and keep their state so.
+OF_SHARDS = (
+    SMALL_MODEL
+    + """
+def shard(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+class Momentum(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for each in self.param_groups[0]["params"]:
+            state, gradient = self.state[each], shard(each.grad)
+            self.keep(state, 0.9 * self.kept(state, gradient) + gradient)
+            shard(each).sub_(self.kept(state, gradient), alpha=0.05)
+
+    def keep(self, state, momentum):
+        state["momentum"] = momentum
+
+    def kept(self, state, gradient):
+        return state.get("momentum", torch.zeros_like(gradient))
+
+class Flat(Momentum):
+    def keep(self, state, momentum):
+        state["flat"] = momentum.flatten()
+
+    def kept(self, state, gradient):
+        return state["flat"].view(gradient.shape) if state else torch.zeros_like(gradient)
+
+class Alike(Momentum):  # beside its shards, what all ranks hold alike
+    def keep(self, state, momentum):
+        state.update(momentum=momentum, history=torch.arange(3.0))
+
+def go(strategy, kind, steps, place, later=False):
+    with init(strategy, checkpoint=os.environ["FOLDER"] + place) as run:
+        model = build()[0]
+        if later:
+            model = run.parallelize(model)
+            optimizer = kind(model.parameters())
+            run.register("optimizer", flk.per_rank(optimizer))
+        else:
+            model, optimizer = run.parallelize(model, kind(model.parameters()))
+        losses = train(run, model, optimizer, steps, first=run.steps)
+        run.save()  # in the block, which is left without a save after an error
+        return losses
+"""
+)
+
+
+def test_state_of_shards_is_saved_and_restored_as_theirs_or_refused(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        OF_SHARDS
+        + """
+with group():
+    tell("full_shard", go("full_shard", Momentum, 2, "own"))
+    tell("alike", go("full_shard", Alike, 2, "alike") + go("full_shard", Alike, 4, "alike"))
+    words = "Flat keeps 'flat' of 'embedding.weight' for the shard of each rank, in another shape"
+    refused(words, lambda: go("full_shard", Flat, 2, "flat"))
+    tell("per rank", sum((go("full_shard", Flat, until, "per rank", later=True) for until in (2, 4)), []))
+"""
+    )
+    alone = (
+        OF_SHARDS
+        + """
+with group():
+    tell("found", go(os.environ["FLK_STRATEGY"], Momentum, 4, os.environ["PLACE"]))
+"""
+    )
+    variables = {"FOLDER": f"{tmp_path}/", user_env.STRATEGY: "none", "PLACE": "one"}
+    (one,) = ranks(alone, 1, variables)
+    expected = told(one)["found"]
+    found = told(ranks(script, 2, variables)[0])
+    assert found["alike"] == pytest.approx(expected, abs=1e-6)
+    assert found["per rank"] == pytest.approx(expected, abs=1e-6)
+    for world_size, strategy in ((4, "full_shard"), (1, "none")):
+        shutil.copytree(tmp_path / "own", tmp_path / f"own-{world_size}")
+        other = variables | {user_env.STRATEGY: strategy, "PLACE": f"own-{world_size}"}
+        rest = told(ranks(alone, world_size, other)[0])["found"]
+        assert found["full_shard"] + rest == pytest.approx(expected, abs=1e-6), world_size

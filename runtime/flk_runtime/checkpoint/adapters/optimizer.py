@@ -1,7 +1,8 @@
 """OptimizerState: saves and restores the state of an optimizer, by the names of its parameters.
 
 ``state.NAME.KEY`` is a tensor, and so is a number or None, since rank 0 need not have the state of each parameter. All
-else is plain: ``param_groups``, ``values`` by name and key, and ``numbers``, the keys whose values are numbers or None.
+else is plain: ``param_groups``, ``values`` by name and key, ``numbers``, the keys whose values are numbers or None, and
+``shards``, the keys whose values are plain tensors of each rank's shard.
 The names and the tensors are the same as in torch.distributed.checkpoint.state_dict. A parameter without state, because
 it had no gradient yet, has no state in the checkpoint and none after it is restored. Rank 0 saves the state that
 belongs to no parameter: ``shared``, the other keys of the optimizer's state, and ``extra``, the entries of its
@@ -11,6 +12,8 @@ state_dict() that torch's optimizers do not have.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +36,7 @@ from flk_runtime.checkpoint.state import (
 )
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import MismatchError
+from flk_runtime.system.bits import bit_sum
 from flk_runtime.system.pytree import map_leaves
 
 if TYPE_CHECKING:
@@ -88,6 +92,15 @@ class OptimizerState(TorchState):
             if plain["values"]:
                 raise MismatchError("the optimizer of a part of a model has a state that is no tensor or number")
             plain["parts"] = True
+        if any(map(is_sharded, names)) and not type(self._optimizer).__module__.startswith("torch."):
+            plain_ones = [
+                ((own, key), value, _is_shard(value, each))
+                for own, each in parameters.items()
+                for key, value in content.state.get(each, {}).items()
+                if is_sharded(each) and isinstance(value, torch.Tensor) and value.numel() > 1 and not is_sharded(value)
+            ]
+            self._refuse_own([(path, value) for path, value, is_shard in plain_ones if not is_shard])
+            plain["shards"] = sorted({key for (_, key), _, is_shard in plain_ones if is_shard})
         plain["param_groups"] = [
             {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
         ]
@@ -121,6 +134,9 @@ class OptimizerState(TorchState):
             entries.setdefault(own, {})[key] = value
             chunks += chunks_of(path, value)
         checkpoint.read(chunks)
+        for entry, key in itertools.product(entries.values(), plain.get("shards", ())):
+            if key in entry and is_sharded(entry[key]):
+                entry[key] = entry[key].to_local()
         join_values(entries, plain)
         indices = {own: index for index, own in enumerate(parameters)}
         state = {
@@ -178,10 +194,37 @@ class OptimizerState(TorchState):
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
 
+    def _refuse_own(self, beside: Sequence[tuple[tuple[str, str], torch.Tensor]]) -> None:
+        """Raise MismatchError if ranks hold other values than others ``beside`` their shards, by path. Collective.
+
+        A checkpoint has one of each, and nothing says how to divide them among another number of ranks.
+        """
+        described = [(path, tuple(value.shape), int(bit_sum(value.detach()))) for path, value in beside]
+        key = int.from_bytes(hashlib.blake2b(repr(described).encode(), digest_size=7).digest(), "big")
+        least, most = process_group.maximum(-key, key)
+        if -least == most:
+            return
+        (own, name), *_ = next(each[0] for each in process_group.all_gather(described) if each)
+        kind = type(self._optimizer).__name__
+        raise MismatchError(
+            f"{kind} keeps {name!r} of {own!r} for the shard of each rank, in another shape than the shard's, so a "
+            "checkpoint could not be restored: give it that shape, make it a DTensor, or save each rank's own with "
+            "run.register('optimizer', flk.per_rank(optimizer)) after parallelize without the optimizer"
+        )
+
     def _chunks_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Chunk]:
         """The chunks that this rank offers of ``value``, which belongs to ``parameter``."""
+        if _is_shard(value, parameter):
+            return [each._replace(path=path, tensor=value.detach()) for each in chunks_of(path, parameter)]
         offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
         return chunks_of(path, value) if offers else []
+
+
+def _is_shard(value: Any, parameter: Any) -> bool:
+    """Whether ``value``, which an optimizer keeps for a sharded parameter, is a plain tensor of this rank's shard."""
+    if not isinstance(value, torch.Tensor) or is_sharded(value) or not hasattr(parameter, "to_local"):
+        return False
+    return value.dim() > 0 and value.shape == parameter.to_local().shape
 
 
 class _Content(NamedTuple):
