@@ -148,10 +148,19 @@ class Result:
             return Verdict.MET if ends.pop() else Verdict.MISSED
         return Verdict.UNDECIDED_MEETS if self.goal.is_met(self.ratio) else Verdict.UNDECIDED_MISSES
 
+    @property
+    def span(self) -> str:
+        """The interval; without one the number of rounds, which are too few, or that the result is computed."""
+        if self.interval is None:
+            return "computed"
+        if self.interval.coverage < CONFIDENCE:
+            return "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
+        return f"{self.interval.low:.3f} to {self.interval.high:.3f}"
+
     def __str__(self) -> str:
-        span = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]" if self.interval else "(computed)"
         return (
-            f"ratio {self.what} {self.ratio:.3f} {span} goal {self.goal} ({self.goal.better} is better): {self.verdict}"
+            f"ratio {self.what} {self.ratio:.3f} ({self.span}) goal {self.goal} ({self.goal.better} is better): "
+            f"{self.verdict}"
         )
 
     def to_json(self) -> str:

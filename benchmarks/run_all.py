@@ -78,8 +78,7 @@ def table(environment: str, results: Iterable[Result]) -> str:
     ]
     for result in results:
         median = f"{result.ours:.4g} / {result.theirs:.4g} {result.unit}"
-        span = f"{result.interval.low:.3f} to {result.interval.high:.3f}" if result.interval else "computed"
-        ratio = f"{result.ratio:.3f} ({span})"
+        ratio = f"{result.ratio:.3f} ({result.span})"
         lines.append(f"| {result.what} | {median} | {ratio} | {result.goal} | {result.verdict} |")
     return "\n".join(lines)
 

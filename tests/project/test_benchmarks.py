@@ -87,8 +87,12 @@ def test_the_interval_judges_the_goal_and_the_median_is_said_where_it_does_not(
     assert result(low, high, goal).verdict is verdict
 
 
-def test_too_few_rounds_judge_no_goal() -> None:
-    assert result(9.0, 9.9, at_most(0.5), coverage=0.9375).verdict is Verdict.NOT_JUDGED
+@pytest.mark.parametrize(("rounds", "said"), [(1, "1 round"), (5, "5 rounds")])
+def test_too_few_rounds_judge_no_goal_and_have_no_interval(rounds: int, said: str) -> None:
+    found = Result.of("b", "flk / peer", [9.0] * rounds, [1.0] * rounds, at_most(0.5), "s")
+    assert found.verdict is Verdict.NOT_JUDGED
+    assert f"| 9.000 ({said}) | at most 0.5 | not judged: too few rounds |" in run_all.table("here", [found])
+    assert str(found).startswith(f"ratio flk / peer 9.000 ({said}) goal at most 0.5 ")
 
 
 @pytest.mark.parametrize(
@@ -125,11 +129,11 @@ def test_rounds_of_both_sides_must_be_as_many() -> None:
 def test_lines_of_results() -> None:
     assert (
         str(result(0.45, 0.5, at_most(0.5)))
-        == "ratio flk / peer 0.475 [0.450, 0.500] goal at most 0.5 (lower is better): met"
+        == "ratio flk / peer 0.475 (0.450 to 0.500) goal at most 0.5 (lower is better): met"
     )
     assert (
         str(result(0.9, 1, at_least(0.98)))
-        == "ratio flk / peer 0.950 [0.900, 1.000] goal at least 0.98 (higher is better): "
+        == "ratio flk / peer 0.950 (0.900 to 1.000) goal at least 0.98 (higher is better): "
         "undecided, the median misses it"
     )
 
@@ -170,8 +174,8 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "commit " in output
     assert "load average " in output
     assert output.endswith(
-        "ratio flk / peer 0.500 [0.500, 0.500] goal at most 0.5 (lower is better): met\n"
-        "ratio slow / peer 1.500 [1.500, 1.500] goal at most 0.5 (lower is better): missed\n"
+        "ratio flk / peer 0.500 (0.500 to 0.500) goal at most 0.5 (lower is better): met\n"
+        "ratio slow / peer 1.500 (1.500 to 1.500) goal at most 0.5 (lower is better): missed\n"
     )
     written = [Result.from_json(line) for line in options.json.read_text().splitlines()]
     assert written == report.results
