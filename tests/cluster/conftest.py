@@ -39,8 +39,9 @@ from tests.support.proxy import CuttingProxy
 from tests.support.requirements import locked, may_create_cluster, unavailable
 
 ROOT = Path(__file__).parents[2]
+K8S = ROOT / "k8s"
 REPORTS = ROOT / "reports"
-MAKE_CLUSTER = 600  # seconds, for a kind cluster or the images
+MAKE_CLUSTER = 900  # seconds, for a kind cluster or the images
 NAMESPACES = Resource("", "v1", "namespaces")
 PATIENCE = 240  # seconds for something to happen on a machine that does much else
 
@@ -79,12 +80,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
         text = checked(["kubectl", "config", "view", "--minify", "--flatten", "--context", context, "-o", "yaml"])
     else:
         kind = os.environ.get("FLK_TEST_KIND", "flk")
-        text = kind_kubeconfig(kind)
+        text = kind_kubeconfig(kind, whole=True)
     path = tmp_path_factory.mktemp("cluster") / "kubeconfig"
     path.write_text(text)
     path.chmod(0o600)
     result = Cluster(yaml.safe_load(text), path, kind)
-    install = [str(ROOT / "k8s" / "install-operator"), "--kubeconfig", str(path)]
+    install = [str(K8S / "install-operator"), "--kubeconfig", str(path)]
     crd = "pytorchjobs.kubeflow.org"
     with locked("cluster"):
         if not result.kubectl("get", "crd", crd, "--ignore-not-found", "-o", "name"):
@@ -94,8 +95,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     return result
 
 
-def kind_kubeconfig(name: str) -> str:
-    """The kubeconfig of the kind cluster of that name, which is created if it does not exist."""
+def kind_kubeconfig(name: str, *, whole: bool = False) -> str:
+    """The kubeconfig of the kind cluster of that name, which is created if it does not exist.
+
+    ``whole``: for all tests, with Kubeflow Trainer and a storage class `shared`.
+    """
     if not may_create_cluster():
         unavailable(
             "no cluster is chosen: FLK_TEST_CONTEXT=CONTEXT names one, and FLK_TEST_CLUSTER=create, which `make test` "
@@ -108,10 +112,11 @@ def kind_kubeconfig(name: str) -> str:
         unavailable("there is no FLK_TEST_CONTEXT, and no Docker daemon answers to make a kind cluster with")
     with locked("cluster"):
         if name not in checked(["kind", "get", "clusters"]).split():
-            config = str(ROOT / "k8s" / "kind.yaml")
+            create = ["kind", "create", "cluster", "--name", name, "--config", str(K8S / "kind.yaml"), "--wait", "120s"]
+            if whole:
+                create = [str(K8S / "test-cluster"), name]
             with tempfile.TemporaryDirectory() as folder:
-                create = ["kind", "create", "cluster", "--name", name, "--config", config, "--wait", "120s"]
-                checked([*create, "--kubeconfig", f"{folder}/kubeconfig"], timeout=MAKE_CLUSTER)
+                checked(["env", f"KUBECONFIG={folder}/kubeconfig", *create], timeout=MAKE_CLUSTER)
         return checked(["kind", "get", "kubeconfig", "--name", name])
 
 
@@ -176,7 +181,7 @@ def trainer(cluster: Cluster) -> None:
     """
     if not cluster.kubectl("get", "crd", "trainjobs.trainer.kubeflow.org", "--ignore-not-found", "-o", "name"):
         unavailable("the cluster has no Kubeflow Trainer: k8s/install-trainer installs it")
-    apply = ["apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "k8s" / "training-runtime.yaml")]
+    apply = ["apply", "--server-side", "--force-conflicts", "-f", str(K8S / "training-runtime.yaml")]
     cluster.kubectl(*apply)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.conftest import kind_kubeconfig
+
 K8S = Path(__file__).parents[2] / "k8s"
 EXAMPLES = K8S / "examples"
 
@@ -58,3 +60,38 @@ def test_installers_apply_the_published_manifests_or_those_they_are_given(
         f"--context mine {rollout} --timeout 300s",
         *([f"--context mine apply --server-side -f {K8S}/training-runtime.yaml"] * (installer == "install-trainer")),
     ]
+
+
+FAKE = """#!/bin/sh
+echo "${0##*/} $*" >>"$CALLS"
+case "$*" in
+  "create cluster"*) cat >/dev/null; test -n "$KUBECONFIG" && echo made >"$MADE" ;;
+  "get clusters") cat "$MADE" ;;
+esac
+"""
+
+
+def test_a_cluster_that_the_tests_make_has_all_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, made = tmp_path / "calls", tmp_path / "made"
+    made.touch()
+    for name in ("docker", "kind", "kubectl"):
+        program = tmp_path / name
+        program.write_text(FAKE)
+        program.chmod(0o755)
+    variables = {
+        "CALLS": str(calls),
+        "MADE": str(made),
+        "FLK_TEST_CLUSTER": "required",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    for name, value in {**variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    kind_kubeconfig("made", whole=True)
+    text = calls.read_text()
+    for needed in ("kind create cluster --name made", "training-operator", "kubeflow-trainer", "training-runtime.yaml"):
+        assert needed in text
+    assert "-n local-path-storage rollout status deployment/local-path-provisioner" in text  # of the class `shared`
+    calls.unlink()
+    kind_kubeconfig("made", whole=True)
+    assert calls.read_text().splitlines() == ["docker info", "kind get clusters", "kind get kubeconfig --name made"]
