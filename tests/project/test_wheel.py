@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import VERSION
+from tests.support.install import interpreter
 
 pytestmark = pytest.mark.xdist_group("wheel")  # it is built once
 ROOT = Path(__file__).parents[2]
@@ -81,13 +81,6 @@ def test_kubectl_finds_the_plugin(commands: Path, tmp_path: Path) -> None:
     if kubectl is None:
         pytest.skip("kubectl is not installed")
     assert run(commands, str(kubectl), "flk", "--version", cwd=tmp_path) == f"flk {VERSION}\n"
-
-
-def interpreter(version: str) -> str | None:
-    """A Python of this version: on PATH, or one of pyenv's."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
-    return str(found[-1]) if found else shutil.which(f"python{version}")
 
 
 COMPILE = """

@@ -26,6 +26,13 @@ def program(*names: str, says: str = "") -> str | None:
     return None
 
 
+def interpreter(version: str) -> str | None:
+    """A Python of this version: on PATH, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
+    return str(found[-1]) if found else shutil.which(f"python{version}")
+
+
 def said(command: Sequence[str]) -> str:
     """Return what a command prints on stdout and stderr."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")

@@ -1,0 +1,58 @@
+"""The other Pythons that flk supports: the client's unit tests in environments of their own, without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.support.install import NOT_ALLOWED, cache, interpreter
+from tests.support.requirements import locked, may_install
+
+ROOT = Path(__file__).parents[2]
+# Of the packages with the tests, those that bring no torch and that the client's tests use.
+USED = ("hypothesis", "jsonschema", "PySocks", "pytest", "pytest-timeout", "pytest-xdist", "rich", "syrupy")
+
+
+def python_with_tests(version: str) -> Path | None:
+    """The Python of an environment of this version, which is made once and kept in the cache; None without it."""
+    base = interpreter(version)
+    if base is None:
+        return None
+    folder = cache() / f"client-{version}"
+    python = folder / "bin" / "python"
+    wanted = [line.partition(";")[0] for line in metadata.requires("flk") or () if "extra == " in line]
+    used = [each for each in wanted if re.match(r"[\w-]+", each)[0] in USED]  # type: ignore[index]
+    with locked(folder.name):
+        if not (folder / "made").exists():
+            subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
+            pip = [str(python), "-m", "pip"]
+            subprocess.run([*pip, "install", "--quiet", str(ROOT), *used], check=True)
+            subprocess.run([*pip, "uninstall", "--quiet", "--yes", "flk"], check=True)
+            (folder / "made").touch()
+    return python
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
+def test_the_client_works_with_another_python(version: str) -> None:
+    if not may_install():
+        pytest.skip(NOT_ALLOWED)
+    python = python_with_tests(version)
+    if python is None:
+        pytest.skip(f"Python {version} is not installed")
+    packages = os.pathsep.join(str(ROOT / folder) for folder in ("operator_client", "runtime"))
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/unit/flk"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": packages},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+    print(done.stdout.splitlines()[-1])
