@@ -3,10 +3,10 @@
     python -m scripts.documentation.outputs [--check] [--where local|cluster] [PAGE ...]
 
 Each page runs in a folder of its own, from top to bottom, as a new user would type it. `--check` changes no page: it
-compares after names of nodes, times, ages, numbers with a fraction and hashes have been replaced, without regard to the
-order of lines (ranks print at the same time), and ends with 1 where a page shows something else. Commands for a cluster
-need the kind cluster `flk` with the training operator and flk's CPU image (`make image`); they run in the namespace
-`team`, which this program creates and deletes.
+compares the lines of each command, rank and launcher after names of nodes, times, ages, numbers with a fraction and
+hashes have been replaced, and ends with 1 where a page shows something else. Commands for a cluster need the kind
+cluster `flk` with the training operator and flk's CPU image (`make image`); they run in the namespace `team`,
+which this program creates and deletes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHANGING: Final = (
     (r"(pid |process )\d+", r"\1PID"),
     (r"/tmp/[\w./-]+", "PATH"),
     (r"\s+", " "),
-    (r"^(\S+-worker-\d+) .*", r"\1"),  # how far a pod has come when `flk status` reads it
+    (r"^(\S+-worker-\d+ [\d,-]+) .*", r"\1"),  # how far a pod has come when `flk status` reads it
     (r"(ErrImagePull|ImagePullBackOff).*", "IMAGE"),
     (r"^flk: job \S+ is (pending|starting|running|restarting).*", ""),  # said only if it is seen
     (r"^flk: waiting for \d+ pods? of \S+ to (save and )?end.*", ""),  # said only if it takes long
@@ -59,13 +59,24 @@ _OWNER: Final = rf"\b{re.escape(getpass.getuser())}@{_HOST}\b"
 
 
 def normalized(output: str) -> list[str]:
-    """The distinct lines of ``output``, sorted, with placeholders for all that may differ between runs."""
-    lines = set()
+    """The lines of ``output`` with placeholders for all that may differ between runs.
+
+    Ranks and launchers print at the same time. So the lines stand by what has printed them: those of commands first,
+    then those of each launcher, whose threads have no order, and those of each rank.
+    """
+    lines = []
     for line in output.splitlines():
         for pattern, name in _CHANGING:
             line = re.sub(pattern, name, line)
-        lines.add(line.strip())
-    return sorted(lines - {""})
+        if line := line.strip():
+            lines.append(line)
+    return sorted(lines, key=_place)
+
+
+def _place(line: str) -> tuple[str, str]:
+    source = re.match(r"\[(?:rank|pod) \d+\]|", line)
+    assert source
+    return source[0], line if source[0].startswith("[pod") else ""
 
 
 class Session:

@@ -13,9 +13,13 @@ import yaml
 import flk
 import flk_runtime
 from flk import cli
+from flk.cli import why
+from flk.health import diagnose
 from flk.spec.job import validated
 from scripts.documentation import reference
+from scripts.documentation.outputs import normalized
 from scripts.documentation.pages import GENERATED, ROOT, all_pages, blocks, flk_commands
+from tests.support import recorded
 
 PAGES = all_pages()
 GUIDES = sorted(ROOT.glob("docs/guides/*.md"))
@@ -104,6 +108,82 @@ def test_output_that_a_page_shows_is_produced_by_a_run(page: Path) -> None:
         if block.language == "console":
             assert block.key == "run", f"{name_of(page)}:{block.line}: a console block needs a run directive"
             assert block.value in ("local", "cluster"), f"{name_of(page)}:{block.line}: run: {block.value}"
+
+
+PRINTED = """flk: job gpt is running, 2 of 2 pods
+gpt
+[rank 0] {"step": 10, "loss": 3.27}
+[rank 1] ready after 3s
+[rank 0] {"step": 20, "loss": 3.1}
+[rank 0] again
+[rank 0] again
+[pod 0] attempt 1
+[pod 0] keeps checkpoints
+gpt-worker-0   0-1   Running   0   flk-worker   -
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("3.27", "2.5", True),
+        ("3s", "1m4s", True),
+        ("Running   0   flk-worker", "Failed   1   flk-worker2", True),
+        ("[rank 1] ready after 3s\n[rank 0] {", "[rank 0] {", False),  # a line is missing
+        ("[rank 0] again\n[rank 0] again\n", "[rank 0] again\n", False),
+        ('"step": 10', '"step": 11', False),
+        ("0-1", "0-3", False),
+        ("[pod 0] attempt 1\n[pod 0] keeps checkpoints\n", "[pod 0] keeps checkpoints\n[pod 0] attempt 1\n", True),
+        ("gpt\n[rank 0]", "[rank 0]", False),
+    ],
+)
+def test_the_outputs_of_a_page_are_compared_line_by_line(old: str, new: str, same: bool) -> None:
+    assert old in PRINTED
+    assert (normalized(PRINTED.replace(old, new)) == normalized(PRINTED)) == same
+
+
+def test_ranks_may_print_in_any_order_and_the_lines_of_a_rank_may_not() -> None:
+    lines = PRINTED.splitlines(keepends=True)
+    moved = [*lines[:2], lines[3], lines[2], *lines[4:]]
+    swapped = [*lines[:2], lines[4], lines[3], lines[2], *lines[5:]]
+    assert normalized("".join(moved)) == normalized(PRINTED)
+    assert normalized("".join(swapped)) != normalized(PRINTED)
+
+
+BESIDE = ROOT / "docs" / "concepts" / "beside-kubectl.md"
+RECORDED = {  # a job that a cluster has recorded, for each answer on the page
+    "ImageNotFound": "image-missing",
+    "LimitRangeViolated": "limit-range",
+    "ClaimUnbound": "claim-unbound",
+    "PythonMissing": "no-python",
+    "ExceptionRaised": "foreign-exception",
+}
+
+
+def without_names(answer: str, job: str, namespace: str) -> list[str]:
+    """The lines of an answer of `flk why` without what is another job's own: names, times and numbers."""
+    answer = answer.replace(job, "JOB").replace(namespace, "NAMESPACE")
+    for pattern, name in (
+        (r" \(\w+ ago\)", ""),
+        (r"\d+ further event", "N further event"),
+        (r" \(x\d+\)", ""),
+        (r"[\w.-]+(?::\d+)?/[\w-]+:\d[\w.-]*", "IMAGE"),
+        (r"python\d", "python"),
+        (r"\b\d+(?:Mi|Gi)\b", "SIZE"),
+    ):
+        answer = re.sub(pattern, name, answer)
+    return answer.splitlines()
+
+
+@pytest.mark.parametrize("code", RECORDED)
+def test_the_answers_beside_kubectl_are_those_of_flk_why(code: str) -> None:
+    (shown,) = (block.text for block in blocks(BESIDE) if block.text.startswith(f"{code}: "))
+    name = RECORDED[code]
+    view = recorded.load(recorded.FOLDER / f"{name}.json")
+    said = without_names(why.text(diagnose(view), view.now), name, view.job["metadata"]["namespace"])
+    for line, now in zip(without_names(shown, "train", "team"), said, strict=True):
+        assert re.fullmatch(".*".join(map(re.escape, line.split("…"))), now), f"{line} | {now}"
+    assert len(said) in map(int, re.findall(r"\| (\d+) \|$", BESIDE.read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=name_of)
