@@ -89,10 +89,11 @@ def job_file() -> str:
             "## What is shipped\n\n"
             "In a git checkout: the tracked files below the working folder as they are in the work "
             "tree, untracked Python files that git does not ignore, and the script. Elsewhere: all files below the "
-            "working folder except hidden files, byte code, virtual environments and `node_modules`. Files that look "
-            "like secrets (`.env`, `*.pem`, `*-key.json`, `credentials.json`, `.kube/config`) are left out unless "
-            "`ship` has their whole names. flk prints what it leaves out. The compressed archive may take 8 MiB; where "
-            "it is larger, flk names the largest files.\n",
+            "working folder except hidden files, byte code, virtual environments and `node_modules`. If that is the "
+            "home folder: the Python files directly in it. `.flkignore` in the folder, in the syntax of `.gitignore`, "
+            "names files that do not travel. Files that look like secrets (`.env`, `*.pem`, `*-key.json`, "
+            "`credentials.json`, `.kube/config`) are left out unless `ship` has their whole names. flk prints what it "
+            "leaves out. The compressed archive may take 8 MiB; where it is larger, flk names the largest files.\n",
         ]
     )
 
