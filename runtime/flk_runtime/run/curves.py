@@ -15,7 +15,7 @@ from typing import Any, Final
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.ranges import numbered, plural
-from flk_runtime.contract.secrets import hidden, secrets_in
+from flk_runtime.contract.secrets import REDACTED, hidden, names_secret, secrets_in
 from flk_runtime.contract.sinks import MLFLOW, TENSORBOARD, WANDB, SinkName
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
@@ -119,9 +119,7 @@ class Curves:
         """Have what the script says of the run written."""
         if self._info is not None:
             known = secrets_in(os.environ, sys.argv)
-            plain = {
-                k: v if isinstance(v, bool | int | float) else hidden(str(v), known) for k, v in flat(hyperparameters)
-            }
+            plain = {name: _shown(name, value, known) for name, value in flat(hyperparameters)}
             self._info.hyperparameters = self._info.hyperparameters | plain  # threads read it
             for writer in self._writers.values():
                 writer.describe()
@@ -136,6 +134,13 @@ class Curves:
             failed = has_failed() or hasattr(sys, "last_value")  # which flk's launcher sets when a script has raised
             ended = "stopped" if self._context.page.hold else "failed" if failed else "finished"
             close(self._writers.values(), ended, _TIMEOUTS[ended])
+
+
+def _shown(name: str, value: Any, secrets: Sequence[str]) -> Any:
+    """A hyperparameter as sinks show it: a number, or a text without secrets."""
+    if isinstance(value, bool | int | float):
+        return value
+    return REDACTED if value is not None and names_secret(name) else hidden(str(value), secrets)
 
 
 def _sink(name: SinkName, info: RunInfo) -> Sink:

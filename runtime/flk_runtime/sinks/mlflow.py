@@ -11,7 +11,8 @@ from flk_runtime.sinks.sink import Row, RunInfo, Written
 
 T = TypeVar("T")
 TAG: Final = "flk.run"  # by which the next attempt finds the run
-_METRICS, _PARAMETERS, _LENGTH = 1000, 100, 6000  # what one request may have, and the characters of a parameter
+_METRICS, _PARAMETERS = 1000, 100  # what one request may have
+_LENGTH, _NAME_LENGTH = 6000, 250  # characters of a parameter, and of a name
 _STATUS: Final = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. :/]")
 
@@ -83,7 +84,9 @@ class MLflow:
 
 
 def _name(text: str) -> str:
-    return _NOT_IN_NAMES.sub("_", text)
+    """A name that MLflow takes. It refuses a whole request for a name that is no path in its shortest form."""
+    parts = [part for part in _NOT_IN_NAMES.sub("_", text).split("/") if part not in ("", ".", "..")]
+    return "/".join(parts)[:_NAME_LENGTH].rstrip("/") or "_"
 
 
 def _parts(items: Sequence[T], length: int) -> Iterator[list[T]]:

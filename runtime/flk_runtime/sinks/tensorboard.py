@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, Final
 
 from flk_runtime.sinks.sink import Row, RunInfo, Written
+
+_TIME: Final = re.compile(r"events\.out\.tfevents\.(\d{10})\.")  # in the name of a file
 
 
 class TensorBoard:
@@ -33,7 +36,8 @@ class TensorBoard:
         again = self._newest
         first = again[0].step if again else self._run.resumed + 1
         tf.io.gfile.makedirs(self._folder)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{len(self._own)}"
+        number = f"{socket.gethostname()}.{os.getpid()}.{len(self._own)}"
+        name = f"events.out.tfevents.{_next_time(self._folder):010d}.{number}"
         self._own.add(name)
         self._file = tf.io.gfile.GFile(f"{self._folder}/{name}", "wb")
         now = time.time()
@@ -96,6 +100,17 @@ class TensorBoard:
             writer.write(event.SerializeToString())
         self._file.write(records.getvalue())
         self._file.flush()
+
+
+def _next_time(folder: str) -> int:
+    """The time in the name of a new file. Readers take files by their names: it is later than in those that exist.
+
+    An attempt may begin in the same second as the one before it, or on a node whose clock is behind.
+    """
+    from tensorboard.compat import tf
+
+    names = [file.rpartition("/")[2] for file in tf.io.gfile.glob(f"{folder}/events.out.tfevents.*")]
+    return max([int(time.time()), *(1 + int(found[1]) for name in names if (found := _TIME.match(name)))])
 
 
 def _written(folder: str, until: int, own: Set[str]) -> dict[str, int]:

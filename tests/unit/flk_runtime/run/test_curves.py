@@ -128,3 +128,12 @@ def test_rows_that_a_checkpoint_has_no_room_for_are_told_at_the_resume(
     assert capsys.readouterr().out == told
     Curves(context).load_state_dict({"id": "of an older flk", "waiting": "[]"})
     assert capsys.readouterr().out == ""
+
+
+def test_a_hyperparameter_whose_name_looks_like_a_secret_is_not_shown(context: Any) -> None:
+    """Its value may come from a file, so that no variable and no argument has it."""
+    curves = Curves(context)
+    info = opened(curves)
+    curves.describe({"hub": {"api_key": "canary-8d1c", "token": None}, "max_token": 512, "tokenizer": "bpe"})
+    shown = {"hub/api_key": "***", "hub/token": "None", "max_token": 512, "tokenizer": "bpe"}
+    assert info.hyperparameters == shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,3 +31,22 @@ def test_an_evaluation_is_not_written_again_by_a_process_with_the_same_number(
         sink.write([Row(10, 1.0, {"val": 0.5}), Row(11, 2.0, {"loss": 1.0})])
         sink.close("stopped")
     assert written(tmp_path).count((10, "val")) == 1
+
+
+@pytest.mark.parametrize("began", [1000.4, 990.0], ids=["in the same second", "a clock that is behind"])
+def test_an_attempt_is_read_after_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: float
+) -> None:
+    """Readers take files by their names, which have the time, and the number of the process as text."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed, at, process in ((0, 1000.0, 99), (1, began, 105)):
+        monkeypatch.setattr("flk_runtime.sinks.tensorboard.time", SimpleNamespace(time=lambda at=at: at))
+        monkeypatch.setattr("os.getpid", lambda process=process: process)
+        sink = TensorBoard(RunInfo("run", "run", "run", resumed=resumed), str(tmp_path))
+        sink.open()
+        sink.write([Row(step, at, {"loss": float(process)}) for step in range(resumed + 1, 4)])
+        sink.close("stopped")
+    points = EventAccumulator(str(tmp_path / "run")).Reload().Scalars("loss")
+    assert [(point.step, point.value) for point in points] == [(1, 99.0), (2, 105.0), (3, 105.0)]
