@@ -26,6 +26,8 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PATIENCE: Final = 30.0  # seconds in which a client has to send its request and to take the page
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # in values of labels
 _PROGRESS: Final = 60.0  # seconds without news of an attempt after which none runs
 
 # A row for each metric, with its help. Those whose names end with _total are counters, the others gauges.
@@ -124,6 +126,8 @@ class MetricsPage:
         page = self
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = _PATIENCE
+
             def do_GET(self) -> None:
                 known = self.path.partition("?")[0] == "/metrics"
                 text = page.text().encode() if known else b"the metrics are at /metrics\n"
@@ -230,8 +234,14 @@ class MetricsPage:
 
 
 def _labels(labels: Mapping[str, object]) -> str:
-    """The labels of a line; one without a value is left out. No value needs escapes: they are names in Kubernetes."""
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items() if value not in ("", None)) + "}"
+    """The labels of a line; one without a value is left out. Without Kubernetes, a job may have any name."""
+    return (
+        "{"
+        + ",".join(
+            f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items() if value not in ("", None)
+        )
+        + "}"
+    )
 
 
 class _Server(ThreadingHTTPServer):

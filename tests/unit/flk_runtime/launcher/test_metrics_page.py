@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from flk_runtime.launcher import metrics_page
 from flk_runtime.launcher.metrics_page import METRICS, MetricsPage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
+from tests.support.ports import held_ports
 
 SETTINGS = Settings(("train.py",), namespace="team", job="gpt", pod_name="gpt-worker-0", node="n1")
 BASE = 'namespace="team",job="gpt",pod="gpt-worker-0"'
@@ -181,3 +183,20 @@ def test_a_job_of_a_thousand_pods_has_few_lines(make: Make) -> None:
     assert lines(pod=1, pods=2) == 9 + 8 * 4 + 8 * 5
     assert lines(pod=1, pods=1000) == 9
     assert lines(pod=0, pods=1000) < 150
+
+
+def test_a_client_that_says_nothing_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_page, "_PATIENCE", 0.05)
+    with held_ports() as hold:
+        port = hold()
+        page = MetricsPage(replace(SETTINGS, metrics_port=port), pytest.fail)
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            assert client.recv(1) == b""
+        page._server.shutdown()
+        page._server.server_close()
+
+
+def test_a_job_may_have_any_name_where_there_is_no_kubernetes(make: Make) -> None:
+    text = make(job='my "best"\\run\nof all').text()
+    assert r'job="my \"best\"\\run\nof all"' in text
+    assert len(text.splitlines()) == len(make().text().splitlines())
