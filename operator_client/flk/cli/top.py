@@ -15,6 +15,7 @@ from flk.cli.json_text import json_text
 from flk.cli.options import Context, Namespace, complete_jobs, job_ref, note, open_job, output_format
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line
@@ -139,7 +140,8 @@ def _jobs(context: str | None, namespace: str | None, selector: str | None, outp
         states, outage, error = last
         if error is not None:
             raise error
-        head = Line(f"namespace {client.namespace}: {len(states)} jobs   {time.strftime('%H:%M:%S')}"[:width], "bold")
+        title = f"namespace {client.namespace}: {plural(len(states), 'job')}   {time.strftime('%H:%M:%S')}"
+        head = Line(title[:width], "bold")
         body = jobs_lines(states, client.now(), width, sort) if states else [Line(nothing)]
         return [head, *([Line(outage[:width], "bad")] if outage else []), Line(""), *body]
 

@@ -28,6 +28,7 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHOWN_PODS: Final = 256  # pods without telemetry that get a line
 _EVENTS: Final = 6  # newest events that are shown
 _LABEL: Final = 22  # columns before a sparkline
+_DAY: Final = 20 * 3600.0  # seconds from which on a time axis has dates
 _STALE: Final = 20.0  # seconds by which what two pods tell of their ranks may differ in age
 # The phases, the worst first.
 _PHASES: Final = (
@@ -176,7 +177,8 @@ def _head(data: TopData) -> list[Line]:
 def _sparklines(history: Sequence[Sample], width: int) -> list[Line]:
     """Return the loss and the throughput over one time axis, on which ``|`` is where an attempt begins."""
     columns = max(2, min(120, width - _LABEL - 1, len(history)))
-    begin, end = history[0].time, history[-1].time
+    times = [sample.time for sample in history]
+    begin, end = min(times), max(times)  # a clock may go back, and pod 0 to a node whose clock is behind
     place = (columns - 1) / (end - begin) if end > begin else 0.0
 
     def values(of: Callable[[Sample], float | None]) -> list[float | None]:
@@ -198,7 +200,8 @@ def _sparklines(history: Sequence[Sample], width: int) -> list[Line]:
         for before, sample in pairwise(history):
             if sample.attempt != before.attempt:
                 axis[int((sample.time - begin) * place)] = "|"
-        marks = f"{_clock(begin)} to {_clock(end)}"
+        day = "%H:%M:%S" if end - begin < _DAY else "%m-%d"
+        marks = " to ".join(time.strftime(day, time.localtime(each)) for each in (begin, end))
         lines.append(Line(marks.ljust(_LABEL) + "".join(axis), "dim"))
     return lines
 

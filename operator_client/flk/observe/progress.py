@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from flk.units import timestamp
 from flk_runtime.contract import metrics_line
@@ -39,6 +39,9 @@ class Progress:
         return max(0, self.total - self.step) * self.step_time
 
 
+T = TypeVar("T", Progress, Sample)
+
+
 def read_progress(lines: Sequence[str]) -> list[Progress]:
     """Return the progress of the ranks whose metrics are among lines of a log, each of which begins with its time.
 
@@ -56,14 +59,15 @@ def read_progress(lines: Sequence[str]) -> list[Progress]:
             step_time = (time - before.time) / (found.step - before.step)
         total = found.total if found.total is not None else before.total if before else None  # another line may say it
         measured = found.loss, found.samples_per_s, found.mfu, found.communication, found.data_wait
-        last[rank] = Progress(rank, found.step, time, total, step_time, *measured)
+        progress = Progress(rank, found.step, time, total, step_time, *measured)
+        last[rank] = _overlaid(before, progress) if before and before.step == progress.step else progress
     return [last[rank] for rank in sorted(last)]
 
 
 def read_telemetry_of(lines: Sequence[str], now: float) -> Telemetry:
     """Return what the lines of metrics of rank 0 say. The lines are as in `read_progress`.
 
-    Steps that were done again stand once.
+    Steps that were done again stand once. Two lines of a step become one sample, with the values of both.
     """
     by_step: dict[int, Sample] = {}
     total = diverged = None
@@ -74,10 +78,16 @@ def read_telemetry_of(lines: Sequence[str], now: float) -> Telemetry:
         time, _, found = read
         total = found.total if found.total is not None else total
         diverged = found.diverged(diverged)
-        if by_step and found.step <= next(reversed(by_step)):
-            by_step = {step: sample for step, sample in by_step.items() if step < found.step}
-        by_step[found.step] = Sample(time, 0, found.step, **found.measured)
+        while by_step and next(reversed(by_step)) > found.step:
+            by_step.popitem()
+        sample = Sample(time, 0, found.step, **found.measured)
+        by_step[found.step] = _overlaid(by_step[found.step], sample) if found.step in by_step else sample
     return Telemetry(now, 0, total, thinned(list(by_step.values()), HISTORY_LIMIT), diverged=diverged)
+
+
+def _overlaid(former: T, later: T) -> T:
+    """Return the later one of two values about a step, with what only the former one has."""
+    return replace(later, **{name: value for name, value in vars(former).items() if vars(later)[name] is None})
 
 
 def _read(line: str) -> tuple[float, int, MetricsLine] | None:

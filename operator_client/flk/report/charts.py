@@ -20,6 +20,7 @@ HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
 _GIB: Final = 1 << 30
 _SHORT: Final = 13  # letters, of which three labels fit side by side on a phone
+_DASHES: Final = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # lengths of strokes and gaps
 # What happened in an attempt, with the shape of its mark.
 MARKS: Final = {"saved in memory": "circle", "saved in storage": "diamond", "hang": "cross"}
 OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized")
@@ -267,6 +268,7 @@ def _lines(
             "x": x,
             "y": y,
             "color": _colours("job", names, [f"var(--line-{1 + n % 4})" for n in range(len(names))]),
+            **({"strokeDash": _dashes("job", names)} if len(names) > 1 else {}),
             "detail": {"field": "attempt"},
             "order": {"field": "place"},
             "tooltip": [
@@ -294,6 +296,16 @@ def _colours(name: str, domain: Sequence[str], colours: Sequence[str]) -> Spec:
         "type": "nominal",
         "scale": {"domain": list(domain), "range": list(colours)},
         "legend": None if len(domain) == 1 else _legend(domain),
+    }
+
+
+def _dashes(name: str, domain: Sequence[str]) -> Spec:
+    """Return the dashes of lines, by which who sees no colours tells them apart."""
+    return {
+        "field": name,
+        "type": "nominal",
+        "scale": {"domain": list(domain), "range": [_DASHES[n % len(_DASHES)] for n in range(len(domain))]},
+        "legend": {**_legend(domain), "symbolType": "stroke"},
     }
 
 

@@ -32,25 +32,30 @@
   const seconds = Number(document.body.dataset.refresh || 0);
   if (!seconds) return;
   const content = document.getElementById("content");
-  const live = document.getElementById("live");
+  const renewed = document.getElementById("renewed");
+  const live = document.getElementById("live"); // what screen readers say
+  const reachable = () => [...content.querySelectorAll("a, summary, [tabindex]")];
   let last = "";
   const renew = async () => {
     try {
       const answer = await fetch("content", { cache: "no-store" });
       if (!answer.ok) throw new Error(await answer.text());
       const html = await answer.text();
-      live.textContent = `Renewed at ${new Date().toISOString().slice(11, 19)} UTC, and again every ${seconds} seconds.`;
+      live.textContent = "";
+      renewed.textContent = `Renewed at ${new Date().toISOString().slice(11, 19)} UTC, and again every ${seconds} seconds.`;
       if (html !== last && !(document.getSelection() + "")) {
         const open = [...content.querySelectorAll("details")].map((each) => each.open);
         const scrolled = [...content.querySelectorAll(".scroll, pre")].map((each) => [each.scrollLeft, each.scrollTop]);
         const heights = new Map([...content.querySelectorAll("[data-chart]")].map((each) => [each.dataset.chart, each.offsetHeight]));
         const at = [window.scrollX, window.scrollY];
+        const focused = reachable().indexOf(document.activeElement);
         content.innerHTML = html;
         last = html;
         content.querySelectorAll("details").forEach((each, index) => { each.open = open[index] ?? each.open; });
         content.querySelectorAll(".scroll, pre").forEach((each, index) => { [each.scrollLeft, each.scrollTop] = scrolled[index] ?? [0, 0]; });
         content.querySelectorAll("[data-chart]").forEach((each) => { each.style.minHeight = `${heights.get(each.dataset.chart) || 0}px`; });
         draw();
+        reachable()[focused]?.focus({ preventScroll: true });
         window.scrollTo(...at);
       }
     } catch (error) {

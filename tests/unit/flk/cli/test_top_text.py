@@ -168,3 +168,21 @@ def test_a_job_that_tells_only_steps_has_their_rate_as_throughput_and_what_was_m
     assert pace_of(jobs()[0], found).step_seconds == 0.5
     lines = [line.text for line in job_lines(TopData(jobs()[0], NOW, found), 80)]
     assert [line for line in lines if line.startswith("steps/s 5 ")] == [f"{'steps/s 5':22} ▁▅█"]
+
+
+def axis_of(*times: float) -> str:
+    """The line with the axis of time of a job whose samples have these times; the last two are of a second attempt."""
+    last = len(times) - 2
+    history = [Sample(NOW + time, int(each >= last), each, 1.0) for each, time in enumerate(times)]
+    lines = [line.text for line in job_lines(TopData(jobs()[0], NOW, Telemetry(NOW, 0, 100, history)), 80)]
+    return next(line for line in lines if "─" in line)
+
+
+def test_a_clock_may_go_back() -> None:
+    """It is set, or pod 0 comes to a node whose clock is behind."""
+    assert axis_of(0, 10, 20, 5, 15).endswith(" ─|───")
+
+
+def test_the_axis_of_a_job_of_days_has_dates() -> None:
+    assert re.match(r"\d\d:\d\d:\d\d to \d\d:\d\d:\d\d ", axis_of(0, 10, 20))
+    assert re.match(r"\d\d-\d\d to \d\d-\d\d ", axis_of(0, 100_000, 200_000))

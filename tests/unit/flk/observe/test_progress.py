@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk.observe.progress import read_progress
+from flk.observe.progress import read_progress, read_telemetry_of
 
 
 def line(second: int, text: str) -> str:
@@ -47,3 +47,13 @@ def test_a_restart_begins_at_a_lower_step() -> None:
 )
 def test_other_lines_are_no_metrics(text: str) -> None:
     assert read_progress([line(1, text)]) == []
+
+
+def test_two_lines_of_a_step_are_told_together() -> None:
+    """A script prints the loss of a step, and then what an evaluation has found."""
+    lines = [line(1, '[rank 0] {"step": 9, "loss": 2.5}'), line(3, '[rank 0] {"step": 10, "loss": 2.25}')]
+    lines.append(line(5, '[rank 0] {"step": 10, "validation": 0.5, "tokens_per_s": 8}'))
+    (found,) = read_progress(lines)
+    assert (found.step, found.loss, found.step_time) == (10, 2.25, 2.0)
+    samples = read_telemetry_of(lines, 0.0).history
+    assert [(each.step, each.loss, each.tokens_per_s) for each in samples] == [(9, 2.5, None), (10, 2.25, 8.0)]

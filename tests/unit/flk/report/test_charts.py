@@ -63,3 +63,15 @@ def test_attempts_without_checkpoints_have_no_marks() -> None:
 def test_the_rows_of_a_large_job_are_bounded() -> None:
     charts = charts_of([report(1000, telemetry=telemetry(1000, 8, HISTORY_LIMIT))])
     assert max(len(chart.spec["data"]["values"]) for chart in charts) <= max(2 * HISTORY_LIMIT, RANKS_LIMIT)
+
+
+def test_lines_differ_by_more_than_their_colours() -> None:
+    two = {
+        chart.key: chart.spec["encoding"]
+        for chart in charts_of([report(), report(name="other")])
+        if chart.key in ("loss", "step-time")
+    }
+    for encoding in two.values():
+        dashes = encoding["strokeDash"]["scale"]
+        assert dashes["domain"] == encoding["color"]["scale"]["domain"]
+        assert len({tuple(each) for each in dashes["range"]}) == len(dashes["domain"])

@@ -118,7 +118,11 @@ def test_a_section_without_data_says_why() -> None:
     assert f"Single checkpoints are not listed: {untold}." in html
 
 
-@pytest.mark.parametrize("reports", [[report()], [report(), report(2, name="small")]], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "reports",
+    [[report()], [report(), report(2, name="small")], [report(name="chart-data"), report(name="state")]],
+    ids=["one", "two", "names that are IDs of the page"],
+)
 def test_headings_go_down_one_level_at_a_time_and_regions_have_names(reports: list[Report]) -> None:
     page = Page(html := page_of(reports, SCRIPT))
     assert page.headings[0] == 1
@@ -209,3 +213,14 @@ def test_text_and_lines_stand_out_from_the_page(dark: bool) -> None:
 
 def test_flk_knows_its_own_pages() -> None:
     assert MARK in page_of([report()], None)[:200]
+
+
+@pytest.mark.parametrize("reports", [[report()], [report(), report(2, name="small")]], ids=["one", "two"])
+def test_each_section_can_be_reached_by_a_link(reports: list[Report]) -> None:
+    page = Page(page_of(reports, SCRIPT))
+    links = {str(each["href"]) for each in page.of("a")}
+    about = [str(each["aria-labelledby"]).split()[-1] for each in page.of("section")]
+    sections = [each for each in about if each not in ("compared", "charts")]
+    assert len(sections) == 8 * len(reports)
+    assert {f"#{each}" for each in sections} <= links
+    assert len({each["aria-label"] for each in page.of("nav")}) == len(reports)
