@@ -29,7 +29,7 @@ COVERED = {
     "tests/local/test_calls.py": "flk_runtime.parallel.ddp_calls",
     "tests/local/test_checkpoint.py": ("flk_runtime.checkpoint.save.plan"),
     "tests/local/test_collectives.py": "flk_runtime.distributed.broadcast_state flk_runtime.distributed.collectives",
-    "tests/local/test_curves.py": "flk_runtime.sinks.mlflow flk_runtime.sinks.wandb",
+    "tests/local/test_curves.py": "flk_runtime.sinks.wandb",
     "tests/local/test_diloco.py": (
         "flk_runtime.diloco.__main__ flk_runtime.diloco.exchange flk_runtime.diloco.fragments "
         "flk_runtime.diloco.lead flk_runtime.diloco.messages flk_runtime.diloco.server flk_runtime.diloco.worker "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 
 COMPUTED = -1  # the value of ``save_every`` and of ``store_every`` where the interval is computed
@@ -35,6 +36,11 @@ def is_passed(every: int, before: int, steps: int) -> bool:
     return every > 0 and steps // every != before // every
 
 
+def next_multiple(every: int, steps: int) -> int:
+    """The multiple of ``every`` that is reached next after ``steps`` steps; of 0 none."""
+    return (steps // every + 1) * every if every > 0 else sys.maxsize
+
+
 class FixedInterval:
     """An interval of so many steps; 0: no save is due."""
 
@@ -44,6 +50,10 @@ class FixedInterval:
     def is_due(self, before: int, steps: int) -> bool:
         """Whether a save is due after ``steps`` steps, of which ``before`` had been done at the last call."""
         return is_passed(self._steps, before, steps)
+
+    def next_after(self, steps: int) -> int:
+        """The step after which a save is due next, once ``steps`` steps are done."""
+        return next_multiple(self._steps, steps)
 
 
 class AutoInterval:
@@ -60,6 +70,10 @@ class AutoInterval:
     def is_due(self, before: int, steps: int) -> bool:
         """Whether a save is due after ``steps`` steps."""
         return steps >= self.next
+
+    def next_after(self, steps: int) -> int:
+        """The step after which a save is due next."""
+        return self.next
 
     def begin(self, steps: int) -> None:
         """Note that the save after ``steps`` steps begins."""

@@ -45,6 +45,8 @@ class Backward:
         self._context, self._models, self._batches = context, models, batches
         self._loop: _Loop | None = None  # under way
         self._latest: _Loop | None = None  # that has ended since the latest step
+        self.has_looped = False
+        """Whether there has been a loop since the latest step, for which `check_step` looks."""
 
     def micro_batches(self, batch: T) -> Iterator[T]:
         """Yield the micro-batches of ``batch``, all but the last one inside of no_sync."""
@@ -55,6 +57,7 @@ class Backward:
             )
         share = self._batches.share_of(batch)
         loop = self._loop = _Loop(share, self._models.parameters() if share.pieces > 1 else ())
+        self.has_looped = True
         try:
             for part, fraction in split(batch, share.pieces, share.given):
                 loop.number, loop.fraction = loop.number + 1, fraction
@@ -97,6 +100,7 @@ class Backward:
     def check_step(self) -> None:
         """Raise SetupError if a step ends with gradients that are not averaged."""
         loop, self._latest = self._loop or self._latest, None
+        self.has_looped = self._loop is not None
         if loop and loop.passed and not loop.is_last:
             raise SetupError(
                 f"step after micro-batch {loop.number} of {loop.share.pieces}: the gradients are not averaged yet: "

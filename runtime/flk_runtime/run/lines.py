@@ -16,7 +16,8 @@ from flk_runtime.metrics import logging
 from flk_runtime.system.pytree import plain_value
 
 _AT_ONCE: Final = 10.0  # seconds after the first line, in which no line waits
-_LONGEST: Final = 1.0  # seconds that a line waits for the mean of its loss, if lines come as fast as before
+_RARE: Final = 1.0  # lines in a second, up to which no line waits
+_LONGEST: Final = 2.0  # seconds that a line waits for the mean of its loss, if lines come as fast as before
 _MOST: Final = 16  # lines that wait: steps may become slower
 
 
@@ -44,8 +45,8 @@ class Recorder(Protocol):
 class Lines:
     """Prints lines of metrics on rank 0 and gives them to the recorders.
 
-    Where lines come faster than one in a second, one collective forms the means of all lines of a second, since one of
-    many numbers costs as much as one of a single number. In each, rank 0 says how many lines the next one is for: so
+    Where lines come faster than one in a second, one collective forms the means of all lines of two seconds, since one
+    of many numbers costs as much as one of a single number. In each, rank 0 says how many lines the next one is for: so
     all ranks know without asking when it is due.
     """
 
@@ -123,7 +124,8 @@ class Lines:
             return 0
         if self._world_size == 1 or now - self._began < _AT_ONCE:
             return 1
-        return max(1, min(_MOST, round(count * _LONGEST / max(seconds, 1e-9))))
+        rate = count / max(seconds, 1e-9)
+        return 1 if rate <= _RARE else min(_MOST, round(rate * _LONGEST))
 
 
 def _read(values: Mapping[str, Any]) -> dict[str, Any]:

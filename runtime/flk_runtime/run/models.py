@@ -151,7 +151,7 @@ class Models:
                 )
         if self._watch.is_unchecked and self._saves.manager.can_save and not self._has_others:
             self._watch.check_saved(self._optimizers)
-        if self._agreement and self._agreement.step():
+        if self._models and self._agreement and self._agreement.step():
             self._agreement.compare(self._models.values(), self._watch.stepped())
 
     @contextlib.contextmanager

@@ -225,7 +225,8 @@ class Run(Ranks):
         After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
         """
         self._check_open("step")
-        self._backward.check_step()
+        if self._backward.has_looped:
+            self._backward.check_step()
         self._models.check_step()
         self._steps.record(loss, values, samples=self._batches.take_samples(), epoch=self._batches.epoch)
 

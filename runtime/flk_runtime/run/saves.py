@@ -52,6 +52,8 @@ class Saves:
             self._note_stored,
         )
         self._polls = False  # the latest checkpoint may become complete in memory
+        self.due = 0
+        """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
         self._keep = self._interval(options.save_every, "saving")
         self._store = None if options.store_every is None else self._interval(options.store_every, "storing")
@@ -102,6 +104,7 @@ class Saves:
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
                 self.manager.save(steps, store=store)
                 self._polls = True
+                self.due = 0
                 if wait:
                     self.manager.wait()
 
@@ -117,8 +120,8 @@ class Saves:
         if can_save and store and store.is_due(before, steps):
             due.append(store)
         if not due:
-            if self._polls:
-                self._polls = self.manager.poll()
+            self._polls = self._polls and self.manager.poll()
+            self.due = 0 if self._polls else min(each.next_after(steps) for each in (keep, store) if each)
             return can_save
         measured = [each for each in due if isinstance(each, AutoInterval)]
         begin = time.monotonic()

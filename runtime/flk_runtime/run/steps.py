@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat
 
 import torch
 
-from flk_runtime.checkpoint.interval import is_passed
+from flk_runtime.checkpoint.interval import is_passed, next_multiple
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
@@ -40,6 +40,7 @@ class Steps:
         self.done = saves.manager.steps
         self.began = False
         """Whether a step has been done since the start or the resume."""
+        self._next_line = 0  # the step from which on it has to be asked whether a line is due
         self.outer: OuterLoop | None = None
         if context.options.sinks:
             from flk_runtime.run import curves  # it travels with jobs that have sinks
@@ -54,6 +55,7 @@ class Steps:
     def go_on_after(self, steps: int) -> None:
         """Count on from so many steps. Before the first one, the script has restored a state of its own."""
         self.done = steps
+        self._next_line = self._saves.due = 0
         if not self.began:
             self._saves.note_beginning(steps)
 
@@ -69,7 +71,8 @@ class Steps:
     ) -> None:
         """Count a step, with the samples and tokens of all ranks together, and do all that is due. Collective.
 
-        It runs in each step, and calls take most of its time, so it makes few.
+        It runs in each step, when the training has emptied the caches of the processor. Calls take most of its time, so
+        it makes few, and none for what is not due.
         ``report``: print a line of metrics, even if none is due.
         """
         first = not self.began
@@ -78,25 +81,31 @@ class Steps:
                 raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
             self._saves.manager.finish_restoring()
             self.began = True
-        before = self.done
-        self.done += 1
+        before, context, metrics = self.done, self._context, self._metrics
+        done = self.done = before + 1
         if self.outer:
-            self.done = self.outer.step(self.done)
-        page, throughput = self._context.page, self._metrics.throughput
-        page.record_step(self.done)
-        throughput.samples += samples
-        throughput.tokens += tokens
-        self._metrics.utilisation.steps += 1
+            done = self.done = self.outer.step(done)
+        page = context.page
+        page.record_step(done)
+        if samples or tokens:
+            metrics.throughput.samples += samples
+            metrics.throughput.tokens += tokens
+        metrics.utilisation.steps += 1
         if first:
-            self._metrics.utilisation.begin()
-        if report or is_passed(self._context.options.log_every, before, self.done):
-            self._print_line(loss, values, epoch())
-        can_save = self._saves.save_after_step(before, self.done)
+            metrics.utilisation.begin()
+        if report or done >= self._next_line:
+            every = context.options.log_every
+            self._next_line = next_multiple(every, done)
+            if report or is_passed(every, before, done):
+                self._print_line(loss, values, epoch())
+        can_save = self._saves.manager.can_save
+        if can_save and done >= self._saves.due:
+            can_save = self._saves.save_after_step(before, done)
         if first:
             self._saves.timeouts.shorten()
         if _tick:
             _tick()
-        if page.must_stop(self.done) if can_save else page.must_end_unsaved(self.done):
+        if page.must_stop(done) if can_save else page.must_end_unsaved(done):
             self._stop()
 
     def finish(self) -> None:

@@ -79,14 +79,11 @@ class Saver:
         self._read: StagedShard | None = None  # what the thread reads, or has read
         self._announced = -1  # the step of the latest checkpoint that `on_saved` has heard of
         self._slow = False  # the log has said that storage is slower than its interval
+        self.can_save = memory is not None or destination is not None
+        """Whether there is a place for checkpoints: storage, or memory that has not been refused."""
         self.behind = False
         """Whether the latest save is not in storage, because it was not sent there or the write failed."""
         self._values = PlainValues()
-
-    @property
-    def can_save(self) -> bool:
-        """Whether there is a place for checkpoints: storage, or memory that has not been refused."""
-        return self._memory is not None or self._writer is not None
 
     @property
     def keeps_in_memory(self) -> bool:
@@ -310,6 +307,7 @@ class Saver:
             self._warn(f"{_WAITS}: {no_third}")
         if refusal:
             self._memory = None
+            self.can_save = self._writer is not None
             if self._rank == 0:
                 nothing = "" if self._writer else ", and nothing is saved, since there is no storage for checkpoints"
                 limit = f"{user_env.MEMORY_LIMIT} sets the limit, and --memory-path names a local disk instead"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint.interval import FixedInterval
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.run.run import Run
@@ -37,7 +38,7 @@ def test_a_step_takes_the_loss_and_no_optimizer() -> None:
 def test_a_call_that_does_many_steps_prints_and_saves_what_was_due_on_the_way() -> None:
     """A worker of strategy diloco that has caught up."""
     context: Any = SimpleNamespace(options=SimpleNamespace(log_every=10, sinks=()), page=ProgressPage.private())
-    saves, metrics = MagicMock(**{"manager.steps": 0}), MagicMock()
+    saves, metrics = MagicMock(due=0, **{"manager.steps": 0}), MagicMock()
     steps = Steps(context, saves, metrics)
     printed: list[int] = []
     steps._print_line = lambda *_: printed.append(steps.done)  # type: ignore[method-assign]
@@ -69,3 +70,45 @@ def test_a_run_whose_script_sets_the_steps_before_the_first_one_tells_where_it_b
     steps.began = True
     run.steps = 120
     assert (run.steps, page.restored) == (120, 99)
+
+
+def test_lines_and_saves_are_asked_for_when_they_are_due_and_anew_when_the_script_sets_the_steps() -> None:
+    context: Any = SimpleNamespace(options=SimpleNamespace(log_every=10, sinks=()), page=ProgressPage.private())
+    saves = MagicMock(due=0, **{"manager.steps": 0})
+    steps = Steps(context, saves, MagicMock())
+    printed, asked = [], []
+    steps._print_line = lambda *_: printed.append(steps.done)  # type: ignore[method-assign]
+
+    def save_after_step(before: int, done: int) -> bool:
+        asked.append(done)
+        saves.due = 15
+        return True
+
+    saves.save_after_step = save_after_step
+
+    def train(until: int) -> None:
+        while steps.done < until:
+            steps.record(None, {}, samples=1, epoch=lambda: None)
+
+    train(25)
+    assert (printed, asked) == ([10, 20], [1, *range(15, 26)])
+    steps.go_on_after(4)
+    train(11)
+    assert (printed, asked[-1]) == ([10, 20, 10], 5)
+
+
+def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_is_due() -> None:
+    saves = object.__new__(Saves)
+    polls = iter((True, False, False))
+    saves.manager = MagicMock(can_save=True, keeps_in_memory=True, poll=lambda: next(polls))
+    saves._context, saves.timeouts, saves.before_save = MagicMock(), MagicMock(), None
+    saves._keep, saves._store, saves._polls, saves.due = FixedInterval(10), None, False, 0
+    found = []
+    for step in range(1, 12):
+        if step == 4:
+            saves.save(3)  # as the script asks
+        if step >= saves.due:
+            assert saves.save_after_step(step - 1, step)
+            found.append(step)
+    assert found == [1, 4, 5, 10, 11]
+    assert [call.args for call in saves.manager.save.call_args_list] == [(3,), (10,)]
