@@ -19,7 +19,7 @@ Spec = dict[str, Any]
 HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
 _GIB: Final = 1 << 30
-_SHORT: Final = 13  # letters, of which three labels fit side by side on a phone
+_SHORT, _LONG = 13, 20  # letters, of which three and two labels fit side by side on a phone
 _DASHES: Final = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # lengths of strokes and gaps
 # What happened in an attempt, with the shape of its mark.
 MARKS: Final = {"saved in memory": "circle", "saved in storage": "diamond", "hang": "cross"}
@@ -311,7 +311,8 @@ def _dashes(name: str, domain: Sequence[str]) -> Spec:
 
 def _legend(labels: Sequence[str]) -> Spec:
     """Return a legend above a chart, whose columns also fit on a phone."""
-    columns = 3 if max(map(len, labels)) < _SHORT else 2
+    longest = max(map(len, labels))
+    columns = 3 if longest < _SHORT else 2 if longest < _LONG else 1
     return {"title": None, "orient": "top", "columns": columns, "labelLimit": 260 // columns}
 
 

@@ -75,3 +75,15 @@ def test_lines_differ_by_more_than_their_colours() -> None:
         dashes = encoding["strokeDash"]["scale"]
         assert dashes["domain"] == encoding["color"]["scale"]["domain"]
         assert len({tuple(each) for each in dashes["range"]}) == len(dashes["domain"])
+
+
+def test_long_labels_of_a_legend_are_not_cut() -> None:
+    """Those of one job would look alike."""
+    two = {
+        chart.key: chart.spec["encoding"]
+        for chart in charts_of([report(), report(name="pretrain-of-a-llama")])
+        if "encoding" in chart.spec
+    }
+    legend = two["step-time"]["color"]["legend"]
+    assert (legend["columns"], legend["labelLimit"]) == (1, 260)
+    assert two["loss"]["color"]["legend"]["columns"] == 2
