@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import os
 import threading
 from collections.abc import Callable
+
+from flk_runtime.system import host
 
 _FULL = 1 << 20  # bytes that wait to be written, above which the ranks' output is no longer read
 _FREE = _FULL // 4  # bytes below which it is read again
@@ -76,7 +76,7 @@ class Output:
                 while self._waiting and self._waiting[0][0] == fd and size < _CHUNK:
                     parts.append(self._waiting.popleft()[1])
                     size += len(parts[-1])
-            _write_all(fd, b"".join(parts))
+            host.write_all(fd, b"".join(parts))
             with self._changed:
                 self._size -= size
                 has_room = self.is_full and self._size < _FREE
@@ -84,11 +84,3 @@ class Output:
                 self._changed.notify_all()
             if has_room:
                 self._has_room()
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``; if the reader has closed the descriptor, the rest is dropped."""
-    view = memoryview(data)
-    with contextlib.suppress(OSError):
-        while view:
-            view = view[os.write(fd, view) :]

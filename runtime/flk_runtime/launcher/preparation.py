@@ -29,7 +29,6 @@ from flk_runtime.contract.secrets import hidden
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup, exit_code_of_signal
-from flk_runtime.shared.failure_report import write_all
 from flk_runtime.system import host
 
 _DELAYS = (5.0, 10.0, 20.0, 40.0, 60.0)  # seconds before pip asks an index again that it cannot reach
@@ -260,7 +259,7 @@ class Preparation:
 
     def _log(self, text: str) -> None:
         prefix = log_format.LAUNCHER_PREFIX.format(index=self._settings.pod_in_job)
-        write_all(2, f"{prefix}{text}\n".encode(errors="replace"))
+        host.write_all(2, f"{prefix}{text}\n".encode(errors="replace"))
 
 
 @contextlib.contextmanager

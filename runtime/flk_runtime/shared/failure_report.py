@@ -19,7 +19,7 @@ from flk_runtime.contract.failure import Kind, kind_of_loss
 from flk_runtime.contract.failure_text import kind_of_text
 from flk_runtime.contract.ranges import plural
 from flk_runtime.errors import RuntimeFailure, SetupError
-from flk_runtime.system import faults
+from flk_runtime.system import faults, host
 from flk_runtime.system.text import last_exception, text_of
 
 _FLK = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -100,25 +100,13 @@ def send(report: dict[str, Any]) -> None:
     """Send a report, as from `describe`, to flk's launcher and to torchrun, where they have started this rank."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         pipe = int(os.environ[pod_env.REPORT_FD])
-        write_all(pipe, json.dumps(report).encode() + b"\n")
+        host.write_all(pipe, json.dumps(report).encode() + b"\n")
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         extra = {"py_callstack": report["traceback"], "timestamp": str(int(report["time"]))}
         content = {"message": {"message": f"{report['type']}: {report['message']}", "extraInfo": extra}}
         with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
             json.dump(content, file)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data`` to a descriptor; if the reader has closed it, the rest is dropped."""
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except InterruptedError:
-            continue
-        except OSError:
-            return
 
 
 def user_frames(error: BaseException) -> types.TracebackType | None:

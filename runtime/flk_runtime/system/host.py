@@ -135,6 +135,14 @@ def allocate(file: int, size: int) -> None:
         os.ftruncate(file, size)
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data`` to a descriptor; if the reader has closed it, the rest is dropped."""
+    view = memoryview(data)
+    with contextlib.suppress(OSError):
+        while view:
+            view = view[os.write(fd, view) :]
+
+
 def is_loopback(address: str) -> bool:
     """Return whether this IPv4 or IPv6 address is one of the loopback interface."""
     return address.startswith("127.") or address == "::1"

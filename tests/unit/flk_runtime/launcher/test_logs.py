@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk_runtime.launcher import logs
-from flk_runtime.shared.failure_report import write_all
+from flk_runtime.system.host import write_all
 
 
 @given(st.lists(st.text("ab", max_size=5), max_size=6), st.lists(st.integers(1, 4), min_size=1, max_size=20))
