@@ -39,7 +39,7 @@ COVERED = {
     "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process flk_runtime.system.rng",
     "tests/local/test_hangs.py": "flk_runtime.launcher.control",
     "tests/local/test_init.py": (
-        "flk_runtime.preflight.options flk_runtime.run.group flk_runtime.run.init flk_runtime.run.ranks"
+        "flk_runtime.preflight.options flk_runtime.run.group flk_runtime.run.init flk_runtime.run.training"
     ),
     "tests/local/test_launcher.py": ("flk_runtime.__main__ flk_runtime.launcher.coordinator"),
     "tests/local/test_memory.py": (

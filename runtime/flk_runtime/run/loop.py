@@ -18,12 +18,12 @@ from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.metrics import Metrics
-from flk_runtime.run.ranks import Ranks
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
+from flk_runtime.run.training import Training
 
 
-class Loop(Ranks):
+class Loop(Training):
     """A training loop of the script's own. Made by `adopt`: what that was given is saved, and `step` ends each step.
 
     All ranks must call the methods marked "Collective.", in the same order.
@@ -39,6 +39,7 @@ class Loop(Ranks):
         self._steps = Steps(context, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
         complete_at_the_end(self._saves.manager)
+        context.closing.append(lambda: forget(self._saves.manager))
         self._register(adapted)
         self.restore_random_state()
 
@@ -132,37 +133,13 @@ class Loop(Ranks):
             report=report,
         )
 
-    def save(self, *, wait: bool = False) -> None:
-        """Write a checkpoint now, as `Run.save` does. Collective."""
-        self._check_open("save")
-        self._saves.save(self.steps, wait=wait)
-
-    def log(self, **values: Any) -> None:
-        """Print a line of JSON on rank 0, with the number of steps; its numbers go to the sinks of the run too."""
-        self._context.lines.log({"step": self.steps, **values})
-
     def close(self) -> None:
         """Save what is not saved yet. A second call does nothing. Collective."""
         if not self.closed:
             self._steps.close()
             if self._owns_group:
                 self.barrier()  # no rank leaves while another still communicates
-            self._end(at_once=False)
-
-    def abandon(self) -> None:
-        """End the loop without saving and without waiting for other ranks, which may have died."""
-        if not self.closed:
-            self._end(at_once=True)
-
-    def _end(self, *, at_once: bool) -> None:
-        forget(self._saves.manager)
-        self._leave(at_once=at_once)
-
-    def __enter__(self) -> Loop:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.abandon() if kind else self.close()
+            self._leave(at_once=False)
 
 
 def _joined(thing: Any) -> Any:

@@ -22,9 +22,9 @@ from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.models import Models
 from flk_runtime.run.options import RunOptions
-from flk_runtime.run.ranks import Ranks
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
+from flk_runtime.run.training import Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +33,7 @@ T = TypeVar("T")
 O = TypeVar("O", bound="Optimizer | Sequence[Optimizer]")  # noqa: E741
 
 
-class Run(Ranks):
+class Run(Training):
     """This rank's side of a training run. Made by `flk_runtime.init`.
 
     All ranks must call the methods marked "Collective.", in the same order.
@@ -230,17 +230,6 @@ class Run(Ranks):
         self._models.check_step()
         self._steps.record(loss, values, samples=self._batches.take_samples(), epoch=self._batches.epoch)
 
-    def save(self, *, wait: bool = False) -> None:
-        """Write a checkpoint now, if there is a place for it and a parallelized model. Collective.
-
-        Training stops until the state is copied to memory; a thread writes it. With ``wait``, training stops until the
-        checkpoint is complete; a run that ends with `abandon` needs it. A checkpoint that is still being written
-        is awaited first. Raises CheckpointError on all ranks if one of them could not be written or a state cannot be
-        saved, and SetupError after `close`.
-        """
-        self._check_open("save")
-        self._saves.save(self.steps, wait=wait)
-
     def load_weights(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Load the weights at ``path`` into a parallelized model, and nothing else. Collective.
 
@@ -277,24 +266,9 @@ class Run(Ranks):
     def flops_per_step(self, flops: float) -> None:
         self._metrics.utilisation.flops_per_step = float(flops)
 
-    def log(self, **values: Any) -> None:
-        """Print a line of JSON on rank 0, with the number of steps; its numbers go to the sinks of the run too."""
-        self._context.lines.log({"step": self.steps, **values})
-
     def close(self) -> None:
         """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""
         if not self.closed:
             self._steps.close()
             dist.barrier()  # no rank leaves while another still communicates: leaving does not wait for its threads
             self._leave(at_once=False)
-
-    def abandon(self) -> None:
-        """Destroy the process group without saving and without waiting for other ranks, which may have died."""
-        if not self.closed:
-            self._leave(at_once=True)
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.abandon() if kind else self.close()

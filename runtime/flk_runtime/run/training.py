@@ -1,9 +1,9 @@
-"""Ranks: which rank of a run this is, and collectives that need no model."""
+"""Training: what a run and a loop of the script's own have in common: ranks, metrics, and their end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
@@ -12,12 +12,20 @@ from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.saves import Saves
+from flk_runtime.run.steps import Steps
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
 
-class Ranks:
-    """This rank among the ranks of a run."""
+class Training:
+    """This rank's side of a training, of which `Run` and `Loop` are the two kinds."""
+
+    _saves: Saves
+    _steps: Steps
 
     def __init__(self, context: RunContext, *, owns_group: bool) -> None:
         info, options = context.rank_info, context.options
@@ -64,6 +72,36 @@ class Ranks:
         Prints on rank 0 how many were left on which rank. A loader of `loader` needs none of this.
         """
         return join_batches(batches, self._context.say)
+
+    def log(self, **values: Any) -> None:
+        """Print a line of JSON on rank 0, with the number of steps; its numbers go to the sinks of the run too."""
+        self._context.lines.log({"step": self._steps.done, **values})
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint now, if there is a place for it and, in a run, a parallelized model. Collective.
+
+        Training stops until the state is copied to memory; a thread writes it. With ``wait``, training stops until the
+        checkpoint is complete; a training that ends with `abandon` needs it. A checkpoint that is still being written
+        is awaited first. Raises CheckpointError on all ranks if one of them could not be written or a state cannot be
+        saved, and SetupError after `close`.
+        """
+        self._check_open("save")
+        self._saves.save(self._steps.done, wait=wait)
+
+    def close(self) -> None:
+        """Save what is not saved yet, and leave. A second call does nothing. Collective."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Leave without saving and without waiting for other ranks, which may have died."""
+        if not self.closed:
+            self._leave(at_once=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.abandon() if kind else self.close()
 
     def _check_open(self, method: str) -> None:
         if self.closed:
