@@ -85,8 +85,7 @@ COVERED = {
     ),
     "tests/local/test_precision.py": "flk_runtime.parallel.precision",
     "tests/local/test_sharded_checkpoints.py": (
-        "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1 flk_runtime.distributed.fsdp1 "
-        "flk_runtime.checkpoint.adapters.torch_state"
+        "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1 flk_runtime.distributed.fsdp1"
     ),
     "tests/local/test_strategies.py": (
         "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 flk_runtime.parallel.model"

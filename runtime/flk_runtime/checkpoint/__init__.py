@@ -7,20 +7,10 @@ torch, the loaders and the process group, and no module that parallelizes a mode
 torch.distributed.checkpoint, which takes long to import, are imported when a run has checkpoints.
 """
 
-from flk_runtime.checkpoint.adapters import (
-    ModuleState,
-    OptimizerState,
-    Parts,
-    is_sharded,
-    load_as_saved,
-    module_state,
-    optimizer_state,
-    parameters_of,
-    reshard,
-    roots_of,
-    trained_modules,
-    user_name,
-)
+from flk_runtime.checkpoint.adapters.adapt import module_state, optimizer_state
+from flk_runtime.checkpoint.adapters.module import ModuleState
+from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, load_as_saved, trained_modules
+from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, roots_of, user_name
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
 from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful

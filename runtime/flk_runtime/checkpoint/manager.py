@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint.adapters import module_state, parameters_of
+from flk_runtime.checkpoint.adapters.adapt import module_state
+from flk_runtime.checkpoint.adapters.wrappers import parameters_of
 from flk_runtime.checkpoint.interval import COMPUTED, is_passed
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.state import SplitState, split_tensors

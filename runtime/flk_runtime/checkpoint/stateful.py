@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,6 +16,8 @@ from flk_runtime.errors import SetupError
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
+
+Modules = Mapping[str, nn.Module]  # by the names under which they are saved
 
 
 class Stateful(Protocol):
@@ -127,6 +129,10 @@ class DistributedStateful(ABC):
     @abstractmethod
     def load_state(self, saved: SavedObject) -> None:
         """Read this rank's chunks of the state. Raises CheckpointError or ValueError if it does not fit."""
+
+    def is_of(self, thing: Any, modules: Modules) -> bool:
+        """Whether it is the state of ``thing``, saved with these modules, for as long as that stays as it is."""
+        return False
 
     def reload_hyperparameters(self, saved: SavedObject) -> None:  # noqa: B027
         """Restore the hyperparameters in ``saved`` again, since an object that was made later may have changed them.

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint.adapters import Parts, adapt, parameters_of
+from flk_runtime.checkpoint.adapters.adapt import adapt
+from flk_runtime.checkpoint.adapters.wrappers import Parts, parameters_of
 from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.distributed import process_group

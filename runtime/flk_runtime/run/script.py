@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint.adapters import TorchState, adapt
+from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.distributed import process_group
@@ -133,7 +134,7 @@ def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:
     modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
     for name, thing in objects.items():
         known = manager.get(name)
-        if isinstance(known, TorchState) and known.is_of(thing, modules):
+        if isinstance(known, DistributedStateful) and known.is_of(thing, modules):
             continue
         adapted = adapt(name, thing, modules)
         if known is None:

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1ModuleState, FSDP1OptimizerState
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, trained_modules
-from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
-from flk_runtime.checkpoint.stateful import Stateful, Values
+from flk_runtime.checkpoint.stateful import DistributedStateful, Modules, Stateful, Values
 from flk_runtime.distributed import parameters_in
 from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
@@ -38,7 +37,7 @@ def optimizer_state(name: str, optimizer: Optimizer, modules: Modules) -> Optimi
     )
 
 
-def adapt(name: str, thing: Any, modules: Modules) -> Stateful | TorchState:
+def adapt(name: str, thing: Any, modules: Modules) -> Stateful | DistributedStateful:
     """The adapter of ``thing``, which is saved under ``name`` together with these modules.
 
     Raises SetupError if it cannot be saved, or is an optimizer of parameters that are in none of the modules.
@@ -58,7 +57,7 @@ def adapt(name: str, thing: Any, modules: Modules) -> Stateful | TorchState:
     )
 
 
-def _adapt_optimizer(name: str, optimizer: Optimizer, modules: Modules) -> TorchState:
+def _adapt_optimizer(name: str, optimizer: Optimizer, modules: Modules) -> DistributedStateful:
     trained, missing = trained_modules(optimizer, modules)
     if missing:
         raise SetupError(

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import checking_groups, join_values, split_values
-from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded
 from flk_runtime.checkpoint.state import Chunk, Path, SplitState, chunks_of
+from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.distributed import parameters_in, process_group
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class FSDP1ModuleState(ModuleState):
         set_model_state_dict(self._module, {**state, **plain})
 
 
-class FSDP1OptimizerState(TorchState):
+class FSDP1OptimizerState(DistributedStateful):
     """The state of an optimizer of the parameters of one module that is wrapped in FSDP1."""
 
     def __init__(self, modules: Modules, optimizer: Optimizer) -> None:

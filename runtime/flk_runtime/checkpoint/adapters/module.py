@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, user_name
 from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, SplitState, chunks_of
+from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
 
 
-class ModuleState(TorchState):
+class ModuleState(DistributedStateful):
     """The state of a module, by the names of the user's module.
 
     Each rank offers its chunks of sharded tensors, and of DDP's parameters, which are equal on all ranks. Rank 0 saves

@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of
 from flk_runtime.checkpoint.state import (
     Chunk,
@@ -34,6 +33,7 @@ from flk_runtime.checkpoint.state import (
     name_of,
     split_tensors,
 )
+from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.bits import bit_sum
@@ -64,7 +64,7 @@ def trained_modules(optimizer: Optimizer, modules: Modules) -> tuple[Modules, in
     return trained, len(wanted.difference(*own.values()))
 
 
-class OptimizerState(TorchState):
+class OptimizerState(DistributedStateful):
     """The state of an optimizer, as it is, for the parameters of modules that are plain, or wrapped in DDP or FSDP2.
 
     Of several modules, a parameter's name begins with the name under which its module is saved. Of `Parts` each rank

@@ -21,7 +21,7 @@ from obstore.store import MemoryStore
 from torch import nn
 
 from flk_runtime.checkpoint import storage
-from flk_runtime.checkpoint.adapters import module_state
+from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.files import export, safetensors, weights
 from flk_runtime.checkpoint.files.export import export_weights, import_weights
 from flk_runtime.checkpoint.files.weights import Weights
