@@ -62,7 +62,6 @@ COVERED = {
     "tests/local/test_hosts_torchtitan.py": "flk_runtime.hosts.torchtitan",
     "tests/local/test_hosts_transformers.py": "flk_runtime.hosts.transformers",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
-    "tests/local/test_parallel.py": "flk_runtime.parallel.adopt",
     "tests/local/test_profiling.py": "flk_runtime.profiling.ask",
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
     "tests/unit/flk/health/test_maintenance.py": "flk.health.volume_nodes",
@@ -90,7 +89,6 @@ COVERED = {
     "tests/local/test_strategies.py": (
         "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 flk_runtime.parallel.model"
     ),
-    "tests/local/test_streams.py": "flk_runtime.wire.answers",
     "tests/local/test_mesh.py": (
         "flk_runtime.parallel.mesh flk_runtime.parallel.mesh_model flk_runtime.parallel.tensor_parallel"
     ),

@@ -1,4 +1,4 @@
-"""rebind_optimizers(): gives optimizers the sharded parameters in place of the parameters they were made with."""
+"""Optimizers of a parallelized model: those made before get its parameters, those made later a state by names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import OptimizerState, load_as_saved, parameters_of
+from flk_runtime.checkpoint import (
+    DistributedStateful,
+    OptimizerState,
+    load_as_saved,
+    optimizer_state,
+    parameters_of,
+    trained_modules,
+)
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.model import ParallelModel
@@ -50,6 +58,30 @@ def rebind_optimizers(
         if state is not None:
             _restore(optimizer, parallel, state)
     return parallel
+
+
+def adopt_optimizer(
+    name: str, optimizer: Optimizer, models: Mapping[str, ParallelModel], *, shards: bool
+) -> Optimizer | DistributedStateful:
+    """The state of ``optimizer`` by the parameters of the ``models`` that it trains, which are attached to it.
+
+    The optimizer itself if it trains other parameters too. Raises SetupError then if the strategy ``shards``, since
+    rank 0 has the state of its own shards only, and for an optimizer of parameters that `parallelize` has replaced.
+    """
+    replaced.refuse(optimizer)
+    modules = {key: model.saved for key, model in models.items()}
+    trained, missing = trained_modules(optimizer, modules)
+    if trained and missing and shards:
+        count = len(parameters_in(optimizer))
+        raise SetupError(
+            f"{name!r} is an optimizer of {count} parameters, and {missing} of them are in no parallelized model: make "
+            "an optimizer of their own for these, or put all trained parameters into one module"
+        )
+    if missing or not trained:
+        return optimizer
+    for key in trained:
+        models[key].attach(optimizer)
+    return optimizer_state(name, optimizer, trained)
 
 
 def _restore(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any]) -> None:

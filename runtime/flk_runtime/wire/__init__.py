@@ -2,7 +2,6 @@
 
 - `session`: both ends greet each other with the version of the protocol, agree on a key, and authenticate each frame
 - `bulk_code`: the codes of bulk data
-- `answers`: messages that several sets have
 - `registry`: a set of messages, each a dataclass, and how they travel as JSON
 - `connection`: a non-blocking end of a connection, for a loop that serves many
 - `stream`: a blocking end, for threads, which also carries bulk data
@@ -17,12 +16,11 @@ The rendezvous (`flk_runtime.launcher.transport`), the replication of checkpoint
 the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_runtime.diloco`) are sets of messages.
 """
 
-from flk_runtime.wire.answers import Done, Failed, Refused
 from flk_runtime.wire.backoff import Backoff
 from flk_runtime.wire.connection import Connection, was_closed
 from flk_runtime.wire.lease import LEASE, Lease
 from flk_runtime.wire.listener import accept, connections, listen
-from flk_runtime.wire.registry import MessageError, Registry, Unreadable
+from flk_runtime.wire.registry import Done, Failed, MessageError, Refused, Registry, Unreadable
 from flk_runtime.wire.session import Session, StrangerError, VersionError
 from flk_runtime.wire.stream import Stream, reason
 

@@ -1,6 +1,7 @@
 """Sets of messages: each message is a dataclass, and travels as JSON with the name of its class.
 
-What is read is checked against the annotations of the class (`flk_runtime.contract.typed`).
+What is read is checked against the annotations of the class (`flk_runtime.contract.typed`). `Done`, `Failed` and
+`Refused` are in several sets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,25 @@ from flk_runtime.contract import typed
 from flk_runtime.errors import RuntimeFailure
 
 M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Done:
+    """Answer: the request is done."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Answer: the request was not done."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Answer: the receiver cannot take part and has to leave."""
+
+    reason: str
 
 
 class MessageError(RuntimeFailure):

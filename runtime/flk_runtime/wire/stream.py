@@ -158,6 +158,6 @@ class Stream(Generic[M]):
         self.received += done
 
 
-def reason(error: OSError) -> str:
+def reason(error: Exception) -> str:
     """The reason of an error, in a few words."""
-    return os.strerror(error.errno) if error.errno else str(error)
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)

@@ -76,8 +76,7 @@ class Partner:
                     return None
                 final = isinstance(error, VersionError)
                 if final or isinstance(error, RefusedError) or time.monotonic() >= deadline:
-                    text = reason(error) if isinstance(error, OSError) else str(error)
-                    self._complain(text, self._partner)
+                    self._complain(reason(error), self._partner)
                     self._unreachable_until = math.inf if final else time.monotonic() + _PAUSE
                     return None
                 time.sleep(backoff.next())

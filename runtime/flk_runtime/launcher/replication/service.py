@@ -320,8 +320,7 @@ class MemoryService:
             return messages.Files([str(self._store.path(shard))])
         except (OSError, CheckpointError) as error:
             self._unreadable([(pod, shard) for pod in holders])
-            why = reason(error) if isinstance(error, OSError) else str(error)
-            return Failed(f"cannot get the shard of rank {rank} from {_pods(holders)}: {why}")
+            return Failed(f"cannot get the shard of rank {rank} from {_pods(holders)}: {reason(error)}")
 
     def _reserve(self, attempt: _Attempt, rank: int, wanted: messages.Reserve) -> Answer:
         """Make room for the shards that this pod holds. Its partner makes room when a rank there asks."""
