@@ -1,4 +1,4 @@
-"""Exchange: connects a worker's rank 0 to the hub, in threads; and stands in for the hub where a worker is alone."""
+"""HubExchange: connects a worker's rank 0 to the hub, in threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from flk_runtime.diloco import messages
 from flk_runtime.diloco.messages import Data, FromHub, FromWorker, Peer
@@ -25,53 +25,11 @@ _NOTICE = 30.0  # seconds without a connection after which its problem is report
 _CLOSE_TIMEOUT = 10.0  # seconds in which the last messages are sent
 
 
-class Exchange(Protocol):
-    """The interface of exchanges: sends outer gradients, receives averages and parameters in the order of the hub."""
-
-    @property
-    def sent(self) -> int:
-        """Bytes on the wire, so far."""
-
-    @property
-    def received(self) -> int:
-        """Bytes on the wire, so far."""
-
-    def submit(self, fragment: int, version: int, data: bytes) -> None:
-        """Send an outer gradient; returns at once."""
-
-    def give(self, versions: list[int], data: bytes) -> None:
-        """Send all parameters, which the hub has asked for; returns at once."""
-
-    def get(self, timeout: float) -> Received | None:
-        """The next message within ``timeout`` seconds, or None. Raises SetupError and RendezvousError."""
-
-    def close(self) -> None:
-        """Say that this worker has finished."""
-
-
-class LocalExchange:
-    """The exchange of the only worker: the average is its own contribution."""
-
-    sent = received = 0
-
-    def __init__(self) -> None:
-        self._results: list[Received] = [(messages.Begin(1), b"")]
-
-    def submit(self, fragment: int, version: int, data: bytes) -> None:
-        self._results.append((messages.Result(fragment, version, 1, False), data))
-
-    def give(self, versions: list[int], data: bytes) -> None:
-        raise AssertionError("there is no other worker")
-
-    def get(self, timeout: float) -> Received | None:
-        return self._results.pop(0) if self._results else None
-
-    def close(self) -> None:
-        pass
-
-
 class HubExchange:
-    """The exchange through a hub. It connects again when the connection breaks, for as long as ``patience``."""
+    """Sends outer gradients to the hub, and receives averages and parameters in the order of the hub.
+
+    It connects again when the connection breaks, for as long as ``patience``.
+    """
 
     def __init__(
         self,
@@ -119,15 +77,18 @@ class HubExchange:
             return self._counted[1] + (self._peer.received if self._peer else 0)
 
     def submit(self, fragment: int, version: int, data: bytes) -> None:
+        """Send an outer gradient; returns at once."""
         with self._lock:
             self._pending[fragment, version] = data
             if self._begun:
                 self._outgoing.put((messages.Contribution(fragment, version), data))
 
     def give(self, versions: list[int], data: bytes) -> None:
+        """Send all parameters, which the hub has asked for; returns at once."""
         self._outgoing.put((messages.Parameters(versions), data))
 
     def get(self, timeout: float) -> Received | None:
+        """The next message within ``timeout`` seconds, or None. Raises SetupError and RendezvousError."""
         with contextlib.suppress(queue.Empty):
             return self._incoming.get(timeout=timeout)
         if self._refused:
@@ -141,6 +102,7 @@ class HubExchange:
         return None
 
     def close(self) -> None:
+        """Say that this worker has finished."""
         with self._lock:  # a connection that is made meanwhile drops what is queued before
             self._closing = True
             self._outgoing.put((messages.Bye(), b""))

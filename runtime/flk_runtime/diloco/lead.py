@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flk_runtime.diloco import compression
-from flk_runtime.diloco.exchange import Exchange, HubExchange, LocalExchange
+from flk_runtime.diloco.exchange import HubExchange
 from flk_runtime.diloco.fragments import Fragment
 from flk_runtime.diloco.messages import Begin, CatchUp, Data, FromHub, Give, Result
 from flk_runtime.diloco.options import DiLoCo, Membership
@@ -43,7 +43,7 @@ class Lead:
         self._results: dict[int, Data] = {}  # averages that are not applied yet, by fragment
         self._begun = False
         self._joining = False  # this worker has to catch up before it takes part
-        self._exchange: Exchange | None = None
+        self._exchange: HubExchange | None = None  # None: this worker is alone
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the outer optimizer from a checkpoint."""
@@ -51,9 +51,9 @@ class Lead:
         self._fresh = False
 
     def connect(self) -> None:
-        """Start to connect to the hub; without an address, train alone."""
+        """Start to connect to the hub; without an address, train alone: the average is the own contribution."""
         if not self._membership.address:
-            self._exchange = LocalExchange()
+            self._begun = True
             return
         options = self._options
         shapes = [list(zip(part.names, map(tuple, part.shapes), strict=True)) for part in self._parts]
@@ -80,7 +80,7 @@ class Lead:
 
         Raises RuntimeFailure if ``local`` is not finite: the average would make the parameters of all workers so.
         """
-        if self._exchange and not self._joining and fragment not in self._results:
+        if not self._joining and fragment not in self._results:
             if not local.isfinite().all():
                 number = self.outer.versions[fragment] + 1
                 raise RuntimeFailure(
@@ -88,7 +88,10 @@ class Lead:
                     "not send them: look at its loss and its learning rate"
                 )
             data = self.outer.outer_gradient(fragment, local)
-            self._exchange.submit(fragment, self.outer.versions[fragment] + 1, data)
+            if self._exchange:
+                self._exchange.submit(fragment, self.outer.versions[fragment] + 1, data)
+            else:
+                self._results[fragment] = data
 
     def apply(self, fragment: int) -> None:
         """Take the outer step of a fragment whose average has arrived."""
@@ -116,10 +119,10 @@ class Lead:
     def _poll(self, ready: Callable[[], bool]) -> str:
         """Handle the hub's messages, for a second or until there is an outcome."""
         until = time.monotonic() + _POLL
-        while self._exchange:
+        while True:
             if not self._joining and ready():
                 return READY
-            message = self._exchange.get(max(0.0, until - time.monotonic()))
+            message = self._exchange.get(max(0.0, until - time.monotonic())) if self._exchange else None
             if message is None:
                 break
             if self._handle(*message):
