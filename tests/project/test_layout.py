@@ -55,7 +55,6 @@ COVERED = {
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
         "flk_runtime.distributed.reducer"
     ),
-    "tests/local/test_grad_scaler.py": "flk_runtime.distributed.grad_scaler",
     "tests/local/test_hosts_accelerate.py": "flk_runtime.hosts.accelerate",
     "tests/local/test_hosts_accelerate_launch.py": "flk_runtime.hosts.accelerate_launch",
     "tests/local/test_hosts_lightning.py": "flk_runtime.hosts.lightning flk_runtime.hosts.loaders",

@@ -64,7 +64,6 @@ _OF_PROGRAMS: Final = {
     "plan": {"plan"},
 }
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
-_OF_AVERAGING: Final = ("grad_scaler", "optimizer", "reducer")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
 _OF_TELEMETRY: Final = ("__init__", "history", "idle", "keeper", "meter", "usage")
 _OF_WEIGHTS: Final = ("__init__", "export", "safetensors", "weights")
@@ -75,7 +74,8 @@ _ELSEWHERE: Final = {
     "contract/sinks.py": "sinks",
     "checkpoint/pod_exchange.py": "training",
     "checkpoint/storage/s3.py": "s3",
-    **dict.fromkeys((f"distributed/{each}.py" for each in _OF_AVERAGING), "averaging"),
+    "distributed/optimizer.py": "averaging",
+    "distributed/reducer.py": "averaging",
     **dict.fromkeys((f"checkpoint/files/{each}.py" for each in _OF_WEIGHTS), "weights"),
     "launcher/gpu_health.py": "gpus",
     "launcher/health.py": "training",

@@ -4,22 +4,26 @@ It works as Horovod's of the same name; Lux.jl's DistributedUtils has one too. G
 backward pass still runs, and `step` waits for them. The buckets are the same on all ranks and are sent in the same
 order; a rank on which a parameter has no gradient sends zeros, so no rank waits for ever. Each bucket carries one
 number per parameter that says whether there was a gradient: a gradient that no rank has stays None, as in one process.
+
+torch's GradScaler divides the gradients by the loss scale before it calls the optimizer's step, and has no hook there.
+So its `unscale_`, which its `step` calls too, is replaced by one that waits for the averages first. An overflow on one
+rank is then in the averages of all, and all skip the step.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from flk_runtime.distributed import buckets
 from flk_runtime.distributed.collectives import describe, unsendable
-from flk_runtime.distributed.grad_scaler import watch_grad_scalers
 from flk_runtime.distributed.process_group import mean_loss
 from flk_runtime.distributed.reducer import gradient_reducer
 from flk_runtime.distributed.settled import settle
@@ -78,7 +82,7 @@ class DistributedOptimizer(Optimizer):
         self._sent = 0  # number of buckets that are being averaged
         self._held = False  # in no_sync()
         self._averaged = False  # synchronize() was called since the last step
-        watch_grad_scalers()
+        _watch_grad_scalers()
         _made.add(self)
         if self._reducer.world_size > 1:
             self._compare()
@@ -128,7 +132,7 @@ class DistributedOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the averaged gradients, then step. Collective. With a closure, each call of it is averaged."""
         if closure is not None:
-            return self._optimizer.step(partial(self._evaluated, closure))
+            return self._optimizer.step(functools.partial(self._evaluated, closure))
         self.average()
         self._averaged = False
         return self._optimizer.step()
@@ -210,7 +214,7 @@ class DistributedOptimizer(Optimizer):
             self._buckets.append(bucket)
             for parameter in parameters:
                 self._counts[parameter] = 0
-                hook = partial(_ready, weakref.ref(self), bucket)
+                hook = functools.partial(_ready, weakref.ref(self), bucket)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _ready(self, bucket: _Bucket, parameter: torch.Tensor) -> None:
@@ -263,6 +267,30 @@ class DistributedOptimizer(Optimizer):
         self._reducer.check_consistent("DistributedOptimizer", lines)
         if problems:  # the same on all ranks
             raise SetupError(problems[0])
+
+
+@functools.cache
+def _watch_grad_scalers() -> None:
+    """Have every GradScaler average before it unscales. A second call does nothing."""
+    unscale, step = GradScaler.unscale_, GradScaler.step
+
+    def is_averaging(optimizer: Any) -> bool:  # a DistributedOptimizer, or a wrapper that passes its methods on
+        return hasattr(optimizer, "average") and hasattr(optimizer, "end_step")
+
+    @functools.wraps(unscale)
+    def unscale_averages(self: GradScaler, optimizer: Any) -> None:
+        if is_averaging(optimizer):
+            optimizer.average()
+        unscale(self, optimizer)
+
+    @functools.wraps(step)
+    def step_or_skip(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(self, optimizer, *args, **kwargs)
+        if is_averaging(optimizer):
+            optimizer.end_step()
+        return result
+
+    GradScaler.unscale_, GradScaler.step = unscale_averages, step_or_skip  # type: ignore[method-assign]
 
 
 def _ready(owner: weakref.ref[DistributedOptimizer], bucket: _Bucket, parameter: torch.Tensor) -> None:
