@@ -7,6 +7,7 @@ import importlib
 import io
 import pickle
 from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from typing import Any, BinaryIO
 
 import torch
@@ -21,7 +22,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from flk_runtime.checkpoint.shard import ChunkReader, narrow
 from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
-from flk_runtime.checkpoint.storage.manifest import METADATA
+from flk_runtime.checkpoint.storage.destination import Destination
+from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest
 from flk_runtime.errors import MismatchError, checkpoint_error, storage_access
 from flk_runtime.shared.progress import Phase, own_page
 
@@ -45,6 +47,11 @@ class SavedCheckpoint:
         self._paths: dict[str, Path] = {
             name: tuple(paths.get(name, (name,))) for name in self.metadata.state_dict_metadata
         }
+        self.saved_tensors = {
+            name: each
+            for name, each in self.metadata.state_dict_metadata.items()
+            if isinstance(each, TensorStorageMetadata)
+        }
 
     def names(self, prefix: Path = ()) -> Iterator[tuple[str, Path]]:
         """The names of tensors and values below a path, with their paths."""
@@ -57,19 +64,16 @@ class SavedCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of the full tensor of this name; None if there is none."""
-        found = self.metadata.state_dict_metadata.get(name)
-        return tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+        found = self.saved_tensors.get(name)
+        return tuple(found.size) if found else None
 
     def empty(self, name: str) -> torch.Tensor:
         """A new tensor of the shape and dtype of a full tensor, on the CPU. Its values are not set."""
-        found = self.metadata.state_dict_metadata[name]
-        assert isinstance(found, TensorStorageMetadata)  # noqa: S101
+        found = self.saved_tensors[name]
         return torch.empty(found.size, dtype=found.properties.dtype)
 
     def dtype(self, name: str) -> torch.dtype:
-        found = self.metadata.state_dict_metadata[name]
-        assert isinstance(found, TensorStorageMetadata)  # noqa: S101
-        dtype: torch.dtype = found.properties.dtype
+        dtype: torch.dtype = self.saved_tensors[name].properties.dtype
         return dtype
 
     def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
@@ -148,9 +152,7 @@ class _ChunkPlanner(LoadPlanner):
                 )
             chunks.setdefault(name, []).append(ChunkStorageMetadata(offsets, chunk.tensor.shape))
         for name, wanted in chunks.items():
-            found = self._saved.metadata.state_dict_metadata[name]
-            assert isinstance(found, TensorStorageMetadata)  # noqa: S101
-            items += create_read_items_for_chunk_list(name, found, wanted)
+            items += create_read_items_for_chunk_list(name, self._saved.saved_tensors[name], wanted)
         for name in self._names:
             if not self._saved.has(name):
                 raise MismatchError(f"{self._saved.place} holds no value {name!r}")
@@ -213,6 +215,12 @@ class FilesReader(ChunkReader):
     def _section(self, item: ReadItem) -> BinaryIO:
         place = self._places[item.storage_index]
         return self._open(place.relative_path, place.offset, place.length)
+
+
+def open_stored(destination: Destination, step: int, manifest: Manifest) -> SavedCheckpoint:
+    """The checkpoint of a step that a destination holds."""
+    files = FilesReader(partial(destination.open, step), manifest.metadata_file)
+    return SavedCheckpoint(destination.locate(step), files)
 
 
 _CLASSES = {

@@ -105,7 +105,7 @@ class CheckpointManager:
         self, options: CheckpointOptions, on_saved: Callable[[int], None], on_stored: Callable[[int], None]
     ) -> None:
         # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
-        from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
+        from flk_runtime.checkpoint.load import SavedCheckpoint, open_stored
         from flk_runtime.checkpoint.save import Retention, Saver
         from flk_runtime.checkpoint.storage import find_newest
 
@@ -132,11 +132,7 @@ class CheckpointManager:
             self._resume(SavedCheckpoint(_IN_MEMORY, reader), len(in_memory.readers))
         elif destination and found:
             self.source = "storage"
-            files = FilesReader(
-                lambda file, begin, length: destination.open(found.step, file, begin, length),
-                found.manifest.metadata_file,
-            )
-            self._resume(SavedCheckpoint(destination.locate(found.step), files), found.manifest.world_size)
+            self._resume(open_stored(destination, found.step, found.manifest), found.manifest.world_size)
         elif options.resume and user_env.ATTEMPT.read(os.environ):
             self._log("flk: there is no checkpoint: training starts again at step 0")
         self._saver = Saver(

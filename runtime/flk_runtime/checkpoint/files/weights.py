@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flk_runtime.checkpoint.files import safetensors
-from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
+from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint, open_stored
 from flk_runtime.checkpoint.shard import narrow
 from flk_runtime.checkpoint.state import Chunk, name_of
 from flk_runtime.checkpoint.storage import exists, open_destination, open_section
@@ -135,11 +135,8 @@ def _open_checkpoint(path: str) -> SavedCheckpoint | None:
     if step is None:
         raise MismatchError(f"{path} holds no checkpoint")
     with destination.open(step, MANIFEST) as stream:
-        metadata = Manifest.from_json(stream.read()).metadata_file
-    return SavedCheckpoint(
-        destination.locate(step),
-        FilesReader(lambda file, begin, length: destination.open(step, file, begin, length), metadata),
-    )
+        manifest = Manifest.from_json(stream.read())
+    return open_stored(destination, step, manifest)
 
 
 def _read_files(path: FilePath) -> dict[str, torch.Tensor]:
