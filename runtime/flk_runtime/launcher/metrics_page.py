@@ -9,9 +9,7 @@ rank and each GPU. What it says of all ranks, such as the slowest and the median
 
 from __future__ import annotations
 
-import contextlib
 import math
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +22,7 @@ from flk_runtime.contract.record import Goodput, JobRecord
 from flk_runtime.contract.telemetry import RANKS_LIMIT, PodUsage, Telemetry, latest_sample
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
+from flk_runtime.wire import listen, reason
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PATIENCE: Final = 30.0  # seconds in which a client has to send its request and to take the page
@@ -141,11 +140,11 @@ class MetricsPage:
                 """Print nothing: the log is for the training."""
 
         try:
-            self._server = _Server(("", settings.metrics_port), Handler)
+            server = _Server(("", settings.metrics_port), Handler)
         except OSError as error:
-            log(f"metrics are not served at port {settings.metrics_port}: {error.strerror}")
+            log(f"metrics are not served at port {settings.metrics_port}: {reason(error)}")
             return
-        threading.Thread(target=self._server.serve_forever, name="flk-metrics", daemon=True).start()
+        threading.Thread(target=server.serve_forever, name="flk-metrics", daemon=True).start()
 
     def put_record(self, record: JobRecord) -> None:
         """Show this record of the job; the launcher of pod 0 has it."""
@@ -247,11 +246,6 @@ def _labels(labels: Mapping[str, object]) -> str:
 class _Server(ThreadingHTTPServer):
     """Listens on IPv4 and IPv6, where the pod has both."""
 
-    daemon_threads = True
-    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-
     def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            with contextlib.suppress(OSError):
-                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+        self.socket.close()
+        self.socket = listen(*self.server_address)

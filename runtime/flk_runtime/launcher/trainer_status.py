@@ -57,7 +57,6 @@ class TrainerStatus:
                 """Print nothing: the log is for the training."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
         threading.Thread(target=server.serve_forever, name="flk-trainer-status", daemon=True).start()
         self.variables: Final = {
             pod_env.TRAINER_URL: f"http://127.0.0.1:{server.server_port}/",
