@@ -106,17 +106,14 @@ def node_name(environ: Mapping[str, str] = os.environ) -> str:
     return " on ".join(dict.fromkeys(filter(None, names)))
 
 
-def code_version(environ: Mapping[str, str] = os.environ, script: str | None = None) -> str:
-    """The hash of the shipped archive, else of the main script's file; empty if there is neither.
-
-    ``script`` is the path of the main script; by default the file of the module __main__.
-    """
-    if environ.get(pod_env.CODE_HASH):
-        return f"archive {environ[pod_env.CODE_HASH][:12]}"
-    path = getattr(sys.modules.get("__main__"), "__file__", None) if script is None else script
-    with contextlib.suppress(OSError, TypeError):
-        content = Path(str(path)).read_bytes()
-        return f"{Path(str(path)).name} {hashlib.sha256(content).hexdigest()[:12]}"
+def code_version() -> str:
+    """The hash of the shipped archive, else of the main script's file; empty if there is neither."""
+    if code := os.environ.get(pod_env.CODE_HASH):
+        return f"archive {code[:12]}"
+    path = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        return f"{path.name} {hashlib.sha256(content).hexdigest()[:12]}"
     return ""
 
 

@@ -208,13 +208,14 @@ def test_nccl_interfaces(text: str, chosen: list[str]) -> None:
     assert report.nccl_interfaces(text, ["lo", "eth0", "eth1", "docker0", "ib0"]) == chosen
 
 
-def test_the_version_of_the_code(tmp_path: Path) -> None:
+def test_the_version_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
+    monkeypatch.setattr("__main__.__file__", str(script), raising=False)
+    assert report.code_version() == ""
     script.write_text("lr = 0.1")
-    digest = hashlib.sha256(b"lr = 0.1").hexdigest()
-    assert report.code_version({}, str(script)) == f"train.py {digest[:12]}"
-    assert report.code_version({}, str(tmp_path / "missing.py")) == ""
-    assert report.code_version({"FLK_CODE_HASH": "0123456789abcdef" * 4}, str(script)) == "archive 0123456789ab"
+    assert report.code_version() == f"train.py {hashlib.sha256(b'lr = 0.1').hexdigest()[:12]}"
+    monkeypatch.setenv("FLK_CODE_HASH", "0123456789abcdef" * 4)
+    assert report.code_version() == "archive 0123456789ab"
 
 
 def test_the_name_of_a_node() -> None:
