@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import resource
 import statistics
 import sys
@@ -117,7 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # the script's threads and exit handlers belong to a run that was not finished
+    trial.leave(main())

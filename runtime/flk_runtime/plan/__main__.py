@@ -21,6 +21,7 @@ from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.group import open_group
 from flk_runtime.plan.hardware import FABRICS, find_gpu, gpu_of_type
 from flk_runtime.plan.plan import calibrated, left_out, make_plan, predict_measured
+from flk_runtime.system import trial
 
 
 def main() -> int:
@@ -64,7 +65,4 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # the script's threads and exit handlers belong to a run that was not finished
+    trial.leave(main())
