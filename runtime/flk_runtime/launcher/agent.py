@@ -43,6 +43,7 @@ from flk_runtime.system import host
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.hub import HubProcess
+    from flk_runtime.launcher.replication.plan import Copy
     from flk_runtime.launcher.replication.service import MemoryService
     from flk_runtime.launcher.telemetry.meter import Meter
 
@@ -302,9 +303,14 @@ class Agent:
             self.settings,
             wake=wakeup.wake,
             failed=lambda error: wakeup.post(messages.ThreadFailed(error)),
-            unreadable=lambda copies: self.member.send(messages.CopiesUnreadable(copies)),
+            unreadable=self._tell_unreadable,
             log=self.records.log,
         )
+
+    def _tell_unreadable(self, copies: list[Copy]) -> None:
+        """Tell the leader, from any thread, while the attempt runs: once it is over, its end may be why."""
+        if self._running:
+            self.member.send(messages.CopiesUnreadable(copies))
 
     def _end_in_ledger(self, failure: Failure) -> None:
         if self.records.ledger:

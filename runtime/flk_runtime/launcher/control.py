@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import socket
 import sys
 import tempfile
@@ -30,7 +31,7 @@ _QUESTION_LIMIT: Final = 100  # bytes
 
 
 class Control:
-    """Answers processes that ask this launcher."""
+    """Answers processes that ask this launcher, in a thread for each."""
 
     def __init__(self, folder: str, ask: Mapping[str, Callable[[str], None]], log: Callable[[str], None]) -> None:
         """``folder`` is the launcher's temporary folder. ``ask`` has a function for each question, by its name.
@@ -39,7 +40,7 @@ class Control:
         """
         self._ask = ask
         self._log = log
-        self._waiting: dict[str, socket.socket] = {}  # connections, by the name under which the leader was asked
+        self._answers: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}  # by the name under which the leader was asked
         self._count = 0
         self._listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):  # a path that is too long
@@ -56,27 +57,26 @@ class Control:
         if asker == _LOG:
             for line in report.lines_of(found):
                 self._log(line)
-            return
-        connection = self._waiting.pop(asker, None)
-        if connection:
-            threading.Thread(target=_send, args=(connection, found), daemon=True).start()
+        elif answers := self._answers.get(asker):
+            answers.put(found)
 
     def _accept(self) -> None:
         for connection in connections(self._listener):
             self._count += 1
-            threading.Thread(target=self._hear, args=(connection, str(self._count)), daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection, str(self._count)), daemon=True).start()
 
-    def _hear(self, connection: socket.socket, asker: str) -> None:
-        """Read the question of a process, and ask the leader."""
-        question = ""
-        with contextlib.suppress(OSError):
+    def _serve(self, connection: socket.socket, asker: str) -> None:
+        """Read the question of a process, ask the leader, and send what it answers in time."""
+        with connection, contextlib.suppress(OSError, queue.Empty):
             connection.settimeout(_TIMEOUT)
-            question = connection.makefile().readline(_QUESTION_LIMIT).strip()
-        if ask := self._ask.get(question):
-            self._waiting[asker] = connection
-            ask(asker)
-        else:
-            connection.close()
+            question = connection.makefile(errors="replace").readline(_QUESTION_LIMIT).strip()
+            if ask := self._ask.get(question):
+                answers = self._answers[asker] = queue.SimpleQueue()
+                try:
+                    ask(asker)
+                    connection.sendall(json.dumps(answers.get(timeout=_TIMEOUT)).encode())
+                finally:
+                    del self._answers[asker]
 
 
 def main(question: str) -> int:
@@ -93,9 +93,3 @@ def main(question: str) -> int:
                 return ExitCode.DONE
     print("no launcher of flk answers in this container; it may still be starting", file=sys.stderr)
     return ExitCode.NOT_FOUND
-
-
-def _send(connection: socket.socket, found: dict[str, Any]) -> None:
-    with connection, contextlib.suppress(OSError):
-        connection.settimeout(_TIMEOUT)
-        connection.sendall(json.dumps(found).encode())

@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -89,6 +90,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     ):
         output = Output(1, stderr, wakeup.wake)
         agent = Agent(settings, wakeup, server, output, folder)
+        _tell_of_threads(agent.records.log)
         if unsafe:
             agent.records.log(f"falling back to {user_env.START}=spawn: {unsafe}")
         wakeup.starting = False
@@ -98,6 +100,19 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
             return agent.fail_without_server(error)
         finally:
             output.flush(_FLUSH_TIMEOUT)
+
+
+def _tell_of_threads(log: Callable[[str], None]) -> None:
+    """Have each thread that ends with an exception leave lines in the pod's log: its stderr goes to a file."""
+
+    def tell(ended: threading.ExceptHookArgs) -> None:
+        name = ended.thread.name if ended.thread else ""
+        log(f"the thread {name} has ended with an exception, which is a bug in flk:")
+        for text in traceback.format_exception(ended.exc_type, ended.exc_value, ended.exc_traceback):
+            for line in text.splitlines():
+                log(line)
+
+    threading.excepthook = tell
 
 
 def _import_torch(settings: Settings, script: Path | None) -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import resource
+import select
 import signal
 import socket
 import struct
@@ -140,7 +141,10 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     with contextlib.suppress(OSError):
         while view:
-            view = view[os.write(fd, view) :]
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:  # a process that has the same terminal or pipe has made it non-blocking
+                select.select([], [fd], [])
 
 
 def is_loopback(address: str) -> bool:

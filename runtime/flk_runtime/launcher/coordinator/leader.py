@@ -248,6 +248,9 @@ class Leader:
         self._progress_at = now + _PROGRESS_INTERVAL
 
     def _join(self, pod: int, join: messages.Join, now: float) -> None:
+        if pod in self._drain.pods:  # its launcher had begun to join when it was told to stop
+            self._failures.add(*join.failures)
+            return
         self._joined[pod] = join.compact(self._checkpoints)
         if self._phase is _Phase.RUNNING:
             if pod not in self._admitted and not join.fault:  # else it had succeeded, and lost its connection then

@@ -106,7 +106,12 @@ class Exchange:
             if memory is None:
                 peer.send(Failed("not held"))
                 return
-            with memoryview(memory) as view, view[: read_preamble(memory).end] as content:
+            try:
+                end = read_preamble(memory).end
+            except ShardError as error:
+                peer.send(Failed(f"the shard is damaged: {error}"))
+                return
+            with memoryview(memory) as view, view[:end] as content:
                 peer.send(messages.Content(), content)
 
 
@@ -125,7 +130,8 @@ class Fetcher:
     def fetch(self, shard: ShardId, holders: list[int]) -> None:
         """Have the store hold an undamaged shard. Raises OSError or CheckpointError of the last holder that was asked.
 
-        All holders are asked in turn, again and again for the time of a lease.
+        All holders are asked in turn, again and again for the time of a lease. Raises AttemptEndedError after `stop`:
+        that nobody gave the shard until then says nothing about it.
         """
         with self._lock:
             if not self._holds(shard):
@@ -158,6 +164,8 @@ class Fetcher:
         backoff = Backoff(*_RETRY)
         while holders:
             for pod in [*holders]:
+                if self._stopped.is_set():
+                    raise AttemptEndedError
                 try:
                     connection = messages.connect(self._addresses(pod), self._settings)
                     try:
@@ -170,8 +178,9 @@ class Fetcher:
                     holders.remove(pod)
                 except OSError as failed:
                     error = failed
-            if time.monotonic() >= deadline or self._stopped.wait(backoff.next()):
+            if time.monotonic() >= deadline:
                 break
+            self._stopped.wait(backoff.next())
         raise error
 
     def _receive(self, connection: Peer, shard: ShardId) -> None:

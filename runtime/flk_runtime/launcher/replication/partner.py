@@ -60,11 +60,12 @@ class Partner:
     def _exchange(self, action: Callable[[Peer], T]) -> T | None:
         """Call ``action`` with a connection to the partner, and return its result; None: the partner is not reached.
 
-        Tries again for the time of a lease, and then says why not.
+        Tries again for the time of a lease, and then says why not, once.
         """
         if not self._partner or time.monotonic() < self._unreachable_until:
             return None
-        deadline = time.monotonic() + self._settings.lease
+        # A save waits for this, so one that was not reached for a lease gets one try each time.
+        deadline = time.monotonic() + (0.0 if self._complained else self._settings.lease)
         backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
         while not self._stopped:
             try:

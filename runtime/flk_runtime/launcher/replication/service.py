@@ -335,6 +335,7 @@ class MemoryService:
         exchange = messages.EXCHANGE_BYTES * processes if processes > 1 else 0
         try:
             self._store.reserve(
+                attempt.plan.attempt_id,
                 held,
                 _FREE_TIMEOUT,
                 least=need,

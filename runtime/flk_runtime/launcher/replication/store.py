@@ -73,7 +73,7 @@ class ShardStore:
         self._slots: list[Slot] = []
         self._next = 0  # number of the next file
         self._attempt = ""  # ID of the running attempt, see `keep_only`
-        self._ended = ""  # ID of the attempt before
+        self._ended: set[str] = set()  # IDs of the attempts before
         self._kept: CheckpointId | None = None  # the latest that is known to be whole
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -123,6 +123,7 @@ class ShardStore:
 
     def reserve(
         self,
+        attempt: str,
         sizes: Mapping[int, int],
         timeout: float,
         *,
@@ -133,6 +134,8 @@ class ShardStore:
     ) -> None:
         """Have two files for the shards of each rank in ``sizes``, of so many bytes each, and no others.
 
+        ``attempt`` is the ID of the attempt of these ranks: a thread that has waited may come when it is over.
+
         The ranks in ``third`` have three, since storage reads one of them at its own speed.
 
         A file that holds a shard of the checkpoint that was restored becomes the second file of a rank: it is needed
@@ -141,13 +144,14 @@ class ShardStore:
 
         ``least``: bytes of shards that the limit has to allow, since another pod may become the partner. ``exchange``:
         bytes of the file through which the ranks restore. Waits until the launcher writes into no file that changes.
-        Raises NoRoomError if the files do not fit, and TimeoutError.
+        Raises NoRoomError if the files do not fit, AttemptEndedError and TimeoutError.
         """
         with self._changed:
             self._wait(
                 lambda: not any(slot.written and not 0 < sizes.get(slot.rank, 0) <= slot.size for slot in self._slots),
                 timeout,
             )
+            self._check_attempt(attempt)
             for slot in self._slots:  # all ranks have restored
                 if self._is_spare(slot):
                     self._clear(slot)
@@ -171,8 +175,7 @@ class ShardStore:
             chosen = [self._begin_allocation(slot, sizes[slot.rank]) for slot in longer]
         self._allocate(chosen, written=False)
         if exchange:
-            (path := self.folder / EXCHANGE).touch(mode=0o600)
-            self._fallocate(path, exchange)
+            self._fallocate(self.folder / EXCHANGE, exchange)
 
     def files_of(self, rank: int) -> list[Path]:
         """The files that are reserved for a rank. A file that holds a shard comes last."""
@@ -199,8 +202,7 @@ class ShardStore:
         try:
             preamble = shard_file.sealed_preamble(slot.memory, attempt)  # computes the checksum, which takes a while
             with self._changed:
-                if attempt != self._attempt:
-                    raise AttemptEndedError
+                self._check_attempt(attempt)
                 return self._hold(slot, preamble)
         finally:
             self._release(slot)
@@ -249,10 +251,11 @@ class ShardStore:
 
         Shards of ``others`` stay until their files are needed, for the case that the one cannot be read.
         From now on ranks write in the attempt with the ID ``attempt``; empty: none does. Other checkpoints of the
-        attempt before are not held any more, also if a copy arrives later.
+        attempts before are not held any more, also if a copy arrives later.
         """
         with self._changed:
-            self._ended, self._attempt, self._kept = self._attempt, attempt, checkpoint
+            self._ended.add(self._attempt)
+            self._attempt, self._kept = attempt, checkpoint
             for slot in self._slots:
                 shard = slot.held()
                 if shard is None or shard.checkpoint not in (checkpoint, *others):
@@ -343,8 +346,12 @@ class ShardStore:
         shard = slot.held()
         return shard is not None and shard.checkpoint != self._kept and shard.checkpoint.written_in != self._attempt
 
+    def _check_attempt(self, attempt: str) -> None:
+        if attempt != self._attempt:
+            raise AttemptEndedError
+
     def _refuse_late(self, shard: ShardId) -> None:
-        if shard.checkpoint.written_in == self._ended and shard.checkpoint != self._kept:
+        if shard.checkpoint.written_in in self._ended and shard.checkpoint != self._kept:
             raise AttemptEndedError
 
     def _settle(self, checkpoint: CheckpointId) -> None:
@@ -386,11 +393,10 @@ class ShardStore:
         """A new file, with room for the beginning of a shard."""
         path = self.folder / f"{self._next:06d}{_SUFFIX}"
         self._next += 1
-        path.touch(mode=0o600)
         try:
             self._fallocate(path, shard_file.DATA_BEGIN)
         except NoRoomError:
-            path.unlink()
+            path.unlink(missing_ok=True)
             raise
         slot = Slot(path, rank, _map(path), shard_file.DATA_BEGIN)
         self._slots.append(slot)
@@ -436,8 +442,9 @@ class ShardStore:
                 self._changed.notify_all()
 
     def _fallocate(self, path: Path, size: int) -> None:
+        """Give a file at least so many bytes. It is made if it is not there."""
         try:
-            with open(path, "r+b") as stream:
+            with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
                 host.allocate(stream.fileno(), size)
         except OSError as error:
             raise NoRoomError(f"{self.folder}: {size_text(size)} more: {error.strerror}") from error

@@ -122,8 +122,9 @@ class Keeper:
 
     def idle(self) -> tuple[float | None, list[int]]:
         """Since when no GPU of the attempt does anything, by time.monotonic, and the pods whose GPUs are not known."""
+        now = time.monotonic()
         with self._lock:
-            return self._idle.since, self._idle.unknown
+            return self._idle.since(now), self._idle.unknown(now)
 
     def read(self) -> Telemetry:
         """The measurements until now."""

@@ -14,6 +14,7 @@ from flk_runtime.launcher import agent as launcher
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
+from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import AttemptStarted
@@ -98,3 +99,16 @@ def test_a_beginning_that_the_script_corrects_before_its_first_step_is_told_agai
     assert attempt.begun
     assert len(told) == 2
     assert (attempt.history[-1].restored, lines) == (7, [])
+
+
+def test_copies_that_nobody_gave_before_the_attempt_ended_are_not_unreadable(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that was lost may be back for the next attempt, with what it holds."""
+    sent: list[object] = []
+    monkeypatch.setattr(agent.member, "send", sent.append, raising=False)
+    copies = [(0, ShardId(CheckpointId("first", 5, 2, 1), 1))]
+    agent._tell_unreadable(copies)
+    agent.phase = launcher._Phase.ENDING
+    agent._tell_unreadable(copies)
+    assert sent == [messages.CopiesUnreadable(copies)]

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -27,6 +28,10 @@ class Pipe:
         while len(data) < size:
             data += os.read(self._read_end, size - len(data))
         return data
+
+    def read_all(self) -> bytes:
+        """Read until the other end is closed."""
+        return b"".join(iter(lambda: os.read(self._read_end, 1 << 16), b""))
 
     def close_reader(self) -> None:
         os.close(self._read_end)
@@ -76,3 +81,16 @@ def test_a_reader_that_has_gone_is_no_error(pipe: Pipe) -> None:
     pipe.close_reader()
     pipe.output.write_stdout(LINE)
     assert pipe.output.flush(10)
+
+
+def test_nothing_is_lost_on_a_descriptor_that_another_process_has_made_non_blocking(pipe: Pipe) -> None:
+    """All processes that have the same terminal or pipe share this setting."""
+    os.set_blocking(pipe._write_end, False)
+    written = [b"%d" % number + LINE for number in range(1000)]
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(pipe.read_all)
+        for line in written:
+            pipe.output.write_stdout(line)
+        assert pipe.output.flush(30)
+        os.close(pipe._write_end)
+        assert found.result() == b"".join(written)

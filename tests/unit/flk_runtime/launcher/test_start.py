@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -47,3 +48,18 @@ def test_any_exception_leaves_a_record(tmp_path: Path, monkeypatch: pytest.Monke
     assert record.failure is not None
     assert (record.failure.kind, record.failure.type) == (Kind.EXCEPTION, "RuntimeError")
     assert record.failure.message == "no reason: ***"
+
+
+def test_a_thread_that_ends_with_an_exception_says_so_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> NoReturn:
+        raise ValueError("no reason")
+
+    lines: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    start._tell_of_threads(lines.append)
+    thread = threading.Thread(target=fail, name="telemetry")
+    thread.start()
+    thread.join()
+    assert lines[0] == "the thread telemetry has ended with an exception, which is a bug in flk:"
+    assert lines[-1] == "ValueError: no reason"
+    assert any("in fail" in line for line in lines)

@@ -23,6 +23,7 @@ from flk_runtime.launcher.transport.messages import (
     AttemptStarted,
     BoundaryReport,
     CopiesUnreadable,
+    DrainRequest,
     FailureReport,
     FromMember,
     JobEnded,
@@ -32,9 +33,11 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
+    Release,
     Restored,
     SaveAt,
     SuccessReport,
+    Transferred,
 )
 from flk_runtime.wire import MessageError
 from tests.unit.flk_runtime.launcher.transport.test_messages import EXAMPLES, mutants
@@ -743,6 +746,26 @@ def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> Non
     job.leader.received(1, FailureReport(0, replace(RAISED, kind=Kind.STORAGE)), job.now)
     assert restored() == 5
     assert "the checkpoint in memory after step 10 could not be read: step 5 is restored" in job.log
+
+
+def test_a_launcher_that_has_to_stop_takes_no_part_though_it_had_begun_to_join() -> None:
+    """A thread checks the health of its pod before it joins, and may end after the signal."""
+    job, save = Job(3, least=2), CheckpointId("first", 5, 3, 1)
+
+    def memory(pod: int) -> Inventory:
+        return Inventory.of(f"10.0.0.{pod}", 80, [ShardId(save, pod)])
+
+    job.connect(0, 1, 2)
+    for pod in range(3):
+        job.leader.received(pod, Join(f"worker-{pod}", "node", memory=memory(pod)), job.now)
+    failure = replace(job.fail(0), message="from pod 2", pod=2)
+    job.leader.received(2, DrainRequest(memory(2)), job.now)
+    job.leader.received(2, Join("worker-2", "node", failures=[failure], memory=memory(2)), job.now)
+    for pod in (0, 1):
+        job.leader.received(pod, Join(f"worker-{pod}", "node", memory=memory(pod)), job.now)
+    job.leader.received(2, Transferred(0, [ShardId(save, 2)]), job.now)
+    assert isinstance(job.sent[2][-1], Release)
+    assert job.latest(0).pods == [0, 1]
 
 
 def bytes_of_a_restart(pods: int) -> int:

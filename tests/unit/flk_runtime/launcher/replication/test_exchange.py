@@ -15,7 +15,7 @@ from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import exchange
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
-from flk_runtime.launcher.replication.store import ShardStore
+from flk_runtime.launcher.replication.store import AttemptEndedError, ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, ShardFile
 
@@ -28,7 +28,7 @@ def holding(folder: Path) -> ShardStore:
     """A store that holds the shard."""
     store = ShardStore(folder, 1 << 30)
     store.keep_only(None, attempt="first")
-    store.reserve({0: SIZE + 4096}, 1)
+    store.reserve("first", {0: SIZE + 4096}, 1)
     path, _ = store.files_of(0)
     file = ShardFile(path, [Entry("x", ("x",), DATA_BEGIN, SIZE)], {})
     file.begin()
@@ -122,10 +122,35 @@ def test_what_no_holder_can_give_is_an_error(store: ShardStore, tmp_path: Path, 
         fetcher(store, ports, lease=1e6).fetch(SHARD, [2, 1])
     with pytest.raises(CheckpointError, match="another checksum"):
         fetcher(store, ports, lease=1e6).fetch(SHARD, [1, 2])
-    stopped = fetcher(store, {1: free_port()}, lease=1e6)
-    stopped.stop()
-    with pytest.raises(ConnectionRefusedError):
-        stopped.fetch(SHARD, [1])
+    assert store.shards() == []
+
+
+def test_a_shard_whose_beginning_is_damaged_is_refused_at_once(
+    store: ShardStore, tmp_path: Path, serve: Callable[..., int]
+) -> None:
+    """Not asked for again for the time of a lease, as a holder that does not answer is."""
+    held = holding(tmp_path / "damaged")
+    (slot,) = (slot for slot in held._slots if slot.held() == SHARD)
+    slot.memory[20] ^= 1
+    with pytest.raises(CheckpointError, match="its beginning is damaged"):
+        fetcher(store, {1: serve(held)}, lease=1.0).fetch(SHARD, [1])
+
+
+def test_nothing_is_said_of_a_shard_that_was_not_given_before_its_attempt_ended(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt asks again."""
+    fetching = fetcher(store, {1: free_port()}, lease=1e6)
+    connect = exchange.messages.connect
+
+    def end(*arguments: object) -> object:
+        fetching.stop()
+        return connect(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exchange.messages, "connect", end)
+    for _ in range(2):
+        with pytest.raises(AttemptEndedError):
+            fetching.fetch(SHARD, [1])
     assert store.shards() == []
 
 

@@ -65,3 +65,15 @@ def test_a_partner_that_does_not_answer_is_tried_less_and_less_often_for_a_lease
     assert not silent.partner.send(SHARD)
     assert silent.tries > before
     assert len(silent.lines) == 1
+
+
+def test_saves_do_not_wait_a_lease_each_for_a_partner_that_was_not_reached_for_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    silent = Partners(monkeypatch, tmp_path, ConnectionRefusedError(111, "Connection refused"))
+    assert not silent.partner.send(SHARD)
+    for _ in range(3):
+        silent.now += 31
+        before = silent.tries, silent.now
+        assert not silent.partner.send(SHARD)
+        assert (silent.tries, silent.now) == (before[0] + 1, before[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -46,7 +47,7 @@ def finish(path: Path, step: int, rank: int = 0, number: int | None = None) -> N
 
 def reserve(store: ShardStore, *ranks: int, size: int = SIZE) -> list[Path]:
     """Make room for the shards of these ranks, and return the files of the first one."""
-    store.reserve(dict.fromkeys(ranks, size), 1)
+    store.reserve(store._attempt, dict.fromkeys(ranks, size), 1)
     return store.files_of(ranks[0])
 
 
@@ -149,10 +150,10 @@ def test_a_rank_waits_for_a_copy_that_is_still_received_into_its_file(store: Sha
     slot = store.begin(shard(1), SIZE, 1)
     store.keep_only(None, attempt="second")
     with pytest.raises(TimeoutError, match="no file became free"):
-        store.reserve({0: SIZE}, 0.1)
+        store.reserve("second", {0: SIZE}, 0.1)
     threading.Timer(0.2, store.cancel, (slot,)).start()
     begin = time.monotonic()
-    store.reserve({0: SIZE}, 30)
+    store.reserve("second", {0: SIZE}, 30)
     assert slot.path in store.files_of(0)
     assert time.monotonic() - begin < 10
 
@@ -169,6 +170,40 @@ def test_a_shard_that_is_sealed_after_its_attempt_is_not_held(store: ShardStore)
         store.seal(path, "first")
     assert store.shards() == []
     assert store.seal(path, "second") == shard(1, "second")
+
+
+def test_what_a_rank_of_an_attempt_that_has_ended_reserves_changes_nothing(store: ShardStore) -> None:
+    """Its thread has waited, for copies to a partner that does not answer, until the next attempt began."""
+    paths = hold_two(store)
+    newest, older = shard(2).checkpoint, shard(1).checkpoint
+    store.keep_only(newest, attempt="second", others=[older])
+    with pytest.raises(AttemptEndedError):
+        store.reserve("first", {1: SIZE, 2: SIZE}, 1)
+    assert store.shards() == [shard(1), shard(2)]
+    assert sorted(store.files_of(0)) == sorted(paths)
+
+
+def test_a_copy_of_two_attempts_ago_takes_no_file(store: ShardStore) -> None:
+    """Its sender was cut off meanwhile. It would take the file of the newest shard, which is not known to be whole."""
+    store.keep_only(None, attempt="first")
+    store.keep_only(None, attempt="second")
+    store.keep_only(None, attempt="third")
+    for step in (1, 2):
+        receive(store, shard(step, "third"), keep=shard(1, "third") if step == 2 else None)
+    with pytest.raises(AttemptEndedError):
+        store.begin(shard(9), SIZE, 1)
+    assert store.shards() == [shard(1, "third"), shard(2, "third")]
+
+
+@pytest.mark.parametrize("exchange", [0, SIZE])
+def test_a_folder_in_which_no_file_can_be_made_has_no_room(store: ShardStore, exchange: int) -> None:
+    """Another program has removed it, or the file system has as many files as it may."""
+    store.keep_only(None, attempt="first")
+    if exchange:
+        reserve(store, 0)
+    shutil.rmtree(store.folder)
+    with pytest.raises(NoRoomError, match="No such file"):
+        store.reserve("first", {0: SIZE}, 1, exchange=exchange)
 
 
 def test_only_files_of_the_store_are_sealed(store: ShardStore, tmp_path: Path) -> None:
@@ -247,7 +282,7 @@ def test_after_a_change_of_the_partner_the_same_memory_is_enough(store: ShardSto
     store.keep_only(shard(1).checkpoint, attempt="second")
     receive(store, shard(1, rank=2))
     assert store.shards() == [shard(1), shard(1, rank=1), shard(1, rank=2)]
-    store.reserve({0: SIZE, 2: SIZE}, 1, copied=[shard(1, rank=rank) for rank in (1, 2)])
+    store.reserve("second", {0: SIZE, 2: SIZE}, 1, copied=[shard(1, rank=rank) for rank in (1, 2)])
     one, two = store.files_of(0)
     assert store.shards() == [shard(1), shard(1, rank=2)]
     assert taken(store) == 4 * SIZE
@@ -275,7 +310,7 @@ def test_older_checkpoints_stay_until_their_files_are_needed(store: ShardStore) 
     receive(store, shard(2, rank=2))  # a copy for the new partner, which takes the file of an older shard
     assert taken(store) == 4 * SIZE
     assert len(store.shards()) == 4
-    store.reserve({0: SIZE, 2: SIZE}, 1, copied=[shard(2, rank=1)])
+    store.reserve("second", {0: SIZE, 2: SIZE}, 1, copied=[shard(2, rank=1)])
     assert store.shards() == [shard(2), shard(2, rank=2)]
     assert taken(store) == 4 * SIZE
 
@@ -292,17 +327,17 @@ def test_a_refusal_names_all_that_is_needed_and_takes_nothing(store: ShardStore)
     store.keep_only(None, attempt="first")
     for size, least in ((1 << 18, 1 << 20), (1 << 17, (1 << 20) + (1 << 19))):
         with pytest.raises(NoRoomError, match=r"1\.5 MiB are needed and the limit is 1 MiB"):
-            store.reserve(dict.fromkeys(range(3), size), 1, least=least)
+            store.reserve("first", dict.fromkeys(range(3), size), 1, least=least)
     assert taken(store) == 0
 
 
 def test_what_the_ranks_restore_through_is_reserved_and_counts(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
     with pytest.raises(NoRoomError, match=r"1\.5 MiB are needed and the limit is 1 MiB"):
-        store.reserve({0: 1 << 19}, 1, exchange=1 << 19)
+        store.reserve("first", {0: 1 << 19}, 1, exchange=1 << 19)
     assert list(store.folder.iterdir()) == []
     for _ in range(2):  # each rank of the pod asks
-        store.reserve({0: SIZE}, 1, exchange=1 << 19)
+        store.reserve("first", {0: SIZE}, 1, exchange=1 << 19)
     assert (store.folder / EXCHANGE).stat().st_size == 1 << 19
     store.release()
     assert list(store.folder.iterdir()) == []
@@ -317,7 +352,7 @@ def test_more_copies_than_files_give_way_if_other_pods_hold_them(store: ShardSto
     store.keep_only(shard(1).checkpoint, attempt="second")
     with pytest.raises(NoRoomError, match="are needed"):
         reserve(store, 7, 8)
-    store.reserve({7: SIZE, 8: SIZE}, 1, copied=[shard(1, rank=rank) for rank in (2, 3)])
+    store.reserve("second", {7: SIZE, 8: SIZE}, 1, copied=[shard(1, rank=rank) for rank in (2, 3)])
     assert store.shards() == [shard(1), shard(1, rank=1)]
     assert taken(store) == 4 * SIZE
 
@@ -328,7 +363,7 @@ def test_a_copy_in_a_file_of_a_rank_gives_way_to_a_shard_that_only_this_pod_keep
     for rank in (0, 2, 3):
         receive(store, shard(1, rank=rank))
     store.keep_only(shard(1).checkpoint, attempt="second")
-    store.reserve({0: SIZE, 2: SIZE}, 1, copied=[shard(1, rank=2)])
+    store.reserve("second", {0: SIZE, 2: SIZE}, 1, copied=[shard(1, rank=2)])
     assert store.shards() == [shard(1), shard(1, rank=3)]
     assert taken(store) == 4 * SIZE
     files = [store.files_of(rank) for rank in (0, 2)]
@@ -400,12 +435,12 @@ def test_shards_that_grow_keep_their_files_and_what_these_hold(store: ShardStore
     paths = reserve(store, 0)
     finish(paths[1], 1)
     store.seal(paths[1], "first")
-    store.reserve({0: 10 * SIZE}, 1)
+    store.reserve("first", {0: 10 * SIZE}, 1)
     assert store.files_of(0) == paths
     assert store.shards() == [shard(1)]
     assert [path.stat().st_size for path in paths] == [10 * SIZE] * 2
     with pytest.raises(NoRoomError, match=r"2\.1 MiB are needed and the limit is 1 MiB"):
-        store.reserve({0: SIZE, 1: 1 << 20}, 1)
+        store.reserve("first", {0: SIZE, 1: 1 << 20}, 1)
     with store.reading(shard(1)) as memory:
         assert memory
         assert len(memory) == 10 * SIZE
@@ -424,6 +459,6 @@ def test_a_reservation_that_fails_leaves_all_files_as_they_were(
     with monkeypatch.context() as patched:
         patched.setattr(store, "_fallocate", full)
         with pytest.raises(NoRoomError, match="full"):
-            store.reserve({0: 2 * SIZE, 1: SIZE}, 1)
+            store.reserve("first", {0: 2 * SIZE, 1: SIZE}, 1)
     assert [(slot.size, slot.written) for slot in store._slots] == [(SIZE, False)] * 2
     assert len(reserve(store, 0, 1, size=2 * SIZE)) == 2
