@@ -37,7 +37,6 @@ COVERED = {
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
     "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process flk_runtime.system.rng",
-    "tests/local/test_hangs.py": "flk_runtime.launcher.control",
     "tests/local/test_init.py": (
         "flk_runtime.preflight.options flk_runtime.run.group flk_runtime.run.init flk_runtime.run.training"
     ),

@@ -164,13 +164,13 @@ class MemoryService:
 
         ``ranks`` gives those of a pod. ``readers`` are the ranks that read each shard; empty: those that wrote them.
         """
-        self.stop()
         restore = plan.restore if plan else None
         self._store.keep_only(
             restore.checkpoint if restore else None,
             attempt=plan.attempt_id if plan else "",
             others=plan.others if plan else [],
         )
+        self.stop()  # threads that this wakes find that their attempt is over
         if plan is None:
             return
         pod = self._settings.pod
