@@ -56,7 +56,7 @@ def test_what_the_namespace_lacks_or_forbids(doctor: Any, kubectl: Any) -> None:
     expected = {
         "secret": "there is no secret wandb for key token",
         "claim": "there is no PersistentVolumeClaim nowhere",
-        "queue": "there is no queue gold",
+        "queue": "queue gold: the cluster of context",  # there is no Kueue
         "capacity": "the job requests nvidia.com/gpu, and no node offers any",
         "priority": "there is no PriorityClass flk-nowhere",
         "service account": "there is no ServiceAccount nobody",

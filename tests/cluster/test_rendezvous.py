@@ -27,6 +27,12 @@ def patch_of(folder: Path, **variables: str) -> Path:
     return path
 
 
+def secrets(kubectl: Any) -> list[dict[str, Any]]:
+    """The Secrets of the jobs of the name gpt."""
+    found: list[dict[str, Any]] = kubectl.json("get", "secrets", "-l", "flk.dev/job=gpt")["items"]
+    return found
+
+
 def test_a_job_with_the_address_of_another_cannot_join_it(
     flk: Any, kubectl: Any, image: str, eventually: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -34,7 +40,7 @@ def test_a_job_with_the_address_of_another_cannot_join_it(
     submit = ["submit", "train.py", "--replicas", "2", "--image", image, *SMALL]
     assert flk(*submit, "--name", "gpt", cwd=tmp_path).code == 0
     job = kubectl.json("get", "pytorchjob", "gpt")
-    secret = kubectl.json("get", "secret", "gpt-rendezvous")
+    (secret,) = secrets(kubectl)
     assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
 
     def lines_of_rank(rank: int) -> list[str]:
@@ -62,7 +68,7 @@ def test_a_job_with_the_address_of_another_cannot_join_it(
     assert "refused a connection from" in flk("logs", "gpt", "--no-follow").stdout
 
     assert flk("delete", "gpt").code == 0
-    eventually(
-        "the secret goes with the job",
-        lambda: not kubectl("get", "secret", "gpt-rendezvous", "--ignore-not-found", "-o", "name"),
-    )
+    assert flk(*submit, "--name", "gpt", cwd=tmp_path).code == 0
+    eventually("both ranks run", lambda: lines_of_rank(0) and lines_of_rank(1))
+    eventually("the secret goes with the job", lambda: len(secrets(kubectl)) == 1)
+    assert secrets(kubectl)[0]["metadata"]["name"] != secret["metadata"]["name"]

@@ -24,7 +24,9 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     name = pods.queue
     found = cluster.named.get(("localqueues", name))
     if isinstance(found, Unreadable):
-        if found.missing:
+        if found.missing and found.remedy:  # the API, and not the queue
+            yield Result("queue", Level.FAILED, f"queue {name}: {found.reason}", found.remedy, "WaitingInQueue")
+        elif found.missing:
             remedy = cluster.commands.kubectl("get localqueues") + " lists those that exist"
             sentence = f"there is no queue {name} (a LocalQueue of Kueue) in namespace {cluster.namespace}"
             yield Result("queue", Level.FAILED, sentence, remedy, "WaitingInQueue")

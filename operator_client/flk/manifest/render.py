@@ -18,6 +18,7 @@ from flk.spec.job import Job
 from flk.spec.parts import PodSettings
 from flk.targets import Parts
 from flk.targets.gang import pod_groups
+from flk.targets.rendezvous import name_secret
 from flk_runtime.contract import VERSION, pod_layout
 
 CHUNK: Final = 900_000  # bytes of data in a ConfigMap; the API server accepts 1 MiB
@@ -76,6 +77,7 @@ def render(
         "annotations": annotations,
     }
     manifest, *others = target.render(Parts(job, metadata, template))
+    name_secret(manifest)
     return [manifest, *others, *pod_groups(job, in_namespace), *config_maps]
 
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from flk import labels
 from flk.spec.job import Job
+from flk.targets.rendezvous import KEYS, secret_name, secret_name_of
 from flk_runtime.contract import pod_env, pod_layout
 
-_UID, _SECRET = "uid", "secret"  # keys of the Secret
 # Ports for pods that use the network of their node: below the ports of Services (NodePort) and outgoing connections.
 _NODE_PORTS: Final = range(24_000, 29_000)
 
@@ -27,14 +27,14 @@ def rendezvous_port(job: Job, namespace: str | None) -> int:
 
 
 def rendezvous_secret(job_manifest: dict[str, Any], secret: str) -> dict[str, Any]:
-    """Return the Secret of a PyTorchJob that has been created, with its UID and this random text."""
-    name = job_manifest["metadata"]["name"]
+    """Return the Secret of a job that has been created, with its UID and this random text."""
+    own_labels = {**labels.MANAGED_BY, labels.JOB: job_manifest["metadata"]["name"]}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": _secret_name(name), "labels": {**labels.MANAGED_BY, labels.JOB: name}},
+        "metadata": {"name": secret_name_of(job_manifest), "labels": own_labels},
         "immutable": True,
-        "stringData": {_UID: job_manifest["metadata"]["uid"], _SECRET: secret},
+        "stringData": {KEYS[pod_env.JOB_UID]: job_manifest["metadata"]["uid"], KEYS[pod_env.RDZV_SECRET]: secret},
     }
 
 
@@ -43,15 +43,8 @@ def secret_variables(job: Job) -> list[dict[str, Any]]:
 
     They are optional, so that a job that kubectl creates, without a Secret, starts as well.
     """
-    variables = {pod_env.JOB_UID: _UID, pod_env.RDZV_SECRET: _SECRET}
+    name = secret_name(str(job.name))
     return [
-        {
-            "name": variable,
-            "valueFrom": {"secretKeyRef": {"name": _secret_name(str(job.name)), "key": key, "optional": True}},
-        }
-        for variable, key in variables.items()
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key, "optional": True}}}
+        for variable, key in KEYS.items()
     ]
-
-
-def _secret_name(job: str) -> str:
-    return f"{job}-rendezvous"

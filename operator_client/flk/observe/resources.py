@@ -45,9 +45,17 @@ DEVICE_TEMPLATES: Final = Resource("resource.k8s.io", "v1", "resourceclaimtempla
 DEVICE_CLAIMS: Final = replace(DEVICE_TEMPLATES, plural="resourceclaims")
 TRAINING_RUNTIMES: Final = replace(RESOURCES["trainjob"], plural="clustertrainingruntimes", jobs="", install="")
 # Kueue's, and its Visibility API.
-WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta2", "workloads", others=("v1beta1",))
+WORKLOADS: Final = Resource(
+    "kueue.x-k8s.io",
+    "v1beta2",
+    "workloads",
+    others=("v1beta1",),
+    install="install Kueue, or leave --queue out; the defaults of the namespace may set it, too",
+)
 LOCAL_QUEUES: Final = replace(WORKLOADS, plural="localqueues")
-PENDING_WORKLOADS: Final = replace(LOCAL_QUEUES, group="visibility.kueue.x-k8s.io", subresource="pendingworkloads")
+PENDING_WORKLOADS: Final = replace(
+    LOCAL_QUEUES, group="visibility.kueue.x-k8s.io", subresource="pendingworkloads", install=""
+)
 # By the groups of the gang schedulers.
 POD_GROUPS: Final = {
     gang.group: Resource(

@@ -19,7 +19,8 @@ from flk.targets import TARGETS
 from flk_runtime.contract import pod_env, user_env
 from scripts.chart import FILES
 from scripts.chart.values import described
-from tests.support.chart import CHART, ROOT, template
+from tests.support.chart import CHART, ROOT, prepared, template
+from tests.support.commands import helm
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 
@@ -31,6 +32,19 @@ def test_pods_recognise_each_other_by_a_secret() -> None:
     assert len(base64.b64decode(secret["data"]["secret"])) == 43
     assert template({"job": {"enabled": True, "replicas": 1}}).of_kind("Secret") == []
     assert template({"job": several, "rendezvousSecret": False}).of_kind("Secret") == []
+
+
+def test_the_notes_of_an_installation_warn_of_what_the_cluster_lacks(tmp_path: Path) -> None:
+    def notes(**job: str) -> str:
+        values = tmp_path / "values.json"
+        values.write_text(json.dumps({"job": {"enabled": True, **job}}))
+        done = helm("install", "gpt", str(prepared()), "--dry-run=client", "--values", str(values))
+        assert done.code == 0, done.stderr
+        return done.stdout.partition("NOTES:")[2]
+
+    assert "WARNING: this cluster serves no PyTorchJob (kubeflow.org/v1)" in notes()
+    assert "queue" not in notes()
+    assert "WARNING: nobody starts a job in queue gold: this cluster serves no API of Kueue" in notes(queue="gold")
 
 
 def test_records_may_be_read_and_patched_and_nothing_else() -> None:

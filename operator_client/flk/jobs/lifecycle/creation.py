@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from flk import labels
-from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError
+from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, MissingApiError
 from flk.health.admission import lacks_dry_run
 from flk.jobs.lifecycle.suspension import merge, starting
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, age
-from flk.observe.resources import owned_resource, resource_of
+from flk.observe.resources import WORKLOADS, owned_resource, resource_of
 from flk.targets import target_of
 
 GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the objects of a deleted job of the same name should be deleted
@@ -84,8 +84,10 @@ def _dry_run(client: JobClient, manifest: Object) -> Object:
 def check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
     """Have the API server check one manifest of each kind, so that a refusal comes before anything is created.
 
-    The names are not checked: `create_job` finds out whose the existing job is.
+    The names are not checked: `create_job` finds out whose the existing job is. Raises MissingApiError for a job in a
+    queue where there is no Kueue: the API server takes such a job, and nobody starts it.
     """
+    _refuse_queue_without_kueue(client, manifests[0])
     first_of_kind: dict[str, Object] = {}
     for manifest in manifests:
         first_of_kind.setdefault(manifest["kind"], manifest)
@@ -97,6 +99,20 @@ def check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
         except FlkError as error:
             if not lacks_dry_run(str(error)):
                 raise
+
+
+def _refuse_queue_without_kueue(client: JobClient, manifest: Object) -> None:
+    queue = labels.of(manifest).get(labels.QUEUE)
+    if not queue:
+        return
+    try:
+        client.api.served(WORKLOADS)
+    except ForbiddenError:
+        return  # whether there is Kueue is not known
+    except MissingApiError as error:
+        if not error.served:
+            error.args = (f"nobody would start a job in queue {queue}: {error}",)
+            raise
 
 
 def _suspended(manifest: Object) -> Object:

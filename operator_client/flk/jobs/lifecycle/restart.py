@@ -34,6 +34,7 @@ from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, SERVICES, WORKLOADS
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
+from flk.targets.rendezvous import environments, name_secret
 from flk.user_files import state_folder, write_whole
 from flk_runtime.contract import pod_env
 
@@ -100,6 +101,7 @@ def _recreate(
     name = job["metadata"]["name"]
     own = _manifest(_as_queued(client, job, report), new_submission=True)
     _say_restarted(own["spec"])
+    name_secret(own)
     manifests = [own, *map(_manifest, _owned_by(client, job))]
     try:
         check_on_server(client, manifests)
@@ -175,15 +177,12 @@ def _owned_by(client: JobClient, job: Object) -> list[Object]:
     return sorted(owned, key=lambda item: (item["kind"], str(item["metadata"]["name"])))
 
 
-def _say_restarted(value: Any) -> None:
-    """Set the variable of a job that is created again in all containers below ``value`` that have --on-restart."""
-    if isinstance(value, dict):
-        variables = value.get("env")
-        names = [each.get("name") for each in variables] if isinstance(variables, list) else []
-        if isinstance(variables, list) and pod_env.ON_RESTART in names and pod_env.RESTARTED not in names:
+def _say_restarted(spec: Object) -> None:
+    """Set the variable of a job that is created again in all of its containers that have --on-restart."""
+    for variables in environments(spec):
+        names = [each.get("name") for each in variables]
+        if pod_env.ON_RESTART in names and pod_env.RESTARTED not in names:
             variables.append({"name": str(pod_env.RESTARTED), "value": "yes"})
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _say_restarted(each)
 
 
 def _mounted(job: Object) -> list[str]:

@@ -242,6 +242,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.FAILED,
         "there is no queue gold",
     ),
+    "queue without Kueue": (
+        "queue",
+        {"named": {("localqueues", "gold"): NOT_SERVED}},
+        pods(labels={"kueue.x-k8s.io/queue-name": "gold"}),
+        Level.FAILED,
+        "queue gold: the cluster does not serve X",
+    ),
     "queue that admits nothing": (
         "queue",
         {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flk.errors import ApiError, ConflictError
+from flk.errors import ApiError, ConflictError, MissingApiError
 from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.kube.client import ApiClient
@@ -20,6 +20,7 @@ from flk.spec.job import validated
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 MAPS = "/api/v1/namespaces/team/configmaps"
 SECRETS = "/api/v1/namespaces/team/secrets"
+KUEUE = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"
 CHECKS = 2  # requests before the creation, in which the API server checks a manifest of each kind
 
 
@@ -83,20 +84,21 @@ def test_objects_with_the_uid_of_the_job_belong_to_it(fake: Any, client: JobClie
     assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [uid]
 
 
-def rendered(replicas: int) -> list[dict[str, Any]]:
-    return render(validated({"command": "a.py", "name": "gpt", "replicas": replicas}), Bundle(), submission="mine")
+def rendered(replicas: int, **fields: Any) -> list[dict[str, Any]]:
+    job = validated({"command": "a.py", "name": "gpt", "replicas": replicas, **fields})
+    return render(job, Bundle(), submission="mine")
 
 
 def test_pods_of_a_job_recognise_each_other_by_a_secret_of_its_own(fake: Any, client: JobClient) -> None:
     created = create_job(client, rendered(replicas=2), objects_with_uid)
-    data = fake.objects[SECRETS]["gpt-rendezvous"]["stringData"]
+    data = fake.objects[SECRETS]["gpt-rendezvous-mine"]["stringData"]
     assert data["uid"] == created["metadata"]["uid"]
     assert len(data["secret"]) >= 43  # 32 random bytes
     assert data["secret"] != objects_with_uid(created)[0]["stringData"]["secret"]
     container = created["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     references = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in container["env"]}
-    assert references["FLK_JOB_UID"] == {"name": "gpt-rendezvous", "key": "uid", "optional": True}
-    assert references["FLK_RDZV_SECRET"] == {"name": "gpt-rendezvous", "key": "secret", "optional": True}
+    assert references["FLK_JOB_UID"] == {"name": "gpt-rendezvous-mine", "key": "uid", "optional": True}
+    assert references["FLK_RDZV_SECRET"] == {"name": "gpt-rendezvous-mine", "key": "secret", "optional": True}
 
 
 def test_a_job_of_one_pod_has_no_secret(fake: Any, client: JobClient) -> None:
@@ -201,6 +203,22 @@ def test_the_server_answers_a_dry_run_for_an_archive_that_it_has(fake: Any, clie
     create_job(client, sharing("one"))
     assert [item["kind"] for item in dry_run(client, sharing("two"))] == ["PyTorchJob", "ConfigMap", "ConfigMap"]
     assert owners(fake, "flk-code-0") == ["one"]
+
+
+def test_a_job_in_a_queue_is_refused_where_there_is_no_kueue(fake: Any, client: JobClient) -> None:
+    queued = rendered(replicas=1, queue="gold")
+    fake.refused["/apis/kueue.x-k8s.io"] = (403, "")
+    create_job(client, queued)  # whether there is Kueue is not known
+    fake.objects[JOBS].clear()
+    fake.refused.clear()
+    fake.objects["/apis/kueue.x-k8s.io/v1beta9/namespaces/team/workloads"] = fake.objects.pop(KUEUE)
+    create_job(client, queued)  # flk does not know this version, and Kueue starts the job all the same
+    fake.objects.pop("/apis/kueue.x-k8s.io/v1beta9/namespaces/team/workloads")
+    fake.objects[JOBS].clear()
+    with pytest.raises(MissingApiError, match="nobody would start a job in queue gold: the cluster") as refused:
+        create_job(client, queued)
+    assert "install Kueue, or leave --queue out" in refused.value.hint
+    assert not fake.objects[JOBS]
 
 
 @pytest.mark.parametrize("by", ["the user", "a webhook"])

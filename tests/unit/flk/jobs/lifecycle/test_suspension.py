@@ -17,6 +17,8 @@ Run = Callable[..., tuple[int, str, str]]
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 MAPS = "/api/v1/namespaces/team/configmaps"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"
+SECRETS = "/api/v1/namespaces/team/secrets"
+OLD_SECRET = {"name": "gpt-rendezvous", "key": "secret", "optional": True}
 
 
 def is_suspended(fake: Any) -> bool:
@@ -109,6 +111,10 @@ def test_restart_that_does_not_get_rid_of_the_pods_says_how_to_go_on(fake: Any, 
     assert "this starts it again: flk resume gpt -n team" in stderr
 
 
+def template_of(fake: Any) -> Any:
+    return fake.objects[JOBS]["gpt"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+
+
 def add_ended(fake: Any) -> Any:
     builder = JobBuilder().condition("Failed")
     builder.job["metadata"]["annotations"] = {"flk.dev/submission": "first", "flk.dev/owner": "ada@lab"}
@@ -150,6 +156,23 @@ def test_restart_of_a_job_that_has_ended_creates_it_again(fake: Any, run: Run, t
     assert fake.objects[MAPS]["gpt-code-0"]["binaryData"] == {"a": "eA=="}
     assert fake.objects[MAPS]["gpt-code-0"]["metadata"]["ownerReferences"][0]["uid"] == after["metadata"]["uid"]
     assert not list(Path(tmp_path).rglob("restarts/*.json"))
+
+
+def test_a_job_that_is_created_again_has_a_secret_of_its_own_though_the_one_before_is_still_there(
+    fake: Any, run: Run
+) -> None:
+    """As that of an earlier flk or of a Helm release, which does not go with the job."""
+    job = add_ended(fake)
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    template["containers"] = [{"env": [{"name": "FLK_RDZV_SECRET", "valueFrom": {"secretKeyRef": dict(OLD_SECRET)}}]}]
+    fake.add("secrets", {"metadata": {"name": "gpt-rendezvous"}, "data": {"secret": "eA=="}})
+    code, _, stderr = run("restart", "gpt")
+    assert code == 0, stderr
+    (variable,) = template_of(fake)["containers"][0]["env"]
+    (name,) = fake.objects[SECRETS].keys() - {"gpt-rendezvous"}
+    submission = fake.objects[JOBS]["gpt"]["metadata"]["annotations"]["flk.dev/submission"]
+    assert name == f"gpt-rendezvous-{submission[:8]}"
+    assert variable["valueFrom"]["secretKeyRef"] == OLD_SECRET | {"name": name}
 
 
 def test_a_job_that_would_be_refused_is_not_deleted(fake: Any, run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""The name of the Secret by which the pods of a job recognise each other, which their variables have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from flk import labels
+from flk.targets.model import Object
+from flk_runtime.contract import pod_env
+
+KEYS: Final = {pod_env.JOB_UID: "uid", pod_env.RDZV_SECRET: "secret"}  # of the Secret, by the variables that have them
+
+
+def secret_name(job: str, submission: str = "") -> str:
+    """Return the name of the Secret of a job, of which each submission has one of its own.
+
+    A kubelet keeps what it has read of a Secret that cannot change as long as a pod of its node uses it, also when
+    another Secret has taken the name: some pods of a job that is created again would have the secret of the one before.
+    """
+    return "-".join(filter(None, (job, "rendezvous", submission[:8])))
+
+
+def secret_name_of(job: Object) -> str:
+    """Return the name of the Secret of the object of a job."""
+    return secret_name(job["metadata"]["name"], labels.annotations_of(job).get(labels.SUBMISSION, ""))
+
+
+def name_secret(job: Object) -> None:
+    """Have the variables of a job's pods name the Secret of its submission, if they name one of flk's."""
+    stem = secret_name(job["metadata"]["name"])
+    for variable in (each for variables in environments(job["spec"]) for each in variables):
+        reference = (variable.get("valueFrom") or {}).get("secretKeyRef") or {}
+        if variable.get("name") in KEYS and f"{reference.get('name')}-".startswith(f"{stem}-"):
+            reference["name"] = secret_name_of(job)
+
+
+def environments(value: Any) -> Iterator[list[Object]]:
+    """Yield the variables of each container below ``value``, which is a part of a job's object."""
+    if isinstance(value, dict) and isinstance(value.get("env"), list):
+        yield value["env"]
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from environments(each)

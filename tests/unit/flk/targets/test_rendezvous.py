@@ -1,0 +1,33 @@
+"""The Secret of a job's pods has another name for each submission, and nothing else is renamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flk.targets.rendezvous import environments, name_secret, secret_name
+
+
+def reference(variable: str, secret: str) -> dict[str, Any]:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": "uid"}}}
+
+
+def test_only_what_names_a_secret_of_this_job_gets_the_name_of_its_submission() -> None:
+    kept = [
+        reference("FLK_RDZV_SECRET", "mine"),  # of a patch
+        reference("FLK_RDZV_SECRET", "gpt-rendezvous2"),
+        reference("TOKEN", "gpt-rendezvous"),
+        {"name": "FLK_JOB_UID", "value": "gpt-rendezvous"},
+    ]
+    changed = [reference("FLK_JOB_UID", "gpt-rendezvous"), reference("FLK_RDZV_SECRET", "gpt-rendezvous-0123abcd")]
+    job = {
+        "metadata": {"name": "gpt", "annotations": {"flk.dev/submission": "89abcdef-0123"}},
+        "spec": {"containers": [{"env": [*changed, *kept]}]},
+    }
+    name_secret(job)
+    name = "gpt-rendezvous-89abcdef"
+    (variables,) = environments(job)
+    assert variables == [reference("FLK_JOB_UID", name), reference("FLK_RDZV_SECRET", name), *kept]
+
+
+def test_a_job_that_kubectl_creates_has_no_submission() -> None:
+    assert secret_name("gpt") == "gpt-rendezvous"
