@@ -72,17 +72,23 @@ def delete(
     if not chosen:
         note(f"there is no such job in namespace {client.namespace}")
     several, codes = Chosen(client, chosen, by_labels=selection is not None), [0]
-    for job, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
-        if isinstance(existed, FlkError):
-            if not several.are_several:
-                raise existed
-            codes.append(several.failed(job, existed))
-        elif existed:
-            print(job.name, flush=True)
-        elif selection is None and ignore_not_found:
-            note(f"there is no job {job} in namespace {client.namespace}")
-        elif selection is None:
-            codes.append(several.failed(job, client.no_job(job, explained=not several.are_several)))
+    try:
+        for job, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
+            if isinstance(existed, FlkError):
+                if not several.are_several:
+                    raise existed
+                codes.append(several.failed(job, existed))
+            elif existed:
+                print(job.name, flush=True)
+            elif selection is None and ignore_not_found:
+                note(f"there is no job {job} in namespace {client.namespace}")
+            elif selection is None:
+                codes.append(several.failed(job, client.no_job(job, explained=not several.are_several)))
+    except KeyboardInterrupt as interrupt:
+        if not dry_run:
+            left = client.commands.flk("list")
+            interrupt.args = (f"deletions that have begun go on; {left} shows the jobs that are left",)
+        raise
     if dry_run:
         note("nothing was deleted (dry run)")
     return worst(codes)

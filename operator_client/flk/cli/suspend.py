@@ -40,9 +40,14 @@ def suspend(
         state = "suspended" if changed else "suspended already"
         tell(f"job {job.name} is {state}; this starts it again: {client.commands.flk('resume', job.name)}")
 
-    codes = [chosen.in_parallel(begin)]
-    if wait and chosen.are_several:  # the pods of all jobs end at once
-        left = sorted(suspended, key=chosen.jobs.index)
-        for job, error in lifecycle.wait_for_all_pods_to_end(chosen.client, left, until=until, report=note):
-            codes += [chosen.failed(job, error)] if error else []
-    return worst(codes)
+    try:
+        codes = [chosen.in_parallel(begin)]
+        if wait and chosen.are_several:  # the pods of all jobs end at once
+            left = sorted(suspended, key=chosen.jobs.index)
+            for job, error in lifecycle.wait_for_all_pods_to_end(chosen.client, left, until=until, report=note):
+                codes += [chosen.failed(job, error)] if error else []
+        return worst(codes)
+    except KeyboardInterrupt as interrupt:
+        status, resume = (chosen.client.commands.flk(verb, chosen.names) for verb in ("status", "resume"))
+        interrupt.args = (f"{status} shows what is suspended; {resume} starts it again",)
+        raise

@@ -271,3 +271,29 @@ def test_an_interrupted_restart_says_how_to_go_on(fake: Any, run: Run, monkeypat
     code, _, stderr = run("restart", "gpt")
     left = "flk status gpt -n team shows what was being restarted; flk resume gpt -n team starts it"
     assert (code, stderr) == (130, f"flk: interrupted: the job gpt was deleted again; {left}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "what", "said"),
+    [
+        (
+            "suspend",
+            "suspend",
+            "flk status gpt -n team shows what is suspended; flk resume gpt -n team starts it again",
+        ),
+        (
+            "delete",
+            "deletion.delete_jobs",
+            "deletions that have begun go on; flk list -n team shows the jobs that are left",
+        ),
+    ],
+)
+def test_an_interrupted_command_says_what_has_begun(
+    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch, command: str, what: str, said: str
+) -> None:
+    def interrupted(*_: Any, **how: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"flk.jobs.lifecycle.{what}", interrupted)
+    code, _, stderr = run(command, "gpt")
+    assert (code, stderr) == (130, f"flk: interrupted: {said}\n")
