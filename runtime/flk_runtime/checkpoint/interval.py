@@ -36,24 +36,19 @@ def is_passed(every: int, before: int, steps: int) -> bool:
     return every > 0 and steps // every != before // every
 
 
-def next_multiple(every: int, steps: int) -> int:
-    """The multiple of ``every`` that is reached next after ``steps`` steps; of 0 none."""
-    return (steps // every + 1) * every if every > 0 else sys.maxsize
-
-
 class FixedInterval:
-    """An interval of so many steps; 0: no save is due."""
+    """An interval of so many steps; 0: nothing is ever due."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
 
     def is_due(self, before: int, steps: int) -> bool:
-        """Whether a save is due after ``steps`` steps, of which ``before`` had been done at the last call."""
+        """Whether something is due after ``steps`` steps, of which ``before`` had been done at the last call."""
         return is_passed(self._steps, before, steps)
 
     def next_after(self, steps: int) -> int:
-        """The step after which a save is due next, once ``steps`` steps are done."""
-        return next_multiple(self._steps, steps)
+        """The step after which something is due next, once ``steps`` steps are done."""
+        return (steps // self._steps + 1) * self._steps if self._steps else sys.maxsize
 
 
 class AutoInterval:

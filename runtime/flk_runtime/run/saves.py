@@ -51,7 +51,6 @@ class Saves:
             self._note_saved,
             self._note_stored,
         )
-        self._polls = False  # the latest checkpoint may become complete in memory
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
@@ -103,7 +102,6 @@ class Saves:
                 self.before_save()
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
                 self.manager.save(steps, store=store)
-                self._polls = True
                 self.due = 0
                 if wait:
                     self.manager.wait()
@@ -120,8 +118,8 @@ class Saves:
         if can_save and store and store.is_due(before, steps):
             due.append(store)
         if not due:
-            self._polls = self._polls and self.manager.poll()
-            self.due = 0 if self._polls else min(each.next_after(steps) for each in (keep, store) if each)
+            # The latest checkpoint may become complete in memory.
+            self.due = 0 if self.manager.poll() else min(each.next_after(steps) for each in (keep, store) if each)
             return can_save
         measured = [each for each in due if isinstance(each, AutoInterval)]
         begin = time.monotonic()

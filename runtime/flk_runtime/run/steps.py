@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat
 
 import torch
 
-from flk_runtime.checkpoint.interval import is_passed, next_multiple
+from flk_runtime.checkpoint.interval import FixedInterval
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
@@ -40,7 +40,7 @@ class Steps:
         self.done = saves.manager.steps
         self.began = False
         """Whether a step has been done since the start or the resume."""
-        self._next_line = 0  # the step from which on it has to be asked whether a line is due
+        self._lines, self._next_line = FixedInterval(context.options.log_every), 0
         self.outer: OuterLoop | None = None
         if context.options.sinks:
             from flk_runtime.run import curves  # it travels with jobs that have sinks
@@ -81,22 +81,20 @@ class Steps:
                 raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
             self._saves.manager.finish_restoring()
             self.began = True
-        before, context, metrics = self.done, self._context, self._metrics
+        before, metrics = self.done, self._metrics
         done = self.done = before + 1
         if self.outer:
             done = self.done = self.outer.step(done)
-        page = context.page
+        page = self._context.page
         page.record_step(done)
-        if samples or tokens:
-            metrics.throughput.samples += samples
-            metrics.throughput.tokens += tokens
+        metrics.throughput.samples += samples
+        metrics.throughput.tokens += tokens
         metrics.utilisation.steps += 1
         if first:
             metrics.utilisation.begin()
         if report or done >= self._next_line:
-            every = context.options.log_every
-            self._next_line = next_multiple(every, done)
-            if report or is_passed(every, before, done):
+            self._next_line = self._lines.next_after(done)
+            if report or self._lines.is_due(before, done):
                 self._print_line(loss, values, epoch())
         can_save = self._saves.manager.can_save
         if can_save and done >= self._saves.due:

@@ -188,10 +188,6 @@ class ProgressPage:
 
     def must_stop(self, step: int) -> bool:
         """Whether this rank must save and end after ``step``. Waits while the launchers agree on the last step."""
-        ints = self._ints
-        ints[_BOUNDARY] = step
-        if not ints[_HOLD]:  # as in most steps, in which a call would take longer than the rest
-            return False
         while (answer := self.reach_boundary(step)) is None:
             self.heartbeat_time = time.monotonic()
             time.sleep(_POLL)

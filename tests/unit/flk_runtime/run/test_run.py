@@ -99,10 +99,10 @@ def test_lines_and_saves_are_asked_for_when_they_are_due_and_anew_when_the_scrip
 
 def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_is_due() -> None:
     saves = object.__new__(Saves)
-    polls = iter((True, False, False))
+    polls = iter((False, True, False, False))
     saves.manager = MagicMock(can_save=True, keeps_in_memory=True, poll=lambda: next(polls))
     saves._context, saves.timeouts, saves.before_save = MagicMock(), MagicMock(), None
-    saves._keep, saves._store, saves._polls, saves.due = FixedInterval(10), None, False, 0
+    saves._keep, saves._store, saves.due = FixedInterval(10), None, 0
     found = []
     for step in range(1, 12):
         if step == 4:
