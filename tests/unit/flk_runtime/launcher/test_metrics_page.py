@@ -186,14 +186,22 @@ def test_a_job_of_a_thousand_pods_has_few_lines(make: Make) -> None:
 
 
 def test_a_client_that_says_nothing_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    server_of = metrics_page._Server
+
+    def serve(*arguments: Any) -> Any:
+        served.append(server_of(*arguments))
+        return served[0]
+
+    monkeypatch.setattr(metrics_page, "_Server", serve)
     monkeypatch.setattr(metrics_page, "_PATIENCE", 0.05)
     with held_ports() as hold:
         port = hold()
-        page = MetricsPage(replace(SETTINGS, metrics_port=port), pytest.fail)
+        MetricsPage(replace(SETTINGS, metrics_port=port), pytest.fail)
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             assert client.recv(1) == b""
-        page._server.shutdown()
-        page._server.server_close()
+        served[0].shutdown()
+        served[0].server_close()
 
 
 def test_a_job_may_have_any_name_where_there_is_no_kubernetes(make: Make) -> None:
