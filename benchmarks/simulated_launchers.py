@@ -8,6 +8,7 @@ has ended. It has no ranks. Nothing but the leader runs in the leader's process,
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -18,7 +19,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,6 @@ _HOST: Final = "localhost"  # a name that the hosts file resolves
 _LIMIT: Final = 60.0  # seconds for one step
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # in a second
 _SECRET: Final = "secret"
-_AT_ONCE: Final = 64  # launchers that connect, as many as clients of the store in `rendezvous`
 
 
 class Usage(NamedTuple):
@@ -130,7 +129,8 @@ class _Received(NamedTuple):
 class _Launcher:
     pod: int
     connection: Connection[Message]
-    heartbeat_at: float
+    introduced: bool = False
+    heartbeat_at: float = math.inf
 
 
 class _Kinds(Registry[Message]):
@@ -160,21 +160,19 @@ class Launchers:
         self._lease = _settings(0, pods).lease
         self._selector = selectors.DefaultSelector()
         self._launchers: dict[int, _Launcher] = {}
-        self._inventory: list[ShardId] = []
+        self._beat_at = math.inf  # when the next heartbeat is due
         self._attempt = -1
         self._wanted: Counter[str] = Counter()
 
     def arrive(self, pods: range) -> None:
-        """Have the launchers of these pods connect, several at once, and join."""
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            connections = list(threads.map(self._open, pods))
-        for pod, connection in zip(pods, connections, strict=True):
-            # Launchers begin at any time, and so do their heartbeats.
-            first = time.monotonic() + self._lease / 3 * (pod / self.pods)
-            launcher = self._launchers[pod] = _Launcher(pod, connection, first)
-            self._selector.register(connection.socket, selectors.EVENT_READ, launcher)
-            self._join(launcher)
-            self._beat()
+        """Have the launchers of these pods connect, authenticate both ends and join, all at once as in a cluster."""
+        for pod in pods:
+            sock = socket.create_connection((_HOST, self._port))
+            session = _settings(pod, self.pods).session(serves=False)
+            connection: Connection[Any] = Connection(sock, session, _KINDS, self._lease, 0.0)
+            self._launchers[pod] = _Launcher(pod, connection)
+            self._selector.register(sock, selectors.EVENT_READ, self._launchers[pod])
+        self.wait_for(Welcome, len(pods))
 
     def fail(self, pod: int) -> None:
         """Have a rank of this pod fail."""
@@ -186,10 +184,10 @@ class Launchers:
         for launcher in self._launchers.values():
             self._join(launcher)
 
-    def wait_for(self, kind: type[Message]) -> float:
-        """Exchange messages until every launcher has got a message of this kind. Returns the seconds that this took."""
+    def wait_for(self, kind: type[Message], launchers: int = 0) -> float:
+        """Exchange messages until so many launchers, 0: all, have got a message of this kind. Returns the seconds."""
         began, name = time.monotonic(), kind.__name__
-        self._wanted[name] += self.pods
+        self._wanted[name] += launchers or self.pods
         while (lacking := self._wanted[name] - self.got[name]) > 0:
             if time.monotonic() > began + _LIMIT or self.lost:
                 raise SystemExit(f"{lacking} launchers did not get {name}, and {self.lost} lost their connection")
@@ -208,21 +206,6 @@ class Launchers:
             launcher.connection.close()
         self._selector.close()
 
-    def _open(self, pod: int) -> Connection[Message]:
-        """Connect as the launcher of a pod, and authenticate both ends."""
-        sock = socket.create_connection((_HOST, self._port))
-        session = _settings(pod, self.pods).session(serves=False)
-        connection: Connection[Any] = Connection(sock, session, _KINDS, self._lease, 0.0)
-        sock.settimeout(_LIMIT)
-        while not session.met:
-            list(connection.receive(0.0))
-        connection.send(Hello(pod, f"{pod:032x}", 0.0))
-        (answer,) = connection.receive(0.0)
-        sock.setblocking(False)
-        if not isinstance(answer, _Received) or answer.kind != Welcome.__name__:
-            raise SystemExit(f"the leader answered {answer}")
-        return connection
-
     def _join(self, launcher: _Launcher) -> None:
         """Join, with the two latest checkpoints of this pod's ranks and of those of which it holds copies."""
         pod, shards = launcher.pod, []
@@ -239,14 +222,16 @@ class Launchers:
     def _exchange(self, seconds: float) -> None:
         """Read what arrives, for at most so long, and send the heartbeats that are due."""
         self._beat()
-        due = min(launcher.heartbeat_at for launcher in self._launchers.values())
-        for key, mask in self._selector.select(max(0.0, min(seconds, due - time.monotonic()))):
+        for key, mask in self._selector.select(max(0.0, min(seconds, self._beat_at - time.monotonic()))):
             launcher: _Launcher = key.data
             if mask & selectors.EVENT_WRITE:
                 launcher.connection.flush()
             try:
                 for message in launcher.connection.receive(time.monotonic()):
                     self._handle(launcher, message)
+                if launcher.connection.session.met and not launcher.introduced:
+                    launcher.introduced = True
+                    launcher.connection.send(Hello(launcher.pod, f"{launcher.pod:032x}", 0.0))
             except ConnectionError:
                 self.lost += 1
                 self._selector.unregister(launcher.connection.socket)
@@ -254,11 +239,18 @@ class Launchers:
     def _handle(self, launcher: _Launcher, received: Any) -> None:
         self.got[received.kind] += 1
         self.bytes[received.kind] += received.size
-        if received.kind == AttemptStarted.__name__:
+        if received.kind == Welcome.__name__:
+            # Launchers begin at any time, and so do their heartbeats.
+            launcher.heartbeat_at = time.monotonic() + self._lease / 3 * (launcher.pod / self.pods)
+            self._beat_at = min(self._beat_at, launcher.heartbeat_at)
+            self._join(launcher)
+        elif received.kind == AttemptStarted.__name__:
             self._attempt = (self.got[received.kind] - 1) // self.pods
 
     def _beat(self) -> None:
         now = time.monotonic()
+        if now < self._beat_at:
+            return
         for launcher in self._launchers.values():
             if now >= launcher.heartbeat_at:
                 launcher.heartbeat_at = now + self._lease / 3
@@ -266,3 +258,4 @@ class Launchers:
                 ranks = [RankStatus(first + each, 200, 0.31, 0.31, 0.05, 0.0, 900, 90) for each in range(RANKS)]
                 status = PodStatus(self._attempt, ranks) if self._attempt >= 0 else None
                 launcher.connection.send(Heartbeat(status))
+        self._beat_at = min(launcher.heartbeat_at for launcher in self._launchers.values())
