@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
@@ -30,6 +31,17 @@ def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> 
     module.compile(**options)
     # Around the compiled code and not a hook, which the compiler would trace.
     module._compiled_call_impl = functools.partial(_call, cast(Any, module._compiled_call_impl))
+
+
+def wait_before_compiled(model: nn.Module) -> None:
+    """Have what a script has compiled of ``model`` get results of collectives as a module of `compile_module` does.
+
+    A module may be compiled by `nn.Module.compile` or by torch.compile, and so may a function in its attributes.
+    """
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
+                vars(module)[name] = functools.partial(_call, value)
 
 
 def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[str, Any]) -> None:

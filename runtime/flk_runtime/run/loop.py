@@ -13,7 +13,7 @@ from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.compilation import is_compiled
+from flk_runtime.parallel.compilation import is_compiled, wait_before_compiled
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
@@ -67,7 +67,10 @@ class Loop(Training):
         """The adapters of objects, by name. Raises SetupError if the ranks hold different ones. Collective."""
         objects = {name: _joined(each) for name, each in objects.items()}
         compare_options("adopt", _described(objects))
-        self._modules |= {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
+        modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
+        for each in modules.values():
+            wait_before_compiled(each)
+        self._modules |= modules
         return {name: adapt(name, each, self._modules) for name, each in objects.items()}
 
     def _register(self, adapted: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -69,17 +69,37 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def _by_method(model: torch.nn.Sequential) -> None:
+    model[1].compile(backend="aot_eager")
+
+
+def _by_function(model: torch.nn.Sequential) -> None:
+    model[1] = torch.compile(model[1], backend="aot_eager")
+
+
+def _forward(model: torch.nn.Sequential) -> None:
+    model[1].forward = torch.compile(model[1].forward, backend="aot_eager")
+
+
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own looking
 @pytest.mark.usefixtures("alone")
-def test_a_compiled_block_gives_gradients_to_a_result_of_a_collective_that_is_not_there_yet() -> None:
+@pytest.mark.parametrize("compiles", [None, _by_method, _by_function, _forward])
+def test_a_compiled_block_gives_gradients_to_a_result_of_a_collective_that_is_not_there_yet(
+    compiles: Callable[[torch.nn.Sequential], None] | None,
+) -> None:
+    """A block that flk compiles (None), and one that a script has compiled in one of these ways."""
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        before, block = torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
-        if compiled:
+        block = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), block)
+        if compiled and compiles:
+            compiles(model)
+            compilation.wait_before_compiled(model)
+        elif compiled:
             compilation.compile_module(block, "aot_eager")
-        gathered = all_gather_tensor_autograd(before(torch.ones(2, 4)), 0, dist.group.WORLD).view(2, 4)
+        gathered = all_gather_tensor_autograd(model[0](torch.ones(2, 4)), 0, dist.group.WORLD).view(2, 4)
         assert isinstance(gathered, AsyncCollectiveTensor)
-        block(gathered).square().sum().backward()
-        found.append(before.weight.grad)
+        model[1](gathered).square().sum().backward()
+        found.append(model[0].weight.grad)
     torch.testing.assert_close(*found, rtol=0, atol=1e-6)
