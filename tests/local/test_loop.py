@@ -228,3 +228,51 @@ def test_a_loop_resumes_from_memory_and_all_ranks_stop_after_the_same_step(
     assert [line["step"] for line in lines] == list(range(1, 24))
     assert lines[-1]["samples_per_s"] > 0
     assert "stopped after step 23, which is saved" in job.log(0)
+
+
+# Each rank makes the steps of some parameters, and has the state of these.
+SHARED_STEPS = """
+    import json, os, torch, torch.distributed as dist
+    from torch import nn
+    import flk_runtime as flk
+
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    class Shared(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for number, each in enumerate(self.param_groups[0]["params"]):
+                if number % ranks == rank:
+                    momentum = self.state[each].setdefault("momentum", torch.zeros_like(each))
+                    momentum.mul_(0.9).add_(each.grad)
+                    each.sub_(momentum, alpha=0.1)
+                dist.broadcast(each.data, number % ranks)
+
+    def train(place, *ends):
+        losses = []
+        for until in ends:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+            optimizer = Shared(model.parameters())
+            folder = os.environ["FOLDER"] + place
+            with flk.adopt(checkpoint=folder, save_every=0, log_every=0, model=model, optimizer=optimizer) as loop:
+                for step in range(loop.steps, until):
+                    loss = model(torch.full((2, 3), step + 1.0)).square().sum()
+                    optimizer.zero_grad(), loss.backward(), optimizer.step()
+                    loop.step()
+                    losses.append(loss.item())
+        return losses
+
+    print("=", json.dumps(["found", [train("whole", 5), train("resumed", 2, 5)]]))
+    dist.barrier()
+"""
+
+
+def test_state_that_each_rank_has_a_part_of_is_saved(ranks: Ranks, tmp_path: Path) -> None:
+    whole, resumed = told(ranks(SHARED_STEPS, 2, {"FOLDER": f"{tmp_path}/"})[0])["found"]
+    assert len(set(whole)) == 5
+    assert resumed == pytest.approx(whole, abs=1e-6)

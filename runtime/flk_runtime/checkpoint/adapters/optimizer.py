@@ -77,6 +77,7 @@ class OptimizerState(DistributedStateful):
         self._of_parts = any(isinstance(module, Parts) for module in modules.values())
         self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
         self._cache = ChunkCache()
+        self._first: set[tuple[str, str]] | None = None  # the state that this rank offers; None: rank 0 offers all
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
@@ -92,7 +93,10 @@ class OptimizerState(DistributedStateful):
             if plain["values"]:
                 raise MismatchError("the optimizer of a part of a model has a state that is no tensor or number")
             plain["parts"] = True
-        if any(map(is_sharded, names)) and not type(self._optimizer).__module__.startswith("torch."):
+        is_own = not type(self._optimizer).__module__.startswith("torch.")
+        if is_own and not self._equal:
+            self._note_holders([path for path in tensors if not is_sharded(parameters[path[0]])])
+        if is_own and any(map(is_sharded, names)):
             plain_ones = [
                 ((own, key), value, _is_shard(value, each))
                 for own, each in parameters.items()
@@ -194,15 +198,25 @@ class OptimizerState(DistributedStateful):
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
 
+    def _note_holders(self, paths: Sequence[tuple[str, str]]) -> None:
+        """Note which state this rank offers, if not all ranks have the same: that which no rank before it has.
+
+        An optimizer may keep on each rank the state of the parameters whose step that rank makes. Collective.
+        """
+        first = None
+        if _differ(sorted(paths)):
+            everywhere = process_group.all_gather(list(paths))
+            first = set(paths).difference(*everywhere[: process_group.rank()])
+        if first != self._first:
+            self._first, self._cache = first, ChunkCache()
+
     def _refuse_own(self, beside: Sequence[tuple[tuple[str, str], torch.Tensor]]) -> None:
         """Raise MismatchError if ranks hold other values than others ``beside`` their shards, by path. Collective.
 
         A checkpoint has one of each, and nothing says how to divide them among another number of ranks.
         """
         described = [(path, tuple(value.shape), int(bit_sum(value.detach()))) for path, value in beside]
-        key = int.from_bytes(hashlib.blake2b(repr(described).encode(), digest_size=7).digest(), "big")
-        least, most = process_group.maximum(-key, key)
-        if -least == most:
+        if not _differ(described):
             return
         (own, name), *_ = next(each[0] for each in process_group.all_gather(described) if each)
         kind = type(self._optimizer).__name__
@@ -216,8 +230,16 @@ class OptimizerState(DistributedStateful):
         """The chunks that this rank offers of ``value``, which belongs to ``parameter``."""
         if _is_shard(value, parameter):
             return [each._replace(path=path, tensor=value.detach()) for each in chunks_of(path, parameter)]
-        offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
+        is_first = process_group.rank() == 0 if self._first is None else path[2:] in self._first
+        offers = self._equal or is_sharded(parameter) or is_sharded(value) or is_first
         return chunks_of(path, value) if offers else []
+
+
+def _differ(value: Any) -> bool:
+    """Whether ``value`` is another one on another rank, by its text. Collective."""
+    key = int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
+    least, most = process_group.maximum(-key, key)
+    return -least != most
 
 
 def _is_shard(value: Any, parameter: Any) -> bool:
