@@ -205,6 +205,10 @@ PIPELINE = (
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
+    from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False  # torch says so for a compiled block in a zero-bubble schedule
 
     STAGES = ("embed", "layers.0", "layers.1", "head")
 
@@ -225,27 +229,29 @@ PIPELINE = (
         model.layers[1 if first else 0] = nn.Identity()
         setattr(model, "head" if first else "embed", nn.Identity())
 
-    def schedule_of(model, group):
+    def schedule_of(model, group, zero=False):
         loss_of = lambda y, target: F.cross_entropy(y.flatten(0, 1), target.flatten())
         rank, device = dist.get_rank(group), torch.device("cpu")
         if isinstance(model, Model):
             return ScheduleGPipe(PipelineStage(model, rank, 2, device, group=group), 2, loss_fn=loss_of)
         stages = [PipelineStage(each, rank + 2 * n, 4, device, group=group) for n, each in enumerate(model)]
+        if zero:  # gradients of weights apart from those of inputs
+            return ScheduleInterleavedZeroBubble(stages, 4, loss_fn=loss_of)
         return ScheduleInterleaved1F1B(stages, 2, loss_fn=loss_of)
 
     def run_schedule(run, schedule, x, y, first):
         losses = []
         schedule.step(x) if first else schedule.step(target=y, losses=losses)
-        return lambda: run.mean(sum(each.item() for each in losses) / 2, 0.0 if first else 1.0)
+        return lambda: run.mean(sum(each.item() for each in losses) / max(1, len(losses)), 0.0 if first else 1.0)
 
-    def train_stages(name, function, until, sizes, **options):
+    def train_stages(name, function, until, sizes, zero=False, **options):
         with flk.init(strategy="full_shard", checkpoint=os.environ["FOLDER"] + name, seed=1, log_every=0) as run:
             model = build()
             mesh = {"pp": 2, **sizes}
             model, optimizer = run.parallelize(model, sgd(model), mesh=mesh, parallelize=function, **options)
             group = split.mesh["pp"].get_group()
             first, parts = dist.get_rank(group) == 0, run.world_size // 2 // sizes.get("tp", 1)
-            schedule, losses, norms = schedule_of(model, group), [], []
+            schedule, losses, norms = schedule_of(model, group, zero), [], []
             for x, y, n in run.loader(data, 8 // parts, shuffle=False).steps(until):
                 optimizer.zero_grad()
                 loss = run_schedule(run, schedule, x, y, first)
@@ -261,9 +267,11 @@ PIPELINE = (
         model = interleaved(build(), mesh)
         warnings.simplefilter("ignore")  # torch's, about the views that a stage returns
         for each in model:
+            for block in [layer for layer in each.layers if isinstance(layer, Block)]:
+                fully_shard(block, mesh=mesh["dp"])
             fully_shard(each, mesh=mesh["dp"])
         optimizer = sgd(nn.ModuleList(model))
-        schedule, losses = schedule_of(model, mesh["pp"].get_group()), []
+        schedule, losses = schedule_of(model, mesh["pp"].get_group(), until == 4), []
         with flk.adopt(checkpoint=os.environ["FOLDER"] + name, log_every=0, model=model, optimizer=optimizer) as loop:
             for x, y, n in loop.loader(data, 4, mesh=mesh["dp"], shuffle=False).steps(until):
                 optimizer.zero_grad()
@@ -280,7 +288,7 @@ PIPELINE = (
         train_stages("pp", interleaved, 1, more, compile="aot_eager"),
         train("pp", "full_shard", 2, {"tp": 2, "tp_plan": PLAN}),
         train_stages("pp", stages, 3, more, compile="aot_eager"),
-        train_stages("pp", interleaved, 4, more),
+        train_stages("pp", interleaved, 4, more, zero=True, compile="aot_eager"),
     ]
     found["pp"] = sum((each[0] for each in parts), []), sum((each[1] for each in parts), [])
     print("=", json.dumps(["found", found]))

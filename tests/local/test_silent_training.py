@@ -33,6 +33,31 @@ def changed_after_an_evaluation(run):
         seen.append(run.mean(found.item()))
     return seen
 
+def changed_after_a_forward_pass(run, change=None):
+    model, optimizer = made(run)
+    seen = []
+    for step in range(3):
+        found = loss(run, model, step)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss(run, model, step)  # with gradients, and without a backward pass
+        for each in model.parameters():
+            (change or halve_data)(each)
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+def halve_data(parameter):
+    parameter.data.mul_(0.5)
+
+def halve(parameter):
+    with torch.no_grad():
+        parameter.mul_(0.5)
+
+def replace_data(parameter):
+    parameter.data = parameter.detach() * 0.5
+
 def shared_modules(run):
     model = build()[0]
     model.blocks[1].up = model.blocks[0].up
@@ -442,6 +467,7 @@ def combined_view(run):
 
 RIGHT = (
     changed_after_an_evaluation,
+    changed_after_a_forward_pass,
     shared_modules,
     changed_outputs,
     frozen_in_the_middle,
@@ -497,6 +523,8 @@ with group():
                 "the place of the parameter 'weight' of a Embedding": functools.partial(functional, change=torch.neg),
                 "as torch.func.functional_call": functools.partial(functional, change=torch.Tensor.detach),
                 "an assignment to .data of a sharded parameter would be lost": assigned,
+                "an assignment to .data": functools.partial(changed_after_a_forward_pass, change=replace_data),
+                "after a forward pass with gradients": functools.partial(changed_after_a_forward_pass, change=halve),
             }
         else:
             wrong |= {
@@ -526,6 +554,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 35
+    assert len(found) == 37
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

@@ -15,11 +15,18 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from flk_runtime.checkpoint import reshard
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.records import GRAD, drop_unreduced, is_unreduced, sharded_parameters
 
 _KINDS: Final[tuple[Any, ...]] = (nn.Parameter, DTensor)  # the classes of sharded and of full parameters
 _REQUIRES_GRAD: Final[Any] = torch.Tensor.requires_grad
+_DATA: Final[Any] = torch.Tensor.data
+ASSIGNED: Final = (
+    "an assignment to .data of a sharded parameter would be lost: change it in place, as in "
+    "parameter.data.copy_(values)"
+)
+"""Why an assignment is refused."""
 
 
 class BetweenPasses:
@@ -53,7 +60,12 @@ class BetweenPasses:
             for kind in _KINDS:
                 for name, value in self._attributes.items():
                     setattr(kind, name, value)
+            nn.Parameter.data = property(self._read_data, self._set_data)  # type: ignore[assignment]
         self._models.add(model)
+
+    def ignore(self, model: nn.Module) -> None:
+        """Leave the parameters of ``model`` to torch: a schedule of a pipeline sets gradients of full ones itself."""
+        self._models.discard(model)
 
     def begin(self) -> None:
         """From now on the script may use parameters, unless this is inside of a backward pass, which may call units."""
@@ -111,6 +123,19 @@ class BetweenPasses:
         else:
             self._read(parameter)
             GRAD.__set__(parameter if is_unreduced(record) else record.sharded_param, value)
+
+    def _read_data(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The data of a parameter; of a full one those of the shard, which a change would not reach otherwise."""
+        record = self._record_of(parameter)
+        for model in self._models if record is not None else ():
+            reshard(model)
+        data: torch.Tensor = _DATA.__get__(parameter if record is None else record.sharded_param)
+        return data
+
+    def _set_data(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        if self._record_of(parameter) is not None:
+            raise SetupError(ASSIGNED)
+        _DATA.__set__(parameter, value)
 
     def _train(self, parameter: torch.Tensor, requires_grad: bool) -> None:
         record = self._record_of(parameter)

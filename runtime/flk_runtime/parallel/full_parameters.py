@@ -102,14 +102,18 @@ class FullParameters:
         self._state = state
         self._gather = state._pre_backward = _first_order(state._pre_backward)
         _make_faster(unit, state)
+        self._stay = False  # full parameters, after a forward pass
         if groups := groups_of(state):  # one
-            self._begin_pass, self._end_pass = groups[0].pre_forward, groups[0].post_forward
-            groups[0].pre_forward, groups[0].post_forward = self._before, self._after
+            self._group = groups[0]
+            self._begin_pass, self._end_pass = self._group.pre_forward, self._group.post_forward
+            self._group.pre_forward, self._group.post_forward = self._before, self._after
+            self._free, self._group.reshard = self._group.reshard, self._reshard
         else:  # all parameters are in units inside of it
             unit.register_forward_hook(self._after_units, prepend=True)  # before FSDP2 ends the pass
 
     def _before(self, *arguments: Any) -> Any:
         BETWEEN_PASSES.end()
+        self._refuse_changes_since()
         given = self._begin_pass(*arguments)
         self._passes[torch.is_grad_enabled()] += 1
         self._full = self._registered()
@@ -120,7 +124,30 @@ class FullParameters:
     def _after(self, unit: nn.Module, arguments: Any, output: Any) -> Any:
         self._refuse_changes()
         self._look(output)
-        return self._end_pass(unit, arguments, output)
+        result = self._end_pass(unit, arguments, output)
+        self._stay = not self._group.is_sharded
+        return result
+
+    def _reshard(self) -> None:
+        self._refuse_changes_since()
+        self._free()
+
+    def _refuse_changes_since(self) -> None:
+        """Raise SetupError if the script has changed full parameters that the latest forward pass has left."""
+        stay, self._stay = self._stay, False
+        if stay and (versions := list(map(_VERSION, self._full))) != self._versions:
+            name = self._name_of(list(map(operator.ne, versions, self._versions)).index(True))
+            raise SetupError(
+                f"the script changes the parameter {name!r} after a forward pass with gradients, where the change is "
+                "lost, since the parameter is sharded: change it after the backward pass, or make the forward pass in "
+                "torch.no_grad()"
+            )
+
+    def _name_of(self, place: int) -> str:
+        """The name in this unit of a parameter, by its place."""
+        parameters, name = self._places[place]
+        path = next(path for path, each in self._unit.named_modules() if each._parameters is parameters)
+        return f"{path}.{name}".lstrip(".")
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_units(self, _: nn.Module, arguments: Any, output: Any) -> None:
@@ -147,11 +174,9 @@ class FullParameters:
             changed = (torch.stack(self._sums) != torch.stack(self._sum())).tolist()
         self._sums = []
         if any(changed):
-            parameters, name = self._places[changed.index(True)]
-            path = next(path for path, each in self._unit.named_modules() if each._parameters is parameters)
             raise SetupError(
                 f"the forward pass of {type(self._unit).__name__.removeprefix('FSDP')} changes its parameter "
-                f"{f'{path}.{name}'.lstrip('.')!r}, which is lost where it is sharded: use strategy ddp"
+                f"{self._name_of(changed.index(True))!r}, which is lost where it is sharded: use strategy ddp"
             )
 
     def _watch_hidden(self, output: Any) -> None:

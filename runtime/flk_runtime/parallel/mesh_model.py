@@ -16,10 +16,12 @@ from torch.utils.data import DistributedSampler
 from flk_runtime.checkpoint import Parts, module_state, parameters_of, roots_of
 from flk_runtime.distributed import comm_device, parameters_in
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.between_passes import BETWEEN_PASSES
 from flk_runtime.parallel.fsdp2 import FSDP2Model
 from flk_runtime.parallel.mesh import CONTEXT, PIPELINE, Mesh
 from flk_runtime.parallel.model import full, local
 from flk_runtime.parallel.options import ParallelOptions
+from flk_runtime.parallel.silent_errors import gather_for_weights
 from flk_runtime.system import pytree
 
 _TOLERANCE: Final = 1e-2  # of the sum of absolute values: what the order of additions may change in a gradient
@@ -48,6 +50,9 @@ class MeshModel(FSDP2Model):
         if self._pipeline:
             self.saved = model if isinstance(model, Parts) else Parts([model])
             self.state = module_state(self.saved)
+            gather_for_weights()
+            for root in roots_of(model):
+                BETWEEN_PASSES.ignore(root)
         self._whole = {each: name for name, each in parameters_of(model).items() if self._is_whole(each)}
         self._inputs: list[torch.Tensor] = []  # sums of the first forward pass's, if there is no whole parameter
         if not self._whole:

@@ -11,7 +11,7 @@ from torch.distributed.tensor._ops import _math_ops
 
 from flk_runtime.distributed import is_settled
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.between_passes import BETWEEN_PASSES
+from flk_runtime.parallel.between_passes import ASSIGNED, BETWEEN_PASSES
 from flk_runtime.parallel.full_parameters import complete_passes, explain
 from flk_runtime.parallel.lost_changes import LostChanges
 
@@ -42,10 +42,7 @@ def refuse_silent_errors() -> None:
 
     def assign(tensor: DTensor, value: torch.Tensor) -> None:
         if is_settled(tensor):
-            raise SetupError(
-                "an assignment to .data of a sharded parameter would be lost: change it in place, as in "
-                "parameter.data.copy_(values)"
-            )
+            raise SetupError(ASSIGNED)
         plain.__set__(tensor, value)
 
     DTensor.data = property(plain.__get__, assign)  # type: ignore[assignment]
@@ -89,6 +86,29 @@ def refuse_silent_errors() -> None:
     # The ranks would add up whether they have found one, and the sum is not 1 once it is no bool.
     for each in filter(_is_any, list(_math_ops.LINEAR_REDUCTION_OP_MAP)):
         _math_ops.LINEAR_REDUCTION_OP_MAP[each] = "max"
+
+
+@functools.cache
+def gather_for_weights() -> None:
+    """From now on, have a zero-bubble schedule of a pipeline find the full parameters of a sharded stage.
+
+    It computes the gradients of inputs and of weights apart, and takes the weights from the module, where a unit that
+    has been freed after its forward pass has shards, which are in no graph: they would get no gradient.
+    """
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.pipelining import stage as stages
+
+    kind: Any = stages._PipelineStageBase
+    backward = kind.backward_maybe_with_nosync
+
+    @functools.wraps(backward)
+    def gathered(stage: Any, backward_type: str, *args: Any, **kwargs: Any) -> Any:
+        for unit in stage.submod.modules() if backward_type != "full" else ():
+            if isinstance(unit, FSDPModule):
+                unit.unshard()
+        return backward(stage, backward_type, *args, **kwargs)
+
+    kind.backward_maybe_with_nosync = gathered
 
 
 def _is_any(operation: Any) -> bool:

@@ -70,6 +70,10 @@ class Loop(Training):
         modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
         for each in modules.values():
             wait_before_compiled(each)
+            if isinstance(each, Parts):  # stages of a pipeline
+                from flk_runtime.parallel.silent_errors import gather_for_weights  # it takes long
+
+                gather_for_weights()
         self._modules |= modules
         return {name: adapt(name, each, self._modules) for name, each in objects.items()}
 
