@@ -12,7 +12,6 @@ from typing import Final
 
 from flk_runtime.system import host
 
-_NO_LIMIT: Final = 1 << 60  # bytes; control groups v1 write a number near 2^63 where there is no limit
 _NAMED: Final = re.compile(r"^(\w+)[ \t]+(\d+)", re.MULTILINE)  # a line of cpu.stat and memory.stat
 
 
@@ -36,12 +35,11 @@ def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Co
     seconds, cpu_limit = (_cpu_v2 if v2 else _cpu_v1)(group)
     if seconds is None:  # the root of the control groups: no container
         seconds = _cpu_of_processes(proc)
-    memory, memory_limit = (_memory_v2 if v2 else _memory_v1)(group)
+    of_group = (group, "memory.current", "") if v2 else (group / "memory", "memory.usage_in_bytes", "total_")
+    memory = _memory(*of_group)
     machine = _named(proc / "meminfo", separator=":")
     if memory is None and "MemAvailable" in machine:
         memory = (machine["MemTotal"] - machine["MemAvailable"]) << 10
-    total = machine.get("MemTotal", _NO_LIMIT >> 10) << 10
-    memory_limit = min(total, memory_limit or total)
     io = (group / "io.stat", "rbytes=", "wbytes=") if v2 else (group / "blkio" / _BLKIO, "Read ", "Write ")
     read_bytes, written = _disk(*io)
     received, sent = _network(proc / "net" / "dev")
@@ -49,7 +47,7 @@ def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Co
         seconds,
         cpu_limit or float(host.cpu_count()),
         memory,
-        None if memory_limit >= _NO_LIMIT else memory_limit,
+        host.memory_limit(group, proc / "meminfo") if "MemTotal" in machine else None,
         received,
         sent,
         read_bytes,
@@ -81,16 +79,10 @@ def _cpu_of_processes(proc: Path) -> float | None:
     return (sum(ticks[:8]) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") if len(ticks) >= 8 else None
 
 
-def _memory_v2(group: Path) -> tuple[int | None, int | None]:
-    used = _number(group / "memory.current")
-    dropped = _named(group / "memory.stat").get("inactive_file", 0)
-    return None if used is None else max(0, used - dropped), _number(group / "memory.max")
-
-
-def _memory_v1(group: Path) -> tuple[int | None, int | None]:
-    used = _number(group / "memory" / "memory.usage_in_bytes")
-    dropped = _named(group / "memory" / "memory.stat").get("total_inactive_file", 0)
-    return None if used is None else max(0, used - dropped), _number(group / "memory" / "memory.limit_in_bytes")
+def _memory(folder: Path, used: str, prefix: str) -> int | None:
+    """Bytes that count against the limit, without files that the kernel may drop."""
+    count, dropped = _number(folder / used), _named(folder / "memory.stat").get(f"{prefix}inactive_file", 0)
+    return None if count is None else max(0, count - dropped)
 
 
 def _disk(path: Path, *keys: str) -> tuple[int | None, int | None]:
