@@ -91,7 +91,7 @@ def diagnose(view: JobView) -> Report:
             view,
             [
                 *_other_findings(view, found),
-                *_attempts(view),
+                *_attempts(view, cause),
                 *_quarantine(view),
                 *_clocks(view),
                 *_ends(view, cause),
@@ -186,8 +186,8 @@ def _other_findings(view: JobView, found: list[Finding]) -> list[Other]:
     return others
 
 
-def _attempts(view: JobView) -> list[Other]:
-    """Return the earlier attempts by their causes, equal ones together."""
+def _attempts(view: JobView, cause: Finding | None) -> list[Other]:
+    """Return the earlier attempts by their causes, equal ones together, without those that ended as the job did."""
     history = view.record.attempts if view.record else []
     earlier = [attempt for attempt in history if attempt.failure]
     if view.failed:
@@ -197,6 +197,8 @@ def _attempts(view: JobView) -> list[Other]:
         if attempt.failure:
             folded.setdefault(attempt.failure.summary, []).append(attempt.number + 1)
     others = []
+    if cause:
+        folded.pop(cause.sentence, None)
     for text, numbers in folded.items():
         attempts = numbered("attempt", numbers)
         others.append(Other(f"{text} ({attempts})", "it ended an earlier attempt, and another attempt followed"))

@@ -23,7 +23,7 @@ _SHORT, _LONG = 13, 20  # letters, of which three and two labels fit side by sid
 _DASHES: Final = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # lengths of strokes and gaps
 # What happened in an attempt, with the shape of its mark.
 MARKS: Final = {"saved in memory": "circle", "saved in storage": "diamond", "hang": "cross"}
-OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized")
+OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized", "deleted")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flk.jobs.state import Phase, deleted
 from flk.report.charts import charts_of
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, RANKS_LIMIT
 from tests.support.reports import report, telemetry
@@ -58,6 +59,17 @@ def test_attempts_without_checkpoints_have_no_marks() -> None:
     attempts = [replace(each, failure=None) for each in made.state.attempts]
     chart = charts_of([replace(made, state=replace(made.state, attempts=attempts))])[0]
     assert len(chart.spec["layer"]) == 1
+
+
+def test_the_attempt_of_a_job_that_was_deleted_while_it_ran_has_a_colour() -> None:
+    made = report(telemetry=None)
+    last = replace(made.state.attempts[-1], outcome="running")
+    gone = deleted(replace(made.state, phase=Phase.RUNNING, attempts=[last]), now=made.seen)
+    chart = charts_of([replace(made, state=gone)])[0]
+    assert chart.spec["layer"][0]["encoding"]["color"]["scale"] == {
+        "domain": ["deleted"],
+        "range": ["var(--outcome-deleted)"],
+    }
 
 
 def test_the_rows_of_a_large_job_are_bounded() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flk.report import page as module
+from flk.report.charts import OUTCOMES
 from flk.report.model import Excerpt, Report
 from flk.report.page import MARK, content_of, page_of
 from tests.support.reports import largest, report
@@ -206,7 +207,7 @@ def test_text_and_lines_stand_out_from_the_page(dark: bool) -> None:
     for badge in ("good", "bad", "calm"):
         assert contrast(colours[badge], colours[f"{badge}-back"]) >= 4.5, badge
     shapes = [name for name in colours if name.startswith(("line-", "outcome-", "cause-"))]
-    assert len(shapes) == 4 + 5 + 9
+    assert len(shapes) == 4 + len(OUTCOMES) + 9
     weak = {name: round(contrast(colours[name], colours["page"]), 2) for name in shapes}
     assert {name: value for name, value in weak.items() if value < 3} == {}
 
