@@ -16,6 +16,15 @@ def test_why(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertio
     assert terminal("flk why gpt") == snapshot
 
 
+def test_the_same_failure_of_an_earlier_attempt_is_not_what_is_not_the_cause(
+    terminal: Terminal, fake: FakeApiServer
+) -> None:
+    jobs.failed(jobs.RAISED, jobs.KILLED, jobs.RAISED, jobs.RAISED).add_to(fake)
+    said = terminal("flk why gpt")
+    assert "was killed by SIGKILL (attempt 1)" in said
+    assert said.count("raised ValueError: expected 512 features") == 1
+
+
 def test_json(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
     jobs.add(fake, "quota exceeded")
     assert terminal("flk why gpt -o json") == snapshot
