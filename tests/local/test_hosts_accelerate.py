@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support import adapters, hosted
+from flk_runtime.contract import user_env
+from tests.support import adapters, hosted, hosted_programs
 from tests.support.collection import skip_without
 from tests.support.pods import Pods
 
@@ -30,3 +31,10 @@ def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Call
     job = adapters.start(forked_pods, root, hosted.ACCELERATE, 0, "waits")
     job.until(lambda: all((job.folder / f"step.0.{rank}").exists() for rank in (0, 1)), "both ranks train")
     adapters.ends_saved(job)
+
+
+def test_trainings_of_one_process_go_on_each_from_its_own_place(forked_pods: Callable[..., Pods], root: Path) -> None:
+    job = adapters.start(forked_pods, root, hosted_programs.ACCELERATE, 3, **{user_env.BACKOFF: "0"})
+    assert job.wait() == [0, 0], job.logs_of_all()
+    assert all("equal 3" in job.log(pod) for pod in job.running)
+    assert "refused: adopt: this process has kept another training in the same place" in job.log(0)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import adapters, hosted
+from flk_runtime.contract import user_env
+from tests.support import adapters, hosted, hosted_programs
 from tests.support.collection import skip_without
 from tests.support.pods import Pods
 
@@ -40,3 +41,9 @@ def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Call
     paths = [job.folder / f"step.0.{rank}" for rank in (0, 1)]
     job.until(lambda: all(path.exists() and path.read_text() >= "2" for path in paths), "both ranks count steps")
     adapters.ends_saved(job)
+
+
+def test_trainings_of_one_process_go_on_each_from_its_own_place(forked_pods: Callable[..., Pods], root: Path) -> None:
+    job = adapters.start(forked_pods, root, hosted_programs.LIGHTNING, 6, **{user_env.BACKOFF: "0"})
+    assert job.wait() == [0, 0], job.logs_of_all()
+    assert all("equal 6" in job.log(pod) for pod in job.running)

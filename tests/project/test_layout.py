@@ -56,7 +56,7 @@ COVERED = {
     ),
     "tests/local/test_hosts_accelerate.py": "flk_runtime.hosts.accelerate",
     "tests/local/test_hosts_accelerate_launch.py": "flk_runtime.hosts.accelerate_launch",
-    "tests/local/test_hosts_lightning.py": "flk_runtime.hosts.lightning flk_runtime.hosts.loaders",
+    "tests/local/test_hosts_lightning.py": "flk_runtime.hosts.lightning",
     "tests/local/test_hosts_torchtitan.py": "flk_runtime.hosts.torchtitan",
     "tests/local/test_hosts_transformers.py": "flk_runtime.hosts.transformers",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",

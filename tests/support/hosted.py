@@ -18,6 +18,7 @@ TRANSFORMERS: Final = """
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
     from flk_runtime.hosts import transformers as flk_transformers
+    from flk_runtime.run import saves
     from flk_runtime.shared.progress import Phase, own_page
 
     ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
@@ -90,13 +91,17 @@ TRANSFORMERS: Final = """
         del os.environ["FLK_MEMORY"]  # a part of it cannot be read again in the attempt that saved it
         longer = trainer(False, "plain", 3, save_strategy="steps", save_steps=5)
         longer.train(resume_from_checkpoint=True)
+        own_process = saves.kept.clear  # each of these trainings is of a process of its own
         first, mixed = (trainer(True, "later", max_steps=steps, save_strategy="no") for steps in (6, 7))
+        own_process()
         flk_transformers.adopt(first, checkpoint="stored")
         first.train()
+        own_process()
         flk_transformers.adopt(mixed, checkpoint="stored")
         mixed.train(resume_from_checkpoint=f"plain/checkpoint-{15 if RANK == 0 else 5}")
         assert begun[-1] == 6, "all ranks go on from flk's checkpoint, unless all have a later one"
         later = trainer(True, "later", 3, save_strategy="no")
+        own_process()
         flk_transformers.adopt(later, checkpoint="stored")
         later.train(resume_from_checkpoint="plain/checkpoint-15")
         assert begun[-1] == 15
@@ -111,6 +116,7 @@ LIGHTNING: Final = """
     from torch.utils.data import DataLoader, TensorDataset
 
     from flk_runtime.hosts.lightning import Flk
+    from flk_runtime.run import saves
     from flk_runtime.shared.progress import Phase, own_page
 
     warnings.simplefilter("ignore")
@@ -180,10 +186,14 @@ LIGHTNING: Final = """
         del os.environ["FLK_MEMORY"]  # a part of it cannot be read again in the attempt that saved it
         trained([], kind, "longer", 3)
         stored = {"checkpoint": "stored", "log_every": 0}
+        own_process = saves.kept.clear  # each of these trainings is of a process of its own
+        own_process()
         trained([Flk(**stored)], kind, "first", max_steps=4)
+        own_process()
         found = f"longer/step={15 if RANK == 0 else 3}.ckpt"
         _, mixed = trained([Flk(**stored)], kind, "mixed", 3, found, max_steps=5)
         assert mixed.began[0] == 4, "all ranks go on from flk's checkpoint, unless all have a later one"
+        own_process()
         flk = Flk(**stored)
         _, later = trained([flk], kind, "later", 3, "longer/step=15.ckpt")
         step, weights = later.began

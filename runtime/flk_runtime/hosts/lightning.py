@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from lightning.pytorch import Callback, __version__
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
 
@@ -18,11 +20,13 @@ from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.hosts.loaders import make_resumable
-from flk_runtime.run.adopt import adopt
+from flk_runtime.run.adopt import adopt_training
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
+from flk_runtime.system import pytree
 
 _OF_STEP = frozenset({"loss", "samples", "tokens", "report"})  # names of arguments of Loop.step
+_WEIGHT: Final = "flk.weight:"  # begins what stands in checkpoints in the place of a tensor of the model
 
 
 class Flk(Callback):  # type: ignore[misc]
@@ -33,8 +37,8 @@ class Flk(Callback):  # type: ignore[misc]
     ``ckpt_path`` if that is of a later step. When a pod of the job must go, all ranks save after the same step and end
     with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
 
-    ``trainer.fit`` raises SetupError for DeepSpeed, and for a train loader that is no DataLoader and has no
-    ``state_dict``, because flk would not find its place in the data.
+    ``trainer.fit`` raises SetupError for DeepSpeed, for BatchSizeFinder and LearningRateFinder, and for a train loader
+    that is no DataLoader and has no ``state_dict``, because flk would not find its place in the data.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -57,21 +61,29 @@ class Flk(Callback):  # type: ignore[misc]
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Open flk's checkpoint, and have the trainer restore from it where it restores from its own."""
-        if stage != "fit":
+        finders = [each for each in trainer.callbacks if isinstance(each, (BatchSizeFinder, LearningRateFinder))]
+        if stage != "fit" or any(each._early_exit for each in finders):  # a Tuner only tries the training out
             return
+        if finders:
+            raise SetupError(
+                f"Flk: {type(finders[0]).__name__} trains before the training, which flk cannot tell apart: use "
+                "lightning.pytorch.tuner.Tuner before trainer.fit()"
+            )
         if self._loop:
             raise SetupError("Flk: flk keeps the state of one training: call trainer.fit() once in a process")
         if "DeepSpeed" in type(trainer.strategy).__name__:
             raise SetupError("Flk: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
         self._state.trainer = trainer
         options = {"log_every": trainer.log_every_n_steps, **self._options}
-        self._loop = adopt(**options, lightning=per_rank(self._state))
+        self._loop = adopt_training(**options, lightning=per_rank(self._state))
         self._ours = self._resumes = self._loop.steps > 0
         connector, fit_loop = trainer._checkpoint_connector, trainer.fit_loop
         connector.resume_start = self._after(connector.resume_start, lambda: self._choose(connector))
         connector.restore_training_state = self._after(
             connector.restore_training_state, lambda: self._restore(trainer, connector)
         )
+        # Before the hooks of the end, in which a callback may replace the weights by their averages.
+        fit_loop.on_run_end = self._before(fit_loop.on_run_end, lambda: self._end(trainer))
         fit_loop._load_combined_loader_states = self._before(
             fit_loop._load_combined_loader_states, lambda: self._make_resumable(fit_loop)
         )
@@ -98,7 +110,12 @@ class Flk(Callback):  # type: ignore[misc]
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         own_page().phase = Phase.SAVING
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self.loop.close()  # also if there was nothing to train
+
+    def _end(self, trainer: Any) -> None:
+        """Save the rest: the last step is done."""
+        self._state.is_over = True
         self._count(trainer)
         self.loop.close()
 
@@ -121,12 +138,22 @@ class Flk(Callback):  # type: ignore[misc]
         objects |= {f"scheduler-{number}": each.scheduler for number, each in enumerate(schedulers)}
         self.loop.register(**objects)
         if self._ours:
-            connector._loaded_checkpoint = self._state.saved
-            call._call_lightning_module_hook(trainer, "on_load_checkpoint", self._state.saved)
+            connector._loaded_checkpoint = loaded = self._state.with_weights()
+            call._call_lightning_module_hook(trainer, "on_load_checkpoint", loaded)
             connector.restore_datamodule()
             connector.restore_callbacks()
             connector.restore_precision_plugin_state()
             connector.restore_loops()
+            if loaded["over_after"] == self._state.limits:
+                trainer.fit_loop.run = lambda: self._run_ended(trainer.fit_loop)
+
+    @staticmethod
+    def _run_ended(fit_loop: Any) -> None:
+        """What Lightning leaves out of a training that had come to its end: the hooks of callbacks, without a step."""
+        fit_loop.setup_data()
+        fit_loop.reset()
+        fit_loop.on_run_start()
+        fit_loop.on_run_end()
 
     def _make_resumable(self, fit_loop: Any) -> None:
         for loader in fit_loop._combined_loader.flattened:
@@ -165,12 +192,22 @@ class Flk(Callback):  # type: ignore[misc]
 
 
 class _State:
-    """What a Trainer's own checkpoint has besides the model, the optimizers and the schedulers."""
+    """What a Trainer's own checkpoint has besides the model, the optimizers and the schedulers.
+
+    What callbacks keep in such a checkpoint is kept too. A tensor of the model stands there by its name.
+    """
 
     def __init__(self) -> None:
         self.trainer: Any = None
         self.saved: dict[str, Any] = {}
         """What flk's checkpoint has."""
+        self.is_over = False
+        """Whether the trainer has made its last step."""
+
+    @property
+    def limits(self) -> list[int | None]:
+        """After which epoch, and which step, the training ends."""
+        return [self.trainer.max_epochs, self.trainer.max_steps]
 
     def state_dict(self) -> dict[str, Any]:
         trainer, precision = self.trainer, self.trainer.precision_plugin
@@ -184,18 +221,39 @@ class _State:
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
             "pytorch-lightning_version": __version__,
-            "state_dict": {},
+            "state_dict": self._weights(),
             "loops": loops,
+            "over_after": self.limits if self.is_over else None,
             "callbacks": call._call_callbacks_state_dict(trainer),
             type(precision).__qualname__: precision.state_dict(),
         }
         if trainer.datamodule is not None:
             state[type(trainer.datamodule).__qualname__] = trainer.datamodule.state_dict()
+        names = {id(tensor): _WEIGHT + name for name, tensor in state["state_dict"].items()}
+        call._call_callbacks_on_save_checkpoint(trainer, state)
         call._call_lightning_module_hook(trainer, "on_save_checkpoint", state)
-        return state
+        return pytree.map_leaves(state, lambda each: names.get(id(each), each))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.saved = state
+
+    def with_weights(self) -> dict[str, Any]:
+        """What flk's checkpoint has, with the tensors of the model, which are restored."""
+        own = self._weights()
+
+        def named(each: Any) -> Any:
+            return own[each.removeprefix(_WEIGHT)] if isinstance(each, str) and each.startswith(_WEIGHT) else each
+
+        return pytree.map_leaves(self.saved, named)
+
+    def _weights(self) -> dict[str, Any]:
+        """The state of the model; nothing where it is sharded, since collecting it takes long."""
+        strategy = self.trainer.strategy
+        return (
+            {}
+            if isinstance(strategy, (FSDPStrategy, ModelParallelStrategy))
+            else strategy.lightning_module_state_dict()
+        )
 
 
 def _read_ahead(fit_loop: Any) -> int:

@@ -10,22 +10,29 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
+from flk_runtime.data import length_of
+from flk_runtime.errors import MismatchError
 from flk_runtime.system import rng
 
 
 def make_resumable(
-    loader: Any, *, read_ahead: Callable[[], int] = lambda: 0, resumed: Callable[[bool], None] = lambda exhausted: None
+    loader: Any,
+    *,
+    read_ahead: Callable[[], int] = lambda: 0,
+    resumed: Callable[[bool], None] = lambda exhausted: None,
+    most_ahead: int = 2,
 ) -> None:
     """Give ``loader``, a DataLoader, a position: a ``state_dict`` and a ``load_state_dict``.
 
     An epoch that is resumed has the same order as before, and leaves out the batches that were used. Of a dataset of
     map style they are not read. ``read_ahead`` returns how many of the batches that the loader has given are not used
-    yet. They are read again, with the random numbers of their first reading. When ``resumed`` is called, the script has
-    the batches that it had when it was saved, and restores the random states. Its argument says whether none was left.
+    yet, ``most_ahead`` at most. They are read again, with the random numbers of their first reading. When ``resumed``
+    is called, the script has the batches that it had when it was saved, and restores the random states. Its argument
+    says whether none was left.
     """
     loader.__class__ = type(type(loader).__name__, (_Resumable, type(loader)), {})
     loader.flk_read_ahead, loader.flk_resumed = read_ahead, resumed
-    loader.flk_before = collections.deque(maxlen=2)
+    loader.flk_before = collections.deque(maxlen=most_ahead + 1)
 
 
 class _Resumable(DataLoader):  # type: ignore[type-arg]
@@ -48,10 +55,20 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         unused = self.flk_read_ahead() if self.flk_given else 0
         before = self.flk_before[-unused] if 0 < unused <= len(self.flk_before) else None
         place = {"given": self.flk_given - unused, "before": before}
-        return {"began": self.flk_began, "first": self.flk_first, **place}
+        return {"began": self.flk_began, "first": self.flk_first, **place, **_sizes(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the loader this position, at which its next epoch begins."""
+        """Give the loader this position, at which its next epoch begins.
+
+        Raises CheckpointError if it is within an epoch whose batches were others.
+        """
+        own, saved = _sizes(self), {name: state.get(name) for name in _sizes(self)}
+        if state["began"] is not None and own != saved:
+            raise MismatchError(
+                f"the checkpoint is within an epoch of {saved['samples']} samples in batches of {saved['batch']}, and "
+                f"now there are {own['samples']} in batches of {own['batch']}, among which the loader would not find "
+                "its place: resume with the same data and batch size"
+            )
         self.flk_position = state
 
     def __iter__(self) -> Any:
@@ -98,6 +115,7 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
             try:
                 batch = next(batches)
             except StopIteration:
+                self.flk_before.pop()
                 return
             self.flk_given += 1
             yield batch
@@ -124,6 +142,15 @@ class _Rest:
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+
+def _sizes(loader: Any) -> dict[str, int | None]:
+    """The number of samples, if it is known, and the size of a batch."""
+    size = loader.batch_size
+    return {
+        "samples": length_of(loader.dataset),
+        "batch": getattr(loader.batch_sampler, "batch_size", None) if size is None else size,
+    }
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

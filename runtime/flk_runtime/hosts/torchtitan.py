@@ -20,7 +20,7 @@ from torchtitan.components.checkpointer.base import BaseCheckpointManager
 
 from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.distributed import parameters_in
-from flk_runtime.run.adopt import adopt
+from flk_runtime.run.adopt import adopt_training
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.system import pytree
@@ -42,7 +42,7 @@ class _Kept:
         """Restore flk's checkpoint, if it is of a later step than what torchtitan has loaded."""
         trainer, counters = self._trainer, dict[str, Any]()
         theirs = trainer.step
-        self._loop = loop = adopt(log_every=0, trainer=per_rank(counters))
+        self._loop = loop = adopt_training(log_every=0, trainer=per_rank(counters))
         if theirs > loop.steps:
             loop.begin_at(theirs)
         elif loop.steps:

@@ -1,20 +1,23 @@
 """adopt(): let flk keep the state of a Transformers Trainer.
 
-The Trainer resumes as from a checkpoint of its own: it skips the batches of earlier steps and restores its counters.
-The weights, the optimizer, the scheduler and the random states come from flk instead of files.
+The Trainer resumes as from a checkpoint of its own, and restores its counters. The weights, the optimizer, the
+scheduler, the random states and the place in the data come from flk instead of files.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
+from transformers import trainer as trainers
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -22,13 +25,26 @@ from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.contract import pod_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run.adopt import adopt as adopt_objects
+from flk_runtime.hosts.accelerate import PreparedLoader, is_placeable
+from flk_runtime.run.adopt import adopt_training
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
 
 _STATE_FILE = "trainer_state.json"  # transformers.trainer.TRAINER_STATE_NAME
 # What a Trainer adds up between two lines of its log, in attributes of its own.
 _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+# Samplers whose order depends on the seed and the epoch alone, and not on random numbers that are drawn before.
+_REPEATABLE: Final = ("SeedableRandomSampler", "SequentialSampler", "BatchRebalanceSampler")
+# The methods of a trainer in whose place methods of the host come.
+_REPLACED: Final = (
+    "train",
+    "get_batch_samples",
+    "_init_training_state",
+    "_finalize_training",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+)
 
 
 def adopt(trainer: Any, **options: Any) -> None:
@@ -45,12 +61,16 @@ def adopt(trainer: Any, **options: Any) -> None:
         raise SetupError("adopt: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
     if trainer.args.auto_find_batch_size:
         raise SetupError("adopt: auto_find_batch_size begins the training anew: set per_device_train_batch_size")
+    if missing := [name for name in _REPLACED if not hasattr(trainer, name)]:
+        raise SetupError(
+            f"adopt: flk needs {missing[0]} of Trainer, which this release of Transformers lacks: update it"
+        )
     if os.environ.get(pod_env.TRAINER_URL, "").startswith("http://127.0.0.1:"):  # flk's launcher
         for each in [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "KubeflowCallback"]:
             trainer.remove_callback(each)  # it would tell the same a second time
     host = _Host(trainer, options)
     trainer.add_callback(_Callback(host))
-    for name in ("train", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
+    for name in _REPLACED:
         setattr(trainer, name, getattr(host, name.strip("_"))(getattr(trainer, name)))
 
 
@@ -59,11 +79,18 @@ class _Host:
 
     def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
         self._trainer, self._options = trainer, options
-        self._counters = _Counters(trainer)
+        self._counters = _Counters(trainer, self)
         self._folder = ""  # of the checkpoint that the trainer believes it resumes from
         self._loop: Loop | None = None
         self._done = False  # a step, which is not counted yet
         self._tokens = 0
+        self._epoch, self._between_epochs = -1, True
+        self._before_epoch = self._skipped = 0  # steps before this epoch, and steps of it before a resume
+        self._steps_per_epoch = 0
+        self._finds_place = False  # the loader leaves out the batches that were used, and not the trainer
+        self._loader_knows = True  # where it is in this epoch
+        self.is_over = False
+        """Whether the trainer has made its last step."""
         self.logs: dict[str, Any] = {}
         """What the trainer has logged since the latest step was counted."""
 
@@ -73,6 +100,13 @@ class _Host:
             raise SetupError("adopt: the training was not begun by trainer.train()")
         return self._loop
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch of the next step, and the number of its steps before that one."""
+        steps = self._trainer.state.global_step - self._before_epoch
+        is_over = self._between_epochs or steps >= self._steps_per_epoch
+        return (self._epoch + 1, 0) if is_over else (self._epoch, steps)
+
     def train(self, train: Callable[..., Any]) -> Callable[..., Any]:
         def run(resume_from_checkpoint: Any = None, trial: Any = None, **more: Any) -> Any:
             if trial is not None or self._loop:
@@ -81,9 +115,10 @@ class _Host:
                     "hyperparameters"
                 )
             theirs, step = _their_checkpoint(self._trainer, resume_from_checkpoint)
-            self._loop = loop = adopt_objects(**{"log_every": 0, **self._options}, trainer=self._counters)
+            self._loop = loop = adopt_training(**{"log_every": 0, **self._options}, trainer=self._counters)
             if process_group.all_true(step > loop.steps)():  # a rank in another pod may not find it
                 loop.begin_at(step)
+                self._counters.saved = {}
                 return train(resume_from_checkpoint=theirs, **more)
             if not loop.steps:
                 return train(resume_from_checkpoint=resume_from_checkpoint, **more)
@@ -94,14 +129,58 @@ class _Host:
 
         return run
 
+    def init_training_state(self, begin: Callable[..., Any]) -> Callable[..., Any]:
+        """The trainer computes the epoch and its batches that are used from the number of steps; flk has saved them."""
+
+        def run(max_steps: int, steps_per_epoch: int, epochs: int, folder: Any, trial: Any) -> tuple[int, int]:
+            epoch, batches = begin(max_steps, steps_per_epoch, epochs, folder, trial)
+            pieces, saved = self._trainer.args.gradient_accumulation_steps, self._counters.saved
+            if self._is_ours(folder) and saved["over_after"] == max_steps:
+                epoch, batches = epochs, 0
+            elif self._is_ours(folder) and not self._trainer.args.ignore_data_skip:
+                epoch, batches = saved["epoch"], saved["steps_of_epoch"] * pieces
+            self._epoch, self._skipped, self._steps_per_epoch = epoch - 1, batches // pieces, steps_per_epoch
+            return epoch, batches
+
+        return run
+
     def load_from_checkpoint(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda folder, *more: None if folder == self._folder else load(folder, *more)
+        return lambda folder, *more: None if self._is_ours(folder) else load(folder, *more)
 
     def load_optimizer_and_scheduler(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda folder: None if folder == self._folder else load(folder)
+        return lambda folder: None if self._is_ours(folder) else load(folder)
 
     def load_rng_state(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda folder: self.loop.restore_random_state() if folder == self._folder else load(folder)
+        def run(folder: Any) -> None:
+            if not self._is_ours(folder):
+                load(folder)
+            elif not self._finds_place:  # else the loader has set it, and may have drawn from it since
+                self.loop.restore_random_state()
+
+        return run
+
+    def get_batch_samples(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        """A step is counted before the batches of the next one are read, which are then read after a resume."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            self.count()
+            return read(*arguments, **named)
+
+        return run
+
+    def finalize_training(self, finish: Callable[..., Any]) -> Callable[..., Any]:
+        """Save the rest: the last step is done, and the trainer has not loaded its best model yet."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            self.is_over = True
+            self.count()
+            self.loop.close()
+            return finish(*arguments, **named)
+
+        return run
+
+    def _is_ours(self, folder: Any) -> bool:
+        return bool(self._folder) and folder == self._folder
 
     def begin(self) -> None:
         """Register and restore what the trainer has made: it is about to train."""
@@ -123,9 +202,36 @@ class _Host:
             objects["scaler"] = scaler
         if not saved or saved["ranks"] == loop.world_size:
             objects["loss"] = per_rank(_Sums(trainer))
-        loop.register(**objects)
+        loop.register(**objects, **self._data(loop))
+        self._finds_place = _finds_place(trainer.callback_handler.train_dataloader)
         self._tokens = trainer.state.num_input_tokens_seen
         self.note_what_follows(evaluates=trainer.args.eval_on_start)
+
+    def _data(self, loop: Loop) -> dict[str, Any]:
+        """The loader, whose place in the data is kept; nothing if the trainer skips what was used."""
+        saved, loader = self._counters.saved, self._trainer.callback_handler.train_dataloader
+        changed = bool(saved) and (saved["ranks"], saved["pieces"]) != self._counters.shape
+        if changed and not isinstance(loader.dataset, IterableDataset):
+            sampler = type(loader.get_sampler()).__name__
+            if sampler not in _REPEATABLE:
+                raise SetupError(
+                    f"adopt: {saved['ranks']} ranks with {saved['pieces']} micro-batches have saved, and a {sampler} "
+                    "draws another order for other numbers: resume with the same"
+                )
+        if changed or self._trainer.args.ignore_data_skip or not is_placeable(loader):
+            return {}
+        placed = PreparedLoader(loader, is_over=lambda: not (self.place[1] and self._loader_knows))
+        placed.loop = loop
+        return {"loader": per_rank(placed)}
+
+    def begin_epoch(self) -> None:
+        """Count the last step of the epoch before."""
+        self._between_epochs = True
+        self.count()
+        self._between_epochs = False
+        self._epoch += 1
+        self._loader_knows = self._finds_place or not self._skipped
+        self._before_epoch, self._skipped = self._trainer.state.global_step - self._skipped, 0
 
     def note_step(self) -> None:
         """A step is done. It is counted when its evaluation is over, so that this is not made again after a resume."""
@@ -155,11 +261,6 @@ class _Host:
                 trainer._save_checkpoint(trainer.model_wrapped, trial=None)
             raise
 
-    def end(self) -> None:
-        """Save the rest: the last step is done, and the trainer has not loaded its best model yet."""
-        self.count()
-        self.loop.close()
-
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
     """Tells the host what the trainer does."""
@@ -171,10 +272,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._host.begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._host.count()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._host.count()
+        self._host.begin_epoch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._host.note_step()
@@ -187,22 +285,25 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        if "train_loss" in logs:  # of the whole training
-            self._host.end()
-        else:
-            self._host.logs |= {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        self._host.logs |= {name: value for name, value in logs.items() if isinstance(value, (int, float))}
 
 
 class _Counters:
-    """The state of a trainer, as its own checkpoints have it."""
+    """The state of a trainer, as its own checkpoints have it, and its place in the data."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, host: _Host) -> None:
+        self._trainer, self._host = trainer, host
         self.saved: dict[str, Any] = {}
         """What the checkpoint has."""
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of ranks, and of the micro-batches of a step."""
+        return self._trainer.args.world_size, self._trainer.args.gradient_accumulation_steps
+
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
+        (ranks, pieces), (epoch, steps) = self.shape, self._host.place
         callbacks: dict[str, list[Any]] = {}
         for each in [*trainer.callback_handler.callbacks, trainer.control]:
             if isinstance(each, ExportableState):
@@ -211,7 +312,11 @@ class _Counters:
         return {
             "state": json.dumps({**dataclasses.asdict(trainer.state), "stateful_callbacks": own}),
             "batch": trainer.get_total_train_batch_size(trainer.args),
-            "ranks": trainer.args.world_size,
+            "ranks": ranks,
+            "pieces": pieces,
+            "epoch": epoch,
+            "steps_of_epoch": steps,
+            "over_after": trainer.state.max_steps if self._host.is_over else 0,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -243,3 +348,22 @@ def _their_checkpoint(trainer: Any, asked: Any) -> tuple[Any, int]:
             return folder, int(json.load(file)["global_step"])
     except (OSError, ValueError, KeyError):
         return folder, 0
+
+
+def _finds_place(loader: Any) -> bool:
+    """Whether the next epoch of a loader begins where the checkpoint was saved."""
+    position = getattr(loader, "flk_position", None)
+    return position is not None and position["began"] is not None
+
+
+def _skip_batches(skip: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a loader that goes on at its place in the data skip nothing."""
+
+    @functools.wraps(skip)
+    def run(loader: Any, count: int = 0) -> Any:
+        return loader if _finds_place(loader) else skip(loader, count)
+
+    return run
+
+
+trainers.skip_first_batches = _skip_batches(trainers.skip_first_batches)

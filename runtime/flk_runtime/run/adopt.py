@@ -6,7 +6,7 @@ import os
 from typing import Any, Final
 
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current
+from flk_runtime.run import current, saves
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.group import entered
 from flk_runtime.run.loop import Loop
@@ -60,3 +60,20 @@ def adopt(
     with entered(given) as (rank_info, options, owns_group):
         current.loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)
     return current.loop
+
+
+def adopt_training(**given: Any) -> Loop:
+    """Let flk keep a training of another package, which is a training of its own: as `adopt`. Collective.
+
+    Raises SetupError as that does, and if this process has kept another training in the same place, because this one
+    would resume from it.
+    """
+    before = set(saves.kept)
+    loop = adopt(**given)
+    if loop._saves.manager.place in before:
+        loop.abandon()
+        raise SetupError(
+            "adopt: this process has kept another training in the same place, and this one would resume from it: pass "
+            "each training a checkpoint= of its own, a folder on a volume of all pods or an address"
+        )
+    return loop

@@ -24,6 +24,9 @@ from flk_runtime.system import rng
 
 _COMPILED: Final = f"{INTERNAL}compiled"  # the name of the compiled code in checkpoints
 
+kept: set[str | None] = set()
+"""The places where runs and loops of this process have kept their states; None: the memory of the pods alone."""
+
 
 class Saves:
     """Writes the checkpoints of a run: every ``save_every`` steps, at its end, and when the script asks for one.
@@ -46,11 +49,14 @@ class Saves:
                 keep_every=options.keep_every,
                 store_every=options.store_every,
                 needs_model=needs_model,
+                in_memory=not kept,  # it has room for one training
             ),
             context.print,
             self._note_saved,
             self._note_stored,
         )
+        if self.manager.steps:
+            kept.add(self.manager.place)
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
@@ -102,6 +108,7 @@ class Saves:
                 self.before_save()
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
                 self.manager.save(steps, store=store)
+                kept.add(self.manager.place)
                 self.due = 0
                 if wait:
                     self.manager.wait()
