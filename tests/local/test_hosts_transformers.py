@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from flk_runtime.contract import user_env
 from tests.support import adapters, hosted, hosted_programs
 from tests.support.collection import skip_without
@@ -40,7 +42,15 @@ def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Call
     adapters.ends_saved(job)
 
 
-def test_trainings_of_one_process_go_on_each_from_its_own_place(forked_pods: Callable[..., Pods], root: Path) -> None:
-    job = adapters.start(forked_pods, root, hosted_programs.TRANSFORMERS, 8, **{user_env.BACKOFF: "0"}, **OFFLINE)
+@pytest.mark.parametrize(
+    "programs",
+    [pytest.param("0 4 8"), *(pytest.param(each, marks=pytest.mark.soak) for each in ("1 2 3", "5 6", "7 9"))],
+)
+def test_trainings_of_one_process_go_on_each_from_its_own_place(
+    forked_pods: Callable[..., Pods], root: Path, programs: str
+) -> None:
+    numbers = programs.split()
+    variables = {user_env.BACKOFF: "0", **OFFLINE}
+    job = adapters.start(forked_pods, root, hosted_programs.TRANSFORMERS, len(numbers), *numbers, **variables)
     assert job.wait() == [0, 0], job.logs_of_all()
-    assert all("equal 8" in job.log(pod) for pod in job.running)
+    assert all(f"equal {len(numbers)}" in job.log(pod) for pod in job.running)

@@ -36,8 +36,8 @@ _BEGIN: Final = """
             return (Lines(1)[index] for index in range(20))
 """
 
-# A collator that draws random numbers, samplers that draw the order, streams that are read several times, and ends that
-# the number of steps does not tell.
+# The programs whose numbers are arguments: a collator that draws random numbers, samplers that draw the order, streams
+# that are read several times, and ends that the number of steps does not tell.
 TRANSFORMERS: Final = (
     _BEGIN
     + """
@@ -59,6 +59,9 @@ TRANSFORMERS: Final = (
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop = state.global_step == 8
 
+    def plain(samples):
+        return {"input_ids": (words := torch.stack([each["input_ids"] for each in samples])), "labels": words}
+
     def noisy(samples):
         size = max(len(each["input_ids"]) for each in samples)
         words = torch.stack([F.pad(each["input_ids"], (0, size - len(each["input_ids"]))) for each in samples])
@@ -67,10 +70,13 @@ TRANSFORMERS: Final = (
         return {"input_ids": words, "labels": labels}
 
     own = {"dispatch_batches": False}
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
     # The data, the step after which rank 1 dies, callbacks, and options: six steps are an epoch, and five a stream.
     PROGRAMS = [
         (Lines(), 8, [], {"num_train_epochs": 2, "train_sampling_strategy": "group_by_length"}),
         (Lines(), 9, [], {"num_train_epochs": 2, "accelerator_config": {"use_seedable_sampler": False}}),
+        (Lines(), 9, [], {"num_train_epochs": 2}),
+        (Lines(1), 8, [], {"num_train_epochs": 2, "train_sampling_strategy": "group_by_length", **workers}),
         (Stream(), 8, [], {"max_steps": 11}),
         (Stream(), 6, [], {"max_steps": 11}),
         (Stream(), 6, [], {"max_steps": 11, "accelerator_config": own}),
@@ -78,6 +84,7 @@ TRANSFORMERS: Final = (
         (Lines(), END, [], {"max_steps": 4}),
         (Lines(), END, [Stops], {"num_train_epochs": 2}),
     ]
+    PROGRAMS = [PROGRAMS[int(number)] for number in sys.argv[1:]]
     STEPS = [each[1] for each in PROGRAMS]
 
     def trainer(number, kept):
@@ -93,7 +100,8 @@ TRANSFORMERS: Final = (
         )
         return Trainer(
             model=LlamaForCausalLM(config), args=arguments, train_dataset=data,
-            data_collator=noisy, callbacks=[each() for each in callbacks] + ([Dies(number)] if kept else []),
+            data_collator=plain if arguments.dataloader_num_workers else noisy,
+            callbacks=[each() for each in callbacks] + ([Dies(number)] if kept else []),
         )
 
     def told(trainer):

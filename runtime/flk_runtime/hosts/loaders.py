@@ -45,8 +45,10 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
     flk_began: Any = None  # the random states at the beginning of this epoch
     flk_position: Any = None  # where the next epoch begins; None: at its beginning
     flk_first: Any = None  # the random states when its first batch was asked for
-    flk_place: tuple[int, Any] = (0, None)
-    """The batches that the sampler of the next epoch leaves out, and the random states to read the next one with."""
+    flk_drawn: Any = None  # the random states when its sampler began to draw, which workers ask sooner
+    flk_place: tuple[int, Any, Any] = (0, None, None)
+    """The batches that the sampler of the next epoch leaves out, and the random states to read the next one with, and
+    to draw the order with."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data."""
@@ -55,7 +57,7 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         unused = self.flk_read_ahead() if self.flk_given else 0
         before = self.flk_before[-unused] if 0 < unused <= len(self.flk_before) else None
         place = {"given": self.flk_given - unused, "before": before}
-        return {"began": self.flk_began, "first": self.flk_first, **place, **_sizes(self)}
+        return {"began": self.flk_began, "first": self.flk_first, "drawn": self.flk_drawn, **place, **_sizes(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the loader this position, at which its next epoch begins.
@@ -83,7 +85,7 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         """The batches of an epoch that is resumed. It begins with the first: samplers may be told the epoch before."""
         given, before = position["given"], position["before"]
         is_map = self._dataset_kind == _DatasetKind.Map
-        self.flk_position, self.flk_place = None, (given if is_map else 0, before)
+        self.flk_position, self.flk_place = None, (given if is_map else 0, before, position["drawn"])
         _set_random_states(self, position["began"])
         batches = super().__iter__()
         if position["first"] is not None:
@@ -132,7 +134,10 @@ class _Rest:
         self._loader, self._sampler = loader, sampler
 
     def __iter__(self) -> Iterator[Any]:
-        (left_out, before), self._loader.flk_place = self._loader.flk_place, (0, None)
+        (left_out, before, drawn), self._loader.flk_place = self._loader.flk_place, (0, None, None)
+        if drawn is not None:  # workers that stay have drawn no seed in this epoch
+            rng.set_state(drawn)
+        self._loader.flk_drawn = rng.get_state()
         rest = iter(self._sampler)
         for _ in range(left_out):
             next(rest, None)
@@ -154,13 +159,17 @@ def _sizes(loader: Any) -> dict[str, int | None]:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """The random generators of a loader and of its samplers, however they are wrapped."""
+    """The random generators of a loader and of its samplers, however they are wrapped.
+
+    One that a sampler makes at its first epoch and seeds at each, as Accelerate's SeedableRandomSampler, has no state.
+    """
     found: list[torch.Generator] = []
     waiting = [loader]
     while waiting:
         each = waiting.pop()
         generator = getattr(each, "generator", None)
-        if isinstance(generator, torch.Generator) and all(generator is not other for other in found):
+        is_seeded = hasattr(each, "initial_seed")
+        if isinstance(generator, torch.Generator) and not is_seeded and all(generator is not other for other in found):
             found.append(generator)
         waiting += [inner for name in ("sampler", "batch_sampler") if (inner := getattr(each, name, None)) is not None]
     return found
