@@ -44,6 +44,6 @@ def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Call
 
 
 def test_trainings_of_one_process_go_on_each_from_its_own_place(forked_pods: Callable[..., Pods], root: Path) -> None:
-    job = adapters.start(forked_pods, root, hosted_programs.LIGHTNING, 6, **{user_env.BACKOFF: "0"})
+    job = adapters.start(forked_pods, root, hosted_programs.LIGHTNING, 7, **{user_env.BACKOFF: "0"})
     assert job.wait() == [0, 0], job.logs_of_all()
-    assert all("equal 6" in job.log(pod) for pod in job.running)
+    assert all("equal 7" in job.log(pod) for pod in job.running)

@@ -61,11 +61,6 @@ MESHES = {
         "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule 1F1B "
         "--training.local_batch_size 4 --training.disable_cuda_graphs",
     ),
-    "PP of two stages on a rank x FSDP2": (
-        2,
-        "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule Interleaved1F1B "
-        "--training.local_batch_size 4 --training.disable_cuda_graphs",
-    ),
 }
 
 

@@ -59,7 +59,7 @@ TRANSFORMERS: Final = (
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop = state.global_step == 8
 
-    def plain(samples):
+    def whole(samples):
         return {"input_ids": (words := torch.stack([each["input_ids"] for each in samples])), "labels": words}
 
     def noisy(samples):
@@ -100,7 +100,7 @@ TRANSFORMERS: Final = (
         )
         return Trainer(
             model=LlamaForCausalLM(config), args=arguments, train_dataset=data,
-            data_collator=plain if arguments.dataloader_num_workers else noisy,
+            data_collator=whole if arguments.dataloader_num_workers else noisy,
             callbacks=[each() for each in callbacks] + ([Dies(number)] if kept else []),
         )
 
@@ -131,7 +131,7 @@ LIGHTNING: Final = (
     _BEGIN
     + """
     import lightning
-    from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+    from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, GradientAccumulationScheduler
     from lightning.pytorch.tuner import Tuner
     from torch import nn
 
@@ -186,6 +186,9 @@ LIGHTNING: Final = (
     def stopping():
         return EarlyStopping("validated", patience=1, min_delta=1e6)
 
+    def accumulation():
+        return GradientAccumulationScheduler({0: 2, 1: 3})
+
     # The model, the step after which rank 1 dies, callbacks, and options: six steps are an epoch.
     PROGRAMS = [
         (Model, 8, [average], {"max_epochs": 2, "val_check_interval": 3}),
@@ -194,6 +197,7 @@ LIGHTNING: Final = (
         (Model, 9, [], {"max_epochs": 2}),
         (Model, END, [stopping], {"max_epochs": 6}),
         (Model, 7, [], {"max_epochs": 2}),
+        (Model, 5, [accumulation], {"max_epochs": 3}),
     ]
     STEPS, TUNED, STREAM = [each[1] for each in PROGRAMS], 3, 5
 

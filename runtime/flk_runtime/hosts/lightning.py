@@ -95,6 +95,8 @@ class Flk(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._resumes:
             self._resumes = False
+            if trainer.current_epoch == self._state.saved["epoch"]:  # which a scheduler sets at its beginning
+                trainer.accumulate_grad_batches = self._state.saved["accumulate_grad_batches"]
             self.loop.restore_random_state()
         self._count(trainer)
 
@@ -219,6 +221,7 @@ class _State:
             progress["ready"] = progress["completed"]
         state = {
             "epoch": trainer.current_epoch,
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "global_step": trainer.global_step,
             "pytorch-lightning_version": __version__,
             "state_dict": self._weights(),

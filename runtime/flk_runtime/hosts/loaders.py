@@ -57,7 +57,9 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
         unused = self.flk_read_ahead() if self.flk_given else 0
         before = self.flk_before[-unused] if 0 < unused <= len(self.flk_before) else None
         place = {"given": self.flk_given - unused, "before": before}
-        return {"began": self.flk_began, "first": self.flk_first, "drawn": self.flk_drawn, **place, **_sizes(self)}
+        workers_stay = self.persistent_workers and self._iterator is not None
+        states = {"began": self.flk_began, "first": self.flk_first, "drawn": self.flk_drawn}
+        return {**states, **place, **_sizes(self), "workers_stay": workers_stay}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the loader this position, at which its next epoch begins.
@@ -79,6 +81,8 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
             return self._flk_counted(self._flk_rest(position))
         self.flk_position = None
         self.flk_given, self.flk_began = 0, _random_states(self)
+        if position is not None and position["workers_stay"]:  # new ones draw a seed before the sampler draws
+            self.flk_place = (0, None, rng.get_state())
         return self._flk_counted(super().__iter__())
 
     def _flk_rest(self, position: dict[str, Any]) -> Iterator[Any]:
