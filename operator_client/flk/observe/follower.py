@@ -110,8 +110,11 @@ class Followers:
             self._named[target.name, job.name].append(job)
         for kind in dict.fromkeys(name for name, _ in self._named):
             selector = {"labelSelector": TARGETS[kind].selector} if TARGETS[kind].selector else {}
+            names = [name for target, name in self._named if target == kind]
+            alone = names[0] if len(names) == 1 else ""
+            selector = {"fieldSelector": f"metadata.name={alone}"} if alone else selector
             self._watches.start(f"job {kind}", self._client.target(RESOURCES[kind]), selector)
-            pods = {"labelSelector": TARGETS[kind].pod_selector("")}
+            pods = {"labelSelector": TARGETS[kind].pod_selector(alone)}
             self._watches.start(f"pods {kind}", self._client.target(PODS), pods)
         return self
 

@@ -9,16 +9,14 @@ from typing import Final
 
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
-from flk.jobs.lifecycle.ending import watch_all_pods_end, watch_pods_end
+from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.jobs.listing import list_states
 from flk.jobs.many import in_parallel
 from flk.jobs.owner import is_user
 from flk.jobs.state import Phase, State
 from flk.observe.client import JobClient, JobRef
-from flk.observe.observation import Observation
 from flk.targets import TARGETS, target_of
 
-_OVERDUE: Final = "job {name} is being deleted and not gone yet"
 _ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
 
@@ -85,32 +83,14 @@ def delete_jobs(
             yield job, result
     if not wait or dry_run:
         yield from ((job, True) for job in deleted)
-    elif len(deleted) == 1:
-        try:
-            _wait_until_gone(client.of(deleted[0]), deleted[0], until, report)
-            yield deleted[0], True
-        except FlkError as error:
-            yield deleted[0], error
-    elif deleted:
-        watched = watch_all_pods_end(
-            client,
-            deleted,
-            until=until,
-            report=report,
-            awaited="end",
-            overdue=_OVERDUE,
-            is_done=lambda job, seen: _is_gone(seen),
-        )
-        yield from ((job, error or True) for job, error in watched)
-
-
-def _wait_until_gone(client: JobClient, job: JobRef, until: float | None, report: Callable[[str], None]) -> None:
-    overdue = _OVERDUE.format(name=job.name)
-    named = (job.name, job.uid)
-    for seen in watch_pods_end(client, named, until=until, report=report, awaited="end", overdue=overdue):
-        if _is_gone(seen):
-            return
-
-
-def _is_gone(seen: Observation) -> bool:
-    return seen.gone is not None and (seen.name_reused or not seen.pods)
+        return
+    watched = watch_pods_end(
+        client,
+        deleted,
+        until=until,
+        report=report,
+        awaited="end",
+        overdue="job {name} is being deleted and not gone yet",
+        is_done=lambda job, seen: seen.gone is not None and (seen.name_reused or not seen.pods),
+    )
+    yield from ((job, error or True) for job, error in watched)

@@ -1,4 +1,4 @@
-"""Watch the pods of a job, or of many, end, with a deadline and reports, as deletion and suspension both do."""
+"""Watch the pods of jobs end, with a deadline and reports, as deletion and suspension both do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError, WaitTimeoutError
 from flk.observe.client import JobClient, JobRef
-from flk.observe.follower import Follower, Followers
+from flk.observe.follower import Followers
 from flk.observe.observation import Observation
 from flk_runtime.contract.ranges import plural
 
@@ -17,36 +17,6 @@ REPORT_EVERY: Final = 5.0  # seconds between two reports while flk waits
 
 
 def watch_pods_end(
-    client: JobClient,
-    job: tuple[str, str],
-    *,
-    until: float | None,
-    report: Callable[[str], None],
-    awaited: str,
-    overdue: str,
-) -> Iterator[Observation]:
-    """Yield observations of a job (name and UID) while its pods end, until the caller stops.
-
-    ``report`` is called periodically with the number of pods left and ``awaited``, what they still do. Raises
-    WaitTimeoutError once time.monotonic() has reached ``until``, and the errors of the watches; all begin with
-    ``overdue``.
-    """
-    reported = time.monotonic()
-    try:
-        with Follower(client, *job) as follower:
-            for seen in follower.updates(interval=0.5):
-                yield seen
-                now, left = time.monotonic(), plural(len(seen.pods), "pod")
-                if until is not None and now >= until:
-                    raise _late(f"{left} left")
-                if now - reported > REPORT_EVERY:
-                    reported = now
-                    report(f"waiting for {left} of {job[0]} to {awaited}")
-    except FlkError as error:
-        raise _begun_with(overdue, error) from None
-
-
-def watch_all_pods_end(
     client: JobClient,
     jobs: Sequence[JobRef],
     *,
@@ -58,10 +28,12 @@ def watch_all_pods_end(
 ) -> Iterator[tuple[JobRef, FlkError | None]]:
     """Yield the jobs in their order, each when ``is_done`` says so of it, or with the error that it raises.
 
-    Other arguments are as those of `watch_pods_end`; ``overdue`` has a place ``{name}`` for the name of a job. A job
-    that does not exist any more is done. An error of the watches is that of each of their jobs.
+    ``report`` is called periodically with the number of pods left and ``awaited``, what they still do. The error of a
+    job that is not done once time.monotonic() has reached ``until`` is WaitTimeoutError, and an error of the watches is
+    that of each of their jobs; these begin with ``overdue``, which has a place ``{name}`` for the name of the job. A
+    job that does not exist any more is done.
     """
-    reported = time.monotonic()
+    reported, are_several = time.monotonic(), len(jobs) > 1
     results: dict[JobRef, FlkError | None] = {}
     left = dict.fromkeys(jobs, 0)  # pods, of the jobs that are not done
     with Followers(client, jobs) as followers:
@@ -83,9 +55,10 @@ def watch_all_pods_end(
                     late = _late(f"{plural(left[job], 'pod')} left")
                     results[job] = _begun_with(overdue.format(name=job.name), late)
                     followers.drop(job)
-            elif now - reported > REPORT_EVERY:
+            elif going_on and now - reported > REPORT_EVERY:
                 reported, pods = now, plural(sum(left[job] for job in going_on), "pod")
-                report(f"waiting for {pods} of {plural(len(going_on), 'job')} to {awaited}")
+                whose = plural(len(going_on), "job") if are_several else going_on[0].name
+                report(f"waiting for {pods} of {whose} to {awaited}")
             while jobs and jobs[0] in results:
                 yield jobs[0], results[jobs[0]]
                 jobs = jobs[1:]

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from flk import labels
 from flk.errors import FlkError, JobDeletedError, UsageError
-from flk.jobs.lifecycle.ending import watch_all_pods_end, watch_pods_end
+from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
@@ -21,9 +20,6 @@ from flk.observe.observation import Observation
 from flk.observe.resources import resource_of
 from flk.targets import target_of
 from flk_runtime.contract import user_env
-
-_AWAITED: Final = "save and end"
-_OVERDUE: Final = "job {name} is suspended, and its pods have not ended yet"
 
 
 def suspend(client: JobClient, name: str, *, wait: bool, timeout: float | None, report: Callable[[str], None]) -> bool:
@@ -157,31 +153,24 @@ def wait_for_pods_to_end(
 
     Raises WaitTimeoutError after ``timeout`` seconds, JobDeletedError if it was deleted, UsageError if it has ended.
     """
-    name = job["metadata"]["name"]
-    watched = watch_pods_end(
-        client,
-        (name, job["metadata"]["uid"]),
-        until=None if timeout is None else time.monotonic() + timeout,
-        report=report,
-        awaited=_AWAITED,
-        overdue=_OVERDUE.format(name=name),
-    )
-    for seen in watched:
-        if _has_no_pods(client, name, seen):
-            return
+    own = JobRef(job["metadata"]["name"], target_of(job), job["metadata"]["uid"])
+    until = None if timeout is None else time.monotonic() + timeout
+    for _, error in wait_for_all_pods_to_end(client, [own], until=until, report=report):
+        if error is not None:
+            raise error
 
 
 def wait_for_all_pods_to_end(
     client: JobClient, jobs: Sequence[JobRef], *, until: float | None, report: Callable[[str], None]
 ) -> Iterator[tuple[JobRef, FlkError | None]]:
     """Yield suspended jobs in their order, each when it has no pods, or with the error of `wait_for_pods_to_end`."""
-    return watch_all_pods_end(
+    return watch_pods_end(
         client,
         jobs,
         until=until,
         report=report,
-        awaited=_AWAITED,
-        overdue=_OVERDUE,
+        awaited="save and end",
+        overdue="job {name} is suspended, and its pods have not ended yet",
         is_done=lambda job, seen: _has_no_pods(client, job.name, seen),
     )
 
