@@ -7,7 +7,7 @@ number of jobs. No logs are read: they are read pod by pod.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -54,18 +54,24 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
 def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[Listed]:
     """Return the states of the jobs as `list_states` does, each with what was read of its job."""
     jobs = client.list_jobs(all_namespaces=all_namespaces, selector=selector)
+    answers = _Answers(client, all_namespaces)
+    views = [answers.complete(seen) for seen in with_pods(client, jobs, all_namespaces=all_namespaces)]
+    listed = [Listed(view.around, derive(view)) for view in views]
+    return sorted(listed, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
+
+
+def with_pods(client: JobClient, jobs: Sequence[Object], *, all_namespaces: bool = False) -> list[Observation]:
+    """Return an observation of each job and its pods, for which the pods are listed once for each kind of job."""
     pods: dict[_Key, list[Object]] = defaultdict(list)
     for target in {target_of(job).name: target_of(job) for job in jobs}.values():
         for pod in client.list_all_pods(target, all_namespaces=all_namespaces):
             pods[pod["metadata"].get("namespace", ""), target.kind, target.job_name(pod)].append(pod)
-    answers, now = _Answers(client, all_namespaces), client.now()
-    found = []
+    found, now = [], client.now()
     for job in jobs:
         target, meta = target_of(job), job["metadata"]
         own = target.own(pods[meta.get("namespace", ""), target.kind, meta["name"]], job)
-        view = answers.complete(Observation(job, own, now))
-        found.append(Listed(view.around, derive(view)))
-    return sorted(found, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
+        found.append(Observation(job, own, now))
+    return found
 
 
 class _Answers:

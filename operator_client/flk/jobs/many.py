@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from flk.errors import FlkError
 from flk.jobs.archive_writer import ArchiveWriter, remember
+from flk.jobs.listing import with_pods
 from flk.jobs.state import State, derive
 from flk.jobs.tails import TailReader
 from flk.jobs.wait.follow import Conclusion, Tell, Waited, deleted_from, look
@@ -23,7 +24,6 @@ from flk.observe.pool import ReadPool
 from flk.observe.reader import Reader, view_of
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
-from flk.targets import target_of
 
 THREADS: Final = 8  # requests at a time
 FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace
@@ -76,16 +76,9 @@ def _listed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observati
     named: dict[str, list[Object]] = defaultdict(list)
     for each in client.list_jobs():
         named[each["metadata"]["name"]].append(each)
-    found = {job: [each for each in named[job.name] if job.means(each)] for job in jobs}
-    pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
-    for target in {target_of(each).name: target_of(each) for each, *_ in filter(None, found.values())}.values():
-        for pod in client.list_all_pods(target):
-            pods[target.name, target.job_name(pod)].append(pod)
-    seen = {}
-    for job, (each, *_) in ((job, each) for job, each in found.items() if each):
-        target = target_of(each)
-        seen[job] = Observation(each, target.own(pods[target.name, job.name], each), client.now())
-    return seen
+    meant = {job: next((each for each in named[job.name] if job.means(each)), None) for job in jobs}
+    found = {job: each for job, each in meant.items() if each is not None}
+    return dict(zip(found, with_pods(client, [*found.values()]), strict=True))
 
 
 @dataclass
