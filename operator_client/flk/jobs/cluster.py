@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from flk.commands import Commands
-from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
+from flk.errors import ApiError, FlkError, ForbiddenError, NoConfigError, UnreachableError
 from flk.health import autoscaling
 from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights, resource_attributes
@@ -107,8 +107,6 @@ def _attempt(request: Callable[[], T]) -> T | Unreadable:
         raise
     except ForbiddenError as error:
         return Unreadable(str(error))
-    except JobNotFoundError as error:
-        return Unreadable(str(error), missing=True)
     except ApiError as error:
         return Unreadable(str(error), missing=error.status == 404, remedy=error.hint)
     except FlkError as error:

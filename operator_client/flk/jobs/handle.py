@@ -13,7 +13,7 @@ from flk.jobs import lifecycle, logs, wait
 from flk.jobs.listing import list_states
 from flk.jobs.logs import LogLine
 from flk.jobs.state import JobList, State
-from flk.observe.client import JobClient, JobRef, training_container
+from flk.observe.client import JobClient, JobRef, container_of
 from flk.observe.pods import with_packages
 from flk.observe.reader import pod_of
 
@@ -121,7 +121,7 @@ class JobHandle:
             raise UsageError(f"command: must be a list of words (is {command!r})", hint=hint)
         own = self._own
         pod = own.get_pod(pod_of(own, self.name, rank).name, self.name)
-        return own.execute(pod, with_packages(pod, training_container(pod), command), timeout)
+        return own.execute(pod, with_packages(pod, container_of(pod), command), timeout)
 
     def cp(self, source: str, target: str, *, rank: int = 0) -> None:
         """Copy a file or a folder; the path in the pod of the rank begins with a colon: ``cp(":/tmp/trace", ".")``.

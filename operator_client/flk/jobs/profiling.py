@@ -14,7 +14,7 @@ from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.copying import Container
 from flk.kube import Object
 from flk.manifest.runtime import module_source
-from flk.observe.client import JobClient, training_container
+from flk.observe.client import JobClient, container_of
 from flk.observe.pods import with_packages
 
 RANKS: Final = 16  # that are profiled at once
@@ -126,7 +126,7 @@ def profile(
     if "arguments" in asked:
         asked["arguments"] = {**asked["arguments"], "rank": place.rank}
         asked["source"] = module_source("profiling/rank.py")
-    container = training_container(place.pod)
+    container = container_of(place.pod)
     words = [python, "-c", _START, *_packed(module_source("profiling/ask.py"), json.dumps(asked))]
     done = client.execute(place.pod, with_packages(place.pod, container, words), _LONGEST)
     answer: dict[str, Any] = done.answer(f"the program beside rank {place.rank} in {place.pod_name}")

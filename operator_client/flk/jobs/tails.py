@@ -10,9 +10,9 @@ from flk.errors import FlkError
 from flk.jobs.archive_writer import LINES_OF_A_POD, ArchiveWriter
 from flk.kube import Object
 from flk.observe.client import JobClient
+from flk.observe.pods import container_status
 from flk.observe.pool import ReadPool
 from flk.observe.stamps import split_stamp
-from flk.targets import CONTAINERS
 
 MAX_PODS: Final = 64  # pods of one job whose logs are read: failed pods before successful ones
 THREADS: Final = 4
@@ -56,8 +56,5 @@ class TailReader:
 
 def _exit_code(pod: Object) -> int | None:
     """Return the exit code of the training container, None while it runs."""
-    for container in (pod.get("status") or {}).get("containerStatuses") or []:
-        if container.get("name") in CONTAINERS:
-            ended = (container.get("state") or {}).get("terminated") or {}
-            return ended.get("exitCode")
-    return None
+    ended = (container_status(pod).get("state") or {}).get("terminated") or {}
+    return ended.get("exitCode")

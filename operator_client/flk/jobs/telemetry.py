@@ -9,15 +9,13 @@ from flk.errors import ApiError, FlkError, JobNotFoundError
 from flk.kube import Object
 from flk.observe.archive.records import find_record
 from flk.observe.client import JobClient
-from flk.observe.pods import launcher_command, phase_of
+from flk.observe.pods import launcher_command, phase_of, training_container
 from flk.observe.progress import read_telemetry_of
-from flk.targets import CONTAINERS
 from flk_runtime.contract import telemetry_archive, typed
 from flk_runtime.contract.telemetry import Telemetry
 
 _TIMEOUT: Final = 45.0  # seconds in which the launcher answers
 _LINES: Final = 20_000  # last lines of the log that are read
-_IDLE: Final = 5.0  # seconds without a byte after which a log is given up
 _ANSWERING: Final[dict[str, bool]] = {}  # whether the launchers of pods know the question, by UID
 
 
@@ -46,7 +44,8 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
         return _with_image(kept, first)
     if missing and not (seen and seen.entry):
         raise missing
-    return _with_image(read_telemetry_of(_log(client, first) if first else [], client.now()), first)
+    lines = client.last_lines(first, _LINES, timestamps=True) if first else []
+    return _with_image(read_telemetry_of(lines, client.now()), first)
 
 
 def _of_launcher(client: JobClient, pod: Object) -> Telemetry:
@@ -72,17 +71,7 @@ def _answers(client: JobClient, pod: Object) -> bool:
     return _ANSWERING[uid]
 
 
-def _log(client: JobClient, pod: Object) -> list[str]:
-    """Return the last lines of a pod's log with their times; empty if it cannot be read."""
-    try:
-        with client.stream_log(pod, _IDLE, tailLines=_LINES, timestamps="true") as lines:
-            return [line.decode(errors="replace") for line in lines]
-    except FlkError:
-        return []
-
-
 def _with_image(found: Telemetry, pod: Object | None) -> Telemetry:
     """Add the image of a pod to the settings, which no launcher knows."""
-    containers = pod["spec"]["containers"] if pod else []
-    image = next((each.get("image") for each in containers if each["name"] in CONTAINERS), None)
+    image = training_container(pod).get("image") if pod else None
     return replace(found, settings={**found.settings, "image": str(image)}) if image else found

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, check_selector, connect
+from flk.observe.pods import training_container
 from flk.observe.pool import ReadPool
 from flk.observe.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, EXEC, LOGS, NAMESPACES, PODS, RESOURCES
 from flk.spec.names import object_name
@@ -24,6 +25,8 @@ from flk.units import created_at, short_duration
 
 if TYPE_CHECKING:
     from flk.kube.sockets import Executed
+
+_LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which it is given up
 
 
 @dataclass(frozen=True)
@@ -289,11 +292,19 @@ class JobClient:
         query["container"] = container_of(pod, container)
         return self.api.stream("get", self.target(LOGS, pod["metadata"]["name"]), query=query, idle=idle)
 
+    def last_lines(self, pod: Object, count: int, **options: Any) -> list[str]:
+        """Return the last lines of a pod's training container; none, or not all, if the log cannot be read."""
+        found: list[str] = []
+        with contextlib.suppress(FlkError), self.stream_log(pod, _LOG_IDLE, tailLines=count, **options) as lines:
+            for line in lines:
+                found.append(line.decode(errors="replace"))
+        return found
+
     def execute(self, pod: Object, command: list[str], timeout: float) -> Executed:
         """Run a command in a pod's training container (see flk.kube.sockets.execute)."""
         from flk.kube.sockets import execute
 
-        target, container = self.target(EXEC, pod["metadata"]["name"]), training_container(pod)
+        target, container = self.target(EXEC, pod["metadata"]["name"]), container_of(pod)
         return execute(self.api.access, target, command, container=container, timeout=timeout)
 
     def lacks_namespace(self) -> bool:
@@ -330,19 +341,13 @@ class JobClient:
             raise
 
 
-def training_container(pod: Object) -> str:
-    """Return the name of a pod's training container."""
-    found = [str(container.get("name")) for container in (pod.get("spec") or {}).get("containers") or []]
-    return next((name for name in targets.CONTAINERS if name in found), targets.DEFAULT.container)
-
-
-def container_of(pod: Object, chosen: str) -> str:
-    """Return the name of the container that ``--container`` chooses; the training container for an empty one.
+def container_of(pod: Object, chosen: str = "") -> str:
+    """Return the name of the container of a pod that ``--container`` chooses; the training container for an empty one.
 
     Raises UsageError if the pod has no such container.
     """
     if not chosen:
-        return training_container(pod)
+        return str(training_container(pod).get("name") or targets.DEFAULT.container)
     spec = pod.get("spec") or {}
     names = [c["name"] for kind in ("containers", "initContainers") for c in spec.get(kind) or []]
     if chosen not in names:

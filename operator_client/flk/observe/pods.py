@@ -43,8 +43,8 @@ def existing_pod(
     pod: Object, index: int, ranks: list[int], *, restart_policy: str = "", events: Sequence[Object] = ()
 ) -> PodState:
     """Return the state of a pod. ``restart_policy`` is the job's; ``events`` are those about this pod."""
-    status = pod.get("status") or {}
-    state = _container(status.get("containerStatuses")).get("state") or {}
+    container = container_status(pod)
+    state = container.get("state") or {}
     ended = state.get("terminated") or {}
     code = ended.get("exitCode")
     phase = _phase(pod, state)
@@ -62,7 +62,7 @@ def existing_pod(
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         reason=reason,
         message=message,
-        restarts=int(_container(status.get("containerStatuses")).get("restartCount") or 0),
+        restarts=int(container.get("restartCount") or 0),
         started=timestamp((state.get("running") or ended).get("startedAt")) or None,
         ended=timestamp(ended.get("finishedAt")) or None,
         exit_code=code,
@@ -111,20 +111,18 @@ def outside_end(pod: Object, since: float, until: float) -> str:
 
 def _ends(pod: Object) -> list[Object]:
     """Return how the training container ended now and before; empty objects if it did not."""
-    container = _container((pod.get("status") or {}).get("containerStatuses"))
+    container = container_status(pod)
     return [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
 
 
 def memory_limit(pod: Object) -> str:
     """Return the memory limit of the training container as its manifest has it; empty if it has none."""
-    container = _container((pod.get("spec") or {}).get("containers"))
-    return str(((container.get("resources") or {}).get("limits") or {}).get("memory") or "")
+    return str(((training_container(pod).get("resources") or {}).get("limits") or {}).get("memory") or "")
 
 
 def _topology(pod: Object) -> str:
     """Return the place of a pod in the network; empty if it is not known."""
-    container = _container((pod.get("spec") or {}).get("containers"))
-    names = {each["name"] for each in container.get("env") or []}
+    names = {each["name"] for each in training_container(pod).get("env") or []}
     if user_env.TOPOLOGY in names and (told := _variables(pod).get(user_env.TOPOLOGY)):
         return told
     return str((pod["metadata"].get("labels") or {}).get(ZONE) or "") if user_env.ZONE in names else ""
@@ -132,10 +130,9 @@ def _topology(pod: Object) -> str:
 
 def _variables(pod: Object) -> dict[str, str]:
     """Return the variables of the training container that have a text, or the value of one of the pod's labels."""
-    container = _container((pod.get("spec") or {}).get("containers"))
     labels = pod["metadata"].get("labels") or {}
     found: dict[str, str] = {}
-    for each in container.get("env") or []:
+    for each in training_container(pod).get("env") or []:
         field = ((each.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath") or ""
         label = _LABEL.fullmatch(field)
         value = labels.get(label[1], "") if label else str(each.get("value") or "")
@@ -149,7 +146,7 @@ def has_log(pod: Object, name: str = "") -> bool:
     True, too, for a container that the pod does not have: who reads its log gets the error.
     """
     status, spec = pod.get("status") or {}, pod.get("spec") or {}
-    container = _container(status.get("containerStatuses"))
+    container = container_status(pod)
     if name:
         kinds = ("containers", "initContainers")
         if all(item.get("name") != name for kind in kinds for item in spec.get(kind) or []):
@@ -160,10 +157,18 @@ def has_log(pod: Object, name: str = "") -> bool:
     return bool(state.get("running") or state.get("terminated") or container.get("restartCount"))
 
 
-def _container(items: Any) -> Object:
-    """Return the training container among containers or their statuses; empty if it is not among them."""
-    found = [item for item in items or [] if item.get("name") in CONTAINERS]
-    return dict(found[0]) if found else {}
+def training_container(pod: Object) -> Object:
+    """Return the training container of a pod, as its manifest has it; empty if it has none."""
+    return _training((pod.get("spec") or {}).get("containers"))
+
+
+def container_status(pod: Object) -> Object:
+    """Return the status of the training container of a pod; empty before there is one."""
+    return _training((pod.get("status") or {}).get("containerStatuses"))
+
+
+def _training(items: Any) -> Object:
+    return next((dict(item) for item in items or [] if item.get("name") in CONTAINERS), {})
 
 
 def phase_of(pod: Object) -> str:
@@ -247,10 +252,16 @@ def conditions(item: Object | None) -> dict[str, Object]:
     return {str(c.get("type")): c for c in ((item or {}).get("status") or {}).get("conditions") or []}
 
 
+def claims_of(pod: Object) -> list[str]:
+    """Return the names of the PersistentVolumeClaims that a pod, or one of its template, mounts."""
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    names = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in volumes]
+    return [str(name) for name in names if name]
+
+
 def launcher_command(pod: Object) -> list[str]:
     """The command that starts flk's launcher in this pod, without the script; empty if another program starts it."""
-    containers = [each for each in pod["spec"]["containers"] if each["name"] in CONTAINERS]
-    command: list[str] = (containers[0].get("command") or []) if containers else []
+    command: list[str] = training_container(pod).get("command") or []
     found = next((i for i, word in enumerate(command) if word.rpartition("/")[2].startswith("flk_runtime")), None)
     if found is None:
         return []

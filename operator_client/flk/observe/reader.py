@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from flk import labels
-from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
+from flk.errors import ApiError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe import archive
 from flk.observe.client import JobClient, container_of
@@ -26,8 +27,6 @@ from flk.units import short_duration
 # Seconds between two requests while the pods change, and the longest pause to which they double while they do not.
 EVENTS_EVERY: Final = (5.0, 20.0)  # for the events of a job that does not run undisturbed
 RECORD_EVERY: Final = (1.0, 10.0)  # for the record: a new attempt need not change a pod
-_LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which it is given up
-
 _HOLDS_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"  # of pods
 _VOLCANO: Final = "scheduling.volcano.sh"  # whose PodGroups jobs have that another tool made
 
@@ -197,19 +196,10 @@ class Reader:
 
     def _log(self, need: Need, seen: Observation) -> list[str]:
         pod = next(pod for pod in seen.pods if pod["metadata"]["name"] == need.name)
+        read = partial(self._client.last_lines, pod, need.lines)
         if need.previous:
-            return self._lines(pod, need, previous=True) or self._lines(pod, need)
-        return self._lines(pod, need, timestamps=need.what in ("record", "metrics"))
-
-    def _lines(self, pod: Object, need: Need, **options: Any) -> list[str]:
-        lines: list[str] = []
-        try:
-            with self._client.stream_log(pod, _LOG_IDLE, tailLines=need.lines, **options) as stream:
-                for line in stream:
-                    lines.append(line.decode(errors="replace"))
-        except FlkError:
-            return lines
-        return lines
+            return read(previous=True) or read()
+        return read(timestamps=need.what in ("record", "metrics"))
 
 
 def list_all(client: JobClient, target: RequestTarget, **query: str) -> Answer:
@@ -274,8 +264,6 @@ def _get(client: JobClient, target: RequestTarget) -> Answer:
         return Answer(unreadable=frozenset({target.resource.subresource or target.resource.plural}))
     except MissingApiError as error:
         return _not_served(target, error)
-    except JobNotFoundError:
-        return missing
     except ApiError as error:
         return missing if error.status == 404 else Answer()
 
