@@ -52,9 +52,8 @@ def bench(
     limit = seconds(timeout, "--timeout") or _CASE
     from flk.bench import bench_job
 
-    job, here = loaded.job, Path.cwd()
-    if local and job.command[0] != "-m" and loaded.root != here:
-        job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
+    here = Path.cwd()
+    job = loaded.started_in(here) if local else loaded.job
     job = bench_job(job, [*filter(None, (strategies or "").split(","))], steps=steps, timeout=limit)
     code, result = _local(job, here) if local else _in_cluster(job, loaded.root, context, namespace)
     if result is None:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 def list_text(states: list[State], now: float, *, wide: bool, all_namespaces: bool) -> str:
     """Return the table of jobs. ``wide`` shows the sentences of the causes."""
-    header = ["NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]
+    header = ["NAMESPACE", "NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]
     rows = [
         [
+            state.namespace,
             state.name,
             str(state.phase),
             f"{state.ready}/{state.replicas}",
@@ -26,7 +27,4 @@ def list_text(states: list[State], now: float, *, wide: bool, all_namespaces: bo
         ]
         for state in states
     ]
-    if all_namespaces:
-        header = ["NAMESPACE", *header]
-        rows = [[state.namespace, *row] for state, row in zip(states, rows, strict=True)]
-    return printable_lines(table(header, rows))
+    return printable_lines(table(header, rows, without=() if all_namespaces else ("NAMESPACE",)))

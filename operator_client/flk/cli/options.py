@@ -38,6 +38,13 @@ class LoadedJob:
     job: Job
     root: Path
 
+    def started_in(self, folder: Path) -> Job:
+        """Return the job with the path of its script that is right in this folder."""
+        script, *arguments = self.job.command
+        if script == "-m" or self.root == folder:
+            return self.job
+        return self.job.changed(command=[str(self.root / script), *arguments])
+
 
 def note(text: str) -> None:
     """Print a line on stderr that is not an error."""
@@ -79,8 +86,10 @@ def _nodes(values: list[str] | None) -> list[str]:
     return [str(_checked("--avoid-node", names.object_name, value)) for value in values or []]
 
 
-def _valid_job(value: str) -> str:
-    job_ref(value)
+def valid_jobs(value: Any) -> Any:
+    """Return the name of a job, or several or none, as an argument has them. Raises UsageError for what is no name."""
+    for name in [value] if isinstance(value, str) else value or []:
+        job_ref(name)
     return value
 
 
@@ -129,7 +138,7 @@ AvoidNode = Annotated[
 JobName = Annotated[
     str,
     typer.Argument(
-        metavar="JOB", help="Name of the job.", show_default=False, callback=_valid_job, autocompletion=complete_jobs
+        metavar="JOB", help="Name of the job.", show_default=False, callback=valid_jobs, autocompletion=complete_jobs
     ),
 ]
 Wait = Annotated[

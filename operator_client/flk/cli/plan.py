@@ -39,9 +39,8 @@ def plan(
     from flk.bench import measured
     from flk.planning import make_plan
 
-    job, here = loaded.job.named(), Path.cwd()
-    if job.command[0] != "-m" and loaded.root != here:
-        job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
+    here = Path.cwd()
+    job = loaded.started_in(here).named()
     if job.setup:
         note("the setup command does not run for a plan")
     smaller = None if gpu_type else _LESS_MEMORY.get(job.resources.gpu_type or "")
@@ -66,10 +65,10 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
         f"{plan.gpu} with {bytes_text(plan.memory)} of memory each",
         "",
     ]
-    split = any(row.tp > 1 for row in plan.rows)
-    header = ["STRATEGY", *["TP"] * split, "PRECISION", "RECOMPUTE", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP"]
+    without = () if any(row.tp > 1 for row in plan.rows) else ("TP",)
+    header = ["STRATEGY", "TP", "PRECISION", "RECOMPUTE", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP"]
     shown = plan.rows if all_rows else plan.rows[:_SHOWN]
-    lines += table([*header, "MFU", "BATCH"], [_cells(row, split=split) for row in shown])
+    lines += table([*header, "MFU", "BATCH"], [*map(_cells, shown)], without=without)
     if len(shown) < len(plan.rows):
         lines.append(f"and {len(plan.rows) - len(shown)} more rows (-o wide shows all)")
     lines += ["", _recommendation(plan, best), ""]
@@ -81,10 +80,10 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
     return lines + [f"assumes: {text}" for text in plan.assumptions]
 
 
-def _cells(row: Row, *, split: bool) -> list[str]:
+def _cells(row: Row) -> list[str]:
     return [
         row.strategy,
-        *[str(row.tp)] * split,
+        str(row.tp),
         row.precision,
         "yes" if row.recompute else "no",
         bytes_text(row.total) if row.fits else f"{bytes_text(row.total)} does not fit",
@@ -92,7 +91,7 @@ def _cells(row: Row, *, split: bool) -> list[str]:
         bytes_text(row.activations),
         bytes_text(row.wire_inside + row.wire_between),
         _milliseconds(row.step_seconds) + ("" if row.modelled else " ?"),
-        "-" if row.mfu is None else f"{row.mfu:.1%}",
+        "" if row.mfu is None else f"{row.mfu:.1%}",
         f"{row.largest_batch:.3g}x" if row.largest_batch < 1000 else ">1000x",
     ]
 

@@ -55,8 +55,8 @@ def run(
             f"what {saves} writes is in one folder for all pods here; in a cluster each pod has its own, which goes "
             "with the pod: --pod-folders does so here"
         )
-    if code is None and job.command[0] != "-m" and loaded.root != here:
-        job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
+    if code is None:
+        job = LoadedJob(job, loaded.root).started_in(here)
     place = checkpoint_place(job, here)
     shown = place.relative_to(here) if isinstance(place, Path) else place
     kept = f"checkpoints in {shown}" if shown else "what it saves through flk is kept until the end of this run"

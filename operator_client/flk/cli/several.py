@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import complete_jobs, job_ref, note
+from flk.cli.options import complete_jobs, job_ref, note, valid_jobs
 from flk.commands import program_name
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk.terminal import print_error
@@ -43,16 +43,10 @@ Act = Callable[["JobClient", "JobRef"], "int | None"]
 Tell = Callable[[str], None]
 
 
-def _valid(values: list[str] | None) -> list[str] | None:
-    for value in values or []:
-        job_ref(value)
-    return values
-
-
 Jobs = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="JOB...", help="Names of jobs.", show_default=False, callback=_valid, autocompletion=complete_jobs
+        metavar="JOB...", help="Names of jobs.", show_default=False, callback=valid_jobs, autocompletion=complete_jobs
     ),
 ]
 Selector = Annotated[

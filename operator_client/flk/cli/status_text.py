@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _SHOWN: Final = 32  # pods in the text format
 _LEAST: Final = 1.0  # seconds that a cause must have taken to be in the line about the goodput
 _REASON: Final = 60  # characters of a pod's reason where the width is not known
+_MEASURED: Final = ("STEP", "STEP TIME", "LOSS")  # columns of a table of pods whose ranks tell of their steps
 
 
 def status_text(state: State, client: JobClient, *, wide: bool) -> str:
@@ -140,8 +141,7 @@ def _attempts(state: State, now: float, wide: bool) -> list[str]:
     header = ["ATTEMPT", "PODS", "OUTCOME", "TIME", "FROM STEP", "CAUSE"]
     restored = any(attempt.restored is not None for attempt in state.attempts[1:])
     left_out = {name for name, shown in (("PODS", elastic), ("FROM STEP", restored)) if not shown}
-    kept = [index for index, name in enumerate(header) if name not in left_out]
-    return table([header[index] for index in kept], [[row[index] for index in kept] for row in cells])
+    return table(header, cells, without=left_out)
 
 
 def _begin(attempt: AttemptState) -> str:
@@ -163,9 +163,8 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
         if wide or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded") or pod.index == 0
     ]
     shown = chosen if wide else chosen[:_SHOWN]
-    measured = ["STEP", "STEP TIME", "LOSS"] if progress else []
-    placed = ["TOPOLOGY"] if wide and any(pod.topology for pod in shown) else []
-    header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *placed, *measured, "REASON"]
+    header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", "TOPOLOGY", *_MEASURED, "REASON"]
+    without = () if wide and any(pod.topology for pod in shown) else ("TOPOLOGY",)
     rows = []
     for pod in shown:
         for ranks in [[rank] for rank in pod.ranks] if wide and pod.ranks else [pod.ranks]:
@@ -173,10 +172,9 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
             known = next((progress[rank] for rank in ranks if rank in progress), None)
             runs = ranks and str(pod.phase) == "Running"
             of_all = progress.get(ranks[0] // together * together) if runs else None
-            cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node]
-            cells += [pod.topology] if placed else []
-            rows.append([*cells, *(_measured(known, of_all) if progress else []), _reason(pod, state, wide)])
-    lines = table(header, rows)
+            cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node, pod.topology]
+            rows.append([*cells, *_measured(known, of_all), _reason(pod, state, wide)])
+    lines = table(header, rows, without=without if progress else (*without, *_MEASURED))
     left = len(state.pods) - len(shown)
     if left:
         lines.append(f"and {plural(left, 'more pod')} (-o wide shows all)")

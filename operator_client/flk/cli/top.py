@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flk.cli.json_text import json_text
-from flk.cli.options import Context, Namespace, complete_jobs, job_ref, note, open_job, output_format
+from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, output_format, valid_jobs
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
@@ -35,17 +35,15 @@ _NO_RANKS: Final = (
 Lines = Callable[[int, str], "list[Line]"]
 
 
-def _valid(value: str | None) -> str | None:
-    if value is not None:
-        job_ref(value)
-    return value
-
-
 def top(
     job: Annotated[
         str | None,
         typer.Argument(
-            metavar="[JOB]", help="Name of a job.", show_default=False, callback=_valid, autocompletion=complete_jobs
+            metavar="[JOB]",
+            help="Name of a job.",
+            show_default=False,
+            callback=valid_jobs,
+            autocompletion=complete_jobs,
         ),
     ] = None,
     context: Context = None,

@@ -280,12 +280,9 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
         for _, ranks in ordered
         for rank in sorted(ranks, key=key)
     ]
-    # Not all jobs tell of these two.
-    shown = [
-        place for place, title in enumerate(titles) if title not in ("DATA", "GPU") or any(row[place] for row in rows)
-    ]
-    told = table([titles[place] for place in shown], [[row[place] for place in shown] for row in rows])
-    head, *body = [line.removesuffix("   -") for line in told]
+    told = {title for row in rows for title, cell in zip(titles, row, strict=True) if cell}
+    without = {"DATA", "GPU"} - told  # not all jobs tell of these two
+    head, *body = [line.removesuffix("   -") for line in table(titles, rows, without=without)]
     texts = iter(zip(body, [rank for _, ranks in ordered for rank in sorted(ranks, key=key)], strict=True))
     lines = [Line(head.replace("-", " ", 1), "bold")]
     for node, ranks in ordered:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,14 +28,12 @@ def why(
     client, job = open_job(job, context, namespace)
     view, state = look(client, job, note)
     answer = diagnose(view)
-    if output == "json":
-        print(json.dumps(answer.to_dict(), indent=2))
-    elif output == "yaml":
-        import yaml
-
-        print(yaml.safe_dump(json.loads(json.dumps(answer.to_dict())), sort_keys=False, allow_unicode=True), end="")
-    else:
+    if output == "text":
         sys.stdout.write(text(answer, client.now()))
+    else:
+        from flk.cli.data_output import DataOutput
+
+        sys.stdout.write(DataOutput(output).text(answer.to_dict()))
     return state.code if state.was_deleted else None
 
 
