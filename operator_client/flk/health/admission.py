@@ -68,12 +68,11 @@ def _check_priority_class(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     """Check that the pods' PriorityClass exists."""
     name = pods.priority_class
     found = cluster.named.get(("priorityclasses", name))
-    if isinstance(found, Unreadable) and found.missing:
+    if isinstance(found, Unreadable):
         remedy = cluster.commands.kubectl("get priorityclasses", namespaced=False) + " lists those that exist"
         sentence = f"there is no PriorityClass {name}, so no pod is created"
-        yield Result("priority", Level.FAILED, sentence, remedy, "PriorityClassMissing")
-    elif isinstance(found, Unreadable):
-        yield Result("priority", Level.UNKNOWN, f"PriorityClass {name} cannot be read: {found.reason}")
+        unread = f"PriorityClass {name} cannot be read"
+        yield found.result("priority", sentence, remedy, "PriorityClassMissing", unread=unread)
     elif found is not None:
         yield Result("priority", Level.OK, f"PriorityClass {name} exists, with the value {found.get('value', 0)}")
 

@@ -11,6 +11,7 @@ from flk import labels
 from flk.commands import Commands
 from flk.health.resources import Amounts, requests
 from flk.kube import Object, Resource
+from flk.observe.pods import claims_of
 from flk.targets import DEFAULT, Target, target_of
 from flk.targets.gang import Gang, gang_of
 
@@ -42,6 +43,12 @@ class Unreadable:
     reason: str
     missing: bool = False
     remedy: str = ""  # where the error has one
+
+    def result(self, check: str, found: str, remedy: str = "", code: str = "", *, unread: str) -> Result:
+        """Return the result of a check that needs it: ``found`` if it is missing, else ``unread`` and the reason."""
+        if self.missing:
+            return Result(check, Level.FAILED, found, remedy, code)
+        return Result(check, Level.UNKNOWN, f"{unread}: {self.reason}")
 
 
 @dataclass(frozen=True)
@@ -96,8 +103,7 @@ class Pods:
     @property
     def claims(self) -> list[str]:
         """Names of the PersistentVolumeClaims that the pods mount."""
-        volumes = self.spec.get("volumes") or []
-        return sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if v.get("persistentVolumeClaim")})
+        return sorted(set(claims_of(self.template)))
 
     @property
     def device_claims(self) -> list[tuple[str, str]]:

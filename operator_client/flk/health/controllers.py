@@ -70,11 +70,9 @@ def _check_api(cluster: Cluster) -> Iterator[Result]:
     target, kinds = cluster.target, f"{cluster.target.kind}s"
     if not isinstance(cluster.api, Unreadable):
         yield Result(target.plural, Level.OK, f"the cluster serves {kinds} ({cluster.api.api_version})")
-    elif cluster.api.missing:
-        yield Result(target.plural, Level.FAILED, cluster.api.reason, cluster.api.remedy)
     else:
-        found = f"the API {target.api_version} cannot be read: {cluster.api.reason}"
-        yield Result(target.plural, Level.UNKNOWN, found)
+        unread = f"the API {target.api_version} cannot be read"
+        yield cluster.api.result(target.plural, cluster.api.reason, cluster.api.remedy, unread=unread)
 
 
 def _check_runtime(cluster: Cluster) -> Iterator[Result]:
@@ -83,14 +81,12 @@ def _check_runtime(cluster: Cluster) -> Iterator[Result]:
         return
     if not isinstance(cluster.runtime, Unreadable):
         yield Result("runtime", Level.OK, f"the ClusterTrainingRuntime {RUNTIME} is there")
-    elif cluster.runtime.missing:
+    else:
         found = f"there is no ClusterTrainingRuntime {RUNTIME}, which TrainJobs of flk need"
         create = cluster.commands.kubectl("apply --server-side -f k8s/training-runtime.yaml", namespaced=False)
         remedy = f"create it in a copy of flk's repository: {create}; or install flk's chart: trainingRuntime.create"
-        yield Result("runtime", Level.FAILED, found, remedy)
-    else:
-        found = f"whether there is a ClusterTrainingRuntime {RUNTIME} is not known: {cluster.runtime.reason}"
-        yield Result("runtime", Level.UNKNOWN, found)
+        unread = f"whether there is a ClusterTrainingRuntime {RUNTIME} is not known"
+        yield cluster.runtime.result("runtime", found, remedy, unread=unread)
 
 
 def _check_controllers(cluster: Cluster) -> Iterator[Result]:

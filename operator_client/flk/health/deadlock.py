@@ -13,9 +13,8 @@ from flk.health.scheduler_message import parse
 from flk.health.scheduling import is_short_of_resources
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.pods import conditions, job_of, one_line, phase_of
+from flk.observe.pods import conditions, job_of, one_line, phase_of, training_container
 from flk.observe.view import JobView, number_in, pod_spec
-from flk.targets import CONTAINERS
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 
 _UNFINISHED: Final = ("Pending", "Running")  # phases of pods
@@ -90,8 +89,7 @@ def _may_end(pod: Object) -> bool:
 
 def _trains(pods: list[Object]) -> bool:
     """Return whether a job has as many pods with a node as it needs to train: an elastic one need not have them all."""
-    containers = pod_spec(pods[0]).get("containers") or []
-    container: Object = next((each for each in containers if each.get("name") in CONTAINERS), {})
+    container = training_container(pods[0])
     most = number_in(container, PODS)
     least = number_in(container, MIN_PODS) or (most or len(pods)) - number_in(container, SPARES)
     return sum(map(_has_node, pods)) >= least

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Find, Locate, Trace, event_evidence, names, tell
+from flk.health.cause import Cause, Find, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.scheduling import scheduling_evidence, unschedulable
+from flk.health.scheduling import scheduler_says, unschedulable
 from flk.observe.model import PodPhase
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
@@ -35,24 +35,12 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         kind, item = _KINDS[plural], cluster.named.get((plural, name))
         if not isinstance(item, Unreadable):
             fine.append(name)
-        elif item.missing:
-            remedy = f"create it ({cluster.commands.kubectl('apply -f FILE')}), or correct --claim"
-            yield Result("devices", Level.FAILED, f"there is no {kind} {name}", remedy, "DeviceClaimMissing")
         else:
-            yield Result("devices", Level.UNKNOWN, f"{kind} {name} cannot be read: {item.reason}")
+            remedy = f"create it ({cluster.commands.kubectl('apply -f FILE')}), or correct --claim"
+            missing, unread = f"there is no {kind} {name}", f"{kind} {name} cannot be read"
+            yield item.result("devices", missing, remedy, "DeviceClaimMissing", unread=unread)
     if fine:
         yield Result("devices", Level.OK, f"claims exist: {', '.join(fine)}")
-
-
-def _refused(pattern: re.Pattern[str]) -> Locate:
-    """Return a Locate for pods about which the scheduler says what matches ``pattern``."""
-
-    def locate(view: JobView) -> Trace | None:
-        pods = [pod for pod in view.unschedulable if pattern.search(pod.message)]
-        match = pattern.search(pods[0].message) if pods else None
-        return Trace(names(pods), [scheduling_evidence(view, pods[0])], match.groups("")) if match else None
-
-    return locate
 
 
 def _missing(view: JobView) -> Trace | None:
@@ -62,8 +50,8 @@ def _missing(view: JobView) -> Trace | None:
         for event in reversed(view.pod_events.get(pod.name, [])):
             match = _MISSING.search(one_line(event.get("message")))
             if match and event.get("reason") == "FailedResourceClaimCreation":
-                return Trace(names(pods), [event_evidence(event)], match.groups(""))
-    return _refused(_MISSING)(view)
+                return Trace(names(pods), [event_evidence(event)], (match[0], *match.groups("")))
+    return scheduler_says(_MISSING)(view)
 
 
 def _not_allocated(view: JobView) -> Trace | None:
@@ -75,13 +63,13 @@ def _not_allocated(view: JobView) -> Trace | None:
 
 
 def _kind(trace: Trace) -> str:
-    return _KINDS["resourceclaimtemplates" if trace[0] else "resourceclaims"]
+    return _KINDS["resourceclaimtemplates" if trace[1] else "resourceclaims"]
 
 
 _FIND_MISSING: Final[Find] = tell(
     _missing,
     lambda view, trace: (
-        f"{trace} cannot be scheduled: the {_kind(trace)} {trace[1]} does not exist in namespace {view.namespace}"
+        f"{trace} cannot be scheduled: the {_kind(trace)} {trace[2]} does not exist in namespace {view.namespace}"
     ),
     lambda view, trace: (
         f"{view.kubectl(f'get {_kind(trace).lower()}s')} shows those that exist; create it, and the pods go on, or "
@@ -105,8 +93,8 @@ CAUSES: Final = (
         "may not be installed. flk reads the condition PodScheduled of the pods.",
         "Install the driver, or correct the class in the template.",
         tell(
-            _refused(_CLASS_MISSING),
-            lambda view, trace: f"{trace}: the DeviceClass {trace[0]} does not exist, which a claim names",
+            scheduler_says(_CLASS_MISSING),
+            lambda view, trace: f"{trace}: the DeviceClass {trace[1]} does not exist, which a claim names",
             lambda view, trace: (
                 f"{view.kubectl_of_cluster('get deviceclasses')} shows those that exist; install the driver of the "
                 "devices, or correct the class in the template"

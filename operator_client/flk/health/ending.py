@@ -77,7 +77,7 @@ def _ended(
         failure = job_failure(view)
         if failure is None or not matches(failure):
             return None
-        name = failure.pod_name or next((p.name for p in view.pods if p.index == failure.pod), "")
+        name = view.pod_of(failure)
         return Found(
             failure.summary,
             remedy(view, failure),

@@ -40,7 +40,7 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
     """
     if failure is None:
         return None
-    name = failure.pod_name or next((pod.name for pod in view.pods if pod.index == failure.pod), "")
+    name = view.pod_of(failure)
     since = next((a.started for r in view.records for a in r.attempts if a.number == failure.attempt), 0.0)
     known = failure.kind is Kind.OOM or (
         failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED, Kind.SIGNAL, Kind.KILLED)

@@ -21,11 +21,10 @@ def before(cluster: Cluster) -> Iterator[Result]:
         return
     if not isinstance(api, Unreadable):
         yield Result("gang", Level.OK, f"the cluster serves PodGroups ({api.api_version})")
-    elif api.missing:
-        name = next(name for name, each in GANGS.items() if each is gang)
-        yield Result("gang", Level.FAILED, f"gang {name}: {api.reason}", api.remedy)
     else:
-        yield Result("gang", Level.UNKNOWN, f"the API {gang.api_version} cannot be read: {api.reason}")
+        name = next(name for name, each in GANGS.items() if each is gang)
+        unread = f"the API {gang.api_version} cannot be read"
+        yield api.result("gang", f"gang {name}: {api.reason}", api.remedy, unread=unread)
 
 
 def _unscheduled(group: Object) -> Object:

@@ -26,12 +26,10 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     if isinstance(found, Unreadable):
         if found.missing and found.remedy:  # the API, and not the queue
             yield Result("queue", Level.FAILED, f"queue {name}: {found.reason}", found.remedy, "WaitingInQueue")
-        elif found.missing:
-            remedy = cluster.commands.kubectl("get localqueues") + " lists those that exist"
-            sentence = f"there is no queue {name} (a LocalQueue of Kueue) in namespace {cluster.namespace}"
-            yield Result("queue", Level.FAILED, sentence, remedy, "WaitingInQueue")
-        else:
-            yield Result("queue", Level.UNKNOWN, f"queue {name} cannot be read: {found.reason}")
+            return
+        remedy = cluster.commands.kubectl("get localqueues") + " lists those that exist"
+        sentence = f"there is no queue {name} (a LocalQueue of Kueue) in namespace {cluster.namespace}"
+        yield found.result("queue", sentence, remedy, "WaitingInQueue", unread=f"queue {name} cannot be read")
     elif found is not None:
         active = conditions(found).get("Active") or {}
         if active.get("status") == "False":

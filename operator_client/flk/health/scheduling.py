@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -188,6 +189,20 @@ def is_short_of_resources(message: str) -> bool:
     """Return whether the scheduler says that resources are short, and of no node that it is only away."""
     reasons = parse(message)
     return any(reason.kind == "resource" for reason in reasons) and not any(map(_is_away, reasons))
+
+
+def scheduler_says(pattern: re.Pattern[str]) -> Locate:
+    """Return a Locate for pending pods about which the scheduler says what matches ``pattern``."""
+
+    def locate(view: JobView) -> Trace | None:
+        waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.message]
+        found = [(pod, match) for pod in waiting if (match := pattern.search(pod.message))]
+        if not found:
+            return None
+        pod, match = found[0]
+        return Trace([pod.name for pod, _ in found], [scheduling_evidence(view, pod)], (match[0], *match.groups("")))
+
+    return locate
 
 
 def scheduling_evidence(view: JobView, pod: PodState) -> Evidence:

@@ -9,7 +9,8 @@ from flk.health.resources import is_cordoned, is_node_state, may_use_volume, unt
 from flk.kube import Object
 from flk.observe.model import Evidence
 from flk.observe.needs import volume_name
-from flk.observe.view import JobView, pod_spec
+from flk.observe.pods import claims_of
+from flk.observe.view import JobView
 from flk_runtime.contract.ranges import plural
 
 
@@ -44,17 +45,10 @@ class BoundVolume:
         return Evidence(source, volume_affinity_text(self.volume), "spec.nodeAffinity")
 
 
-def claim_names(view: JobView, pod: str) -> list[str]:
-    """Return the names of the claims that a pod mounts."""
-    volumes = pod_spec(view.objects[pod]).get("volumes") or []
-    found = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in volumes]
-    return [str(name) for name in found if name]
-
-
 def bound_volumes(view: JobView, pod: str) -> Iterator[BoundVolume]:
     """Yield the volumes of a pod that not all nodes can use, as far as volumes and nodes could be read."""
     nodes = view.around.nodes.values()
-    for name in claim_names(view, pod) if nodes else ():
+    for name in claims_of(view.objects[pod]) if nodes else ():
         volume = view.around.volumes.get(volume_name(view.around.claims.get(name)))
         if volume is not None and volume_affinity_text(volume):
             yield BoundVolume(name, volume, [node for node in nodes if may_use_volume(node, volume)])

@@ -10,12 +10,12 @@ from typing import Final
 from flk.health.autoscaling import is_adding
 from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.scheduling import scheduling_evidence, unschedulable
-from flk.health.volume_nodes import bound_volumes, claim_names
+from flk.health.scheduling import scheduler_says, unschedulable
+from flk.health.volume_nodes import bound_volumes
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import involved
-from flk.observe.pods import one_line
+from flk.observe.pods import claims_of, one_line
 from flk.observe.view import JobView
 from flk.units import created_at
 from flk_runtime.contract import user_env
@@ -41,13 +41,10 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     for name in pods.claims:
         claim = cluster.named.get(("persistentvolumeclaims", name))
         if isinstance(claim, Unreadable):
-            if claim.missing:
-                create = cluster.commands.kubectl("apply -f claim.yaml")
-                remedy = f"create it, with access mode ReadWriteMany for several pods: {create}"
-                found = f"there is no PersistentVolumeClaim {name}"
-                yield Result("claim", Level.FAILED, found, remedy, "ClaimMissing")
-            else:
-                yield Result("claim", Level.UNKNOWN, f"PersistentVolumeClaim {name} cannot be read: {claim.reason}")
+            create = cluster.commands.kubectl("apply -f claim.yaml")
+            remedy = f"create it, with access mode ReadWriteMany for several pods: {create}"
+            found, unread = f"there is no PersistentVolumeClaim {name}", f"PersistentVolumeClaim {name} cannot be read"
+            yield claim.result("claim", found, remedy, "ClaimMissing", unread=unread)
         elif claim is not None:
             problems = list(_claim_problems(cluster, pods, name, claim))
             yield from problems
@@ -106,25 +103,11 @@ def _written(pods: Pods, claim: str) -> bool:
     return False
 
 
-def _unscheduled(pattern: re.Pattern[str]) -> Locate:
-    """Return a Locate for pending pods whose scheduler message matches ``pattern``."""
-
-    def locate(view: JobView) -> Trace | None:
-        waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.message]
-        found = [(pod, match) for pod in waiting if (match := pattern.search(pod.message))]
-        if not found:
-            return None
-        pod, match = found[0]
-        return Trace([pod.name for pod, _ in found], [scheduling_evidence(view, pod)], (match[0], *match.groups("")))
-
-    return locate
-
-
 def _claim_unbound(view: JobView) -> Found | None:
-    found = _unscheduled(_CLAIM_UNBOUND)(view)
+    found = scheduler_says(_CLAIM_UNBOUND)(view)
     if found is None:
         return None
-    claims = claim_names(view, found.pods[0])
+    claims = claims_of(view.objects[found.pods[0]])
     for name in claims:
         claim = view.around.claims.get(name)
         phase = str(((claim or {}).get("status") or {}).get("phase") or "Pending")
@@ -169,10 +152,15 @@ def _about(event: Object) -> tuple[object, object]:
 def _on_other_node(view: JobView) -> Trace | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
     closest = None if is_adding(view) else unschedulable(view)
-    found = _unscheduled(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
+    found = scheduler_says(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
     if found is None:
         return None
     return replace(found, evidence=[*found.evidence, *(each.evidence for each in bound_volumes(view, found.pods[0]))])
+
+
+def _claims(view: JobView, found: Trace) -> str:
+    """Return the names of the claims that the pods mount; empty if they have none."""
+    return ", ".join(claims_of(view.objects[found.pods[0]]))
 
 
 def _where(view: JobView, found: Trace) -> str:
@@ -233,7 +221,7 @@ CAUSES: Final = (
         f"The pods name a claim that the namespace does not have. {_SCHEDULED}",
         "Correct --volume or --checkpoint, or create the claim. The pods are scheduled once it exists.",
         tell(
-            _unscheduled(_CLAIM_MISSING),
+            scheduler_says(_CLAIM_MISSING),
             lambda view, trace: (
                 f"{trace} cannot be scheduled: the PersistentVolumeClaim {trace[1]} does not exist in namespace "
                 f"{view.namespace}"
@@ -251,7 +239,7 @@ CAUSES: Final = (
         f"The pods name a claim that somebody deletes. {_SCHEDULED}",
         "Name another claim.",
         tell(
-            _unscheduled(_CLAIM_DELETED),
+            scheduler_says(_CLAIM_DELETED),
             lambda view, trace: f"{trace} cannot be scheduled: the PersistentVolumeClaim {trace[1]} is being deleted",
             lambda view, trace: (
                 f"{view.kubectl(f'describe persistentvolumeclaim {trace[1]}')} shows what still uses it"
@@ -277,9 +265,8 @@ CAUSES: Final = (
         tell(
             _on_other_node,
             lambda view, trace: (
-                f"{trace} cannot be scheduled: the volume of "
-                f"{', '.join(claim_names(view, trace.pods[0])) or 'the volume'} belongs to another node or zone than "
-                f"the nodes that the pods may run on{_where(view, trace)}"
+                f"{trace} cannot be scheduled: the volume of {_claims(view, trace) or 'the volume'} belongs to another "
+                f"node or zone than the nodes that the pods may run on{_where(view, trace)}"
             ),
             lambda view, trace: (
                 "use a claim with access mode ReadWriteMany for several pods, or let the pods run on the volume's "
@@ -297,7 +284,7 @@ CAUSES: Final = (
         tell(
             _unmounted(_MULTI_ATTACH),
             lambda view, trace: (
-                f"{trace} cannot start: the volume of {', '.join(claim_names(view, trace.pods[0])) or trace[1]} is "
+                f"{trace} cannot start: the volume of {_claims(view, trace) or trace[1]} is "
                 "attached to another node and may be attached to one node only"
             ),
             lambda view, trace: (

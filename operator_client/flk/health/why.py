@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from flk.health.cause import subject
 from flk.health.table import ENDS, LATER, find
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodState
@@ -229,13 +230,12 @@ def _ends(view: JobView, cause: Finding | None) -> list[Other]:
         folded.setdefault(f"exit code {pod.exit_code}", []).append(pod)
     others = []
     for text, pods in folded.items():
-        words = pods[0].name if len(pods) == 1 else f"{pods[0].name} and {plural(len(pods) - 1, 'other pod')}"
         why_not = (
             "the launchers end with the code of the cause"
             if view.records
             else "a consequence: they ended after the pod of the cause"
         )
-        others.append(Other(f"{words} ended with {text}", why_not, time=pods[0].ended or 0.0))
+        others.append(Other(f"{subject(pods)} ended with {text}", why_not, time=pods[0].ended or 0.0))
     return others
 
 

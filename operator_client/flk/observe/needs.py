@@ -14,10 +14,10 @@ from typing import Final
 from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
 from flk.observe.observation import LOG_LINES, Need, Observation, event_time, involved
-from flk.observe.pods import job_of
+from flk.observe.pods import claims_of, job_of
 from flk.observe.progress import read_progress
 from flk.observe.suspects import suspects
-from flk.observe.view import JobView, pod_spec
+from flk.observe.view import JobView
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.units import created_at, timestamp
@@ -226,10 +226,9 @@ def volume_name(claim: Object | None) -> str:
 
 def _claim_names(view: JobView, pods: Iterable[PodState]) -> list[str]:
     """Return the claims of pods that do not start because of a volume."""
-    names = set()
+    names: set[str] = set()
     for pod in pods:
         events = " ".join(str(event.get("message", "")) for event in view.pod_events.get(pod.name, []))
         if any(word in pod.message + events for word in ("olume", "persistentvolumeclaim")):
-            for volume in pod_spec(view.objects[pod.name]).get("volumes") or []:
-                names.add(str((volume.get("persistentVolumeClaim") or {}).get("claimName") or ""))
-    return sorted(names - {""})
+            names.update(claims_of(view.objects[pod.name]))
+    return sorted(names)

@@ -38,7 +38,7 @@ def _places(view: JobView) -> Iterator[tuple[str, str]]:
         failures += [attempt.failure for attempt in view.record.attempts[-1:]]
     for failure in failures:
         if failure is not None and may_be_of_hardware(failure):
-            name = failure.pod_name or next((pod.name for pod in view.pods if pod.index == failure.pod), "")
+            name = view.pod_of(failure)
             yield name, failure.node or nodes.get(name, "")
     for pod in view.pods:
         if pod.phase == PodPhase.UNKNOWN or (pod.phase == PodPhase.STARTING and not pod.reason):

@@ -27,6 +27,7 @@ from flk.observe.pods import (
 )
 from flk.targets import DEFAULT, WORKER, Target, target_of
 from flk.units import created_at, timestamp
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, QuarantinedNode, SlowRank, Standstill
@@ -350,6 +351,10 @@ class JobView:
             return True
         # The operator deletes such a pod at once. Only its event remains.
         return any(event.get("reason") == "OOMKilled" for event in self._ends_of(pod_name, since))
+
+    def pod_of(self, failure: Failure) -> str:
+        """Return the name of the pod of a failure; empty if it is not known."""
+        return failure.pod_name or next((pod.name for pod in self.pods if pod.index == failure.pod), "")
 
     def got_sigkill(self, pod_name: str, since: float) -> bool:
         """Return whether a pod with a memory limit got SIGKILL after ``since`` for a reason that is not shown."""
