@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import yaml
@@ -74,8 +75,7 @@ def build(
 def _submitted(view: JobView, diff: str) -> Submitted:
     job: Object = kept_job(view.job) if view.job else {}
     annotations = (job.get("metadata") or {}).get("annotations") or {}
-    kept = JobView(view.around, view.commands)
-    container = _container(job, kept)
+    container = JobView(replace(view.around, job=job), view.commands).container if job else {}
     try:
         spec = json.loads(annotations.get(labels.SPEC) or "{}")
     except ValueError:
@@ -95,15 +95,6 @@ def _submitted(view: JobView, diff: str) -> Submitted:
         variables=variables,
         file=yaml.safe_dump(spec, sort_keys=False, allow_unicode=True) if spec else "",
     )
-
-
-def _container(job: Object, view: JobView) -> Object:
-    """Return the training container of a job's redacted object."""
-    for role in view.target.replicas(job).values() if job else ():
-        for container in ((role.template or {}).get("spec") or {}).get("containers") or []:
-            if container.get("name") == view.target.container:
-                return dict(container)
-    return {}
 
 
 def _source(value_from: Any) -> str:
