@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from flk.jobs.lifecycle.placement import avoiding
 from flk.manifest import Bundle, render
-from flk.spec import Job
+from flk.spec.job import Job
 from flk.targets import TARGETS
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import JobRecord, QuarantinedNode
+from tests.support.api_server import JOBS
+from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder
 
-Run = Callable[..., tuple[int, str, str]]
-JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 NOT_ON = {"key": "metadata.name", "operator": "NotIn"}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
