@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -233,6 +234,17 @@ def eventually() -> Callable[[str, Callable[[], Any]], Any]:
     """Waits until a check returns something true, and returns it: ``eventually("two pods run", lambda: ...)``."""
     # A question takes a tenth of a second of processor time, and the pods that it asks about wait for the processor.
     return lambda what, check: until(check, what, seconds=PATIENCE, every=0.5, slowest=3)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes train.py into a folder of its own and gives the folder."""
+
+    def write(text: str) -> Path:
+        (tmp_path / "train.py").write_text(textwrap.dedent(text))
+        return tmp_path
+
+    return write
 
 
 # Images

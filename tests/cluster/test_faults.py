@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,17 +14,6 @@ from tests.support.commands import WITHOUT_TORCH
 from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "100m"]
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes train.py into a folder of its own and gives the folder."""
-
-    def write(text: str) -> Path:
-        (tmp_path / "train.py").write_text(textwrap.dedent(text))
-        return tmp_path
-
-    return write
 
 
 def status(flk: Any, job: str) -> dict[str, Any]:

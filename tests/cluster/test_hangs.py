@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from flk_runtime.contract.record import JobRecord
 from tests.support.terminations import terminations
@@ -30,17 +26,6 @@ SCRIPT = """
         time.sleep(0.01)
         dist.all_reduce(torch.ones(1))
 """
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes train.py into a folder of its own and gives the folder."""
-
-    def write(text: str) -> Path:
-        (tmp_path / "train.py").write_text(textwrap.dedent(text))
-        return tmp_path
-
-    return write
 
 
 def submit(flk: Any, image: str, folder: Path, name: str, *args: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,17 +17,6 @@ SMALL = ["--cpu", "50m"]
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"  # in flk's image
 DEADLINE, USED = 40, 20  # seconds of a job, and what its first pod uses of them at least
 BUSYBOX = "busybox:1.35"  # on each node of kind, for its storage; it has a shell and no Python
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes train.py into a folder of its own and gives the folder."""
-
-    def write(text: str) -> Path:
-        (tmp_path / "train.py").write_text(textwrap.dedent(text))
-        return tmp_path
-
-    return write
 
 
 def messages(kubectl: Any, job: str) -> list[dict[str, Any]]:

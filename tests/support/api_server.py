@@ -21,6 +21,15 @@ from urllib.parse import parse_qs, urlsplit
 
 TOKEN = "a-very-secret-token"
 
+# Paths of the objects of kinds, in the namespace that the server has.
+JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
+BATCH = "/apis/batch/v1/namespaces/team/jobs"
+MAPS = "/api/v1/namespaces/team/configmaps"
+SECRETS = "/api/v1/namespaces/team/secrets"
+PODS = "/api/v1/namespaces/team/pods"
+EVENTS = "/api/v1/namespaces/team/events"
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -51,14 +60,8 @@ class FakeApiServer:
 
     def __init__(self) -> None:
         self.faults: deque[Fault | None] = deque()
-        self.objects: dict[str, dict[str, dict[str, Any]]] = {
-            "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs": {},
-            "/api/v1/namespaces/team/configmaps": {},
-            "/api/v1/namespaces/team/secrets": {},
-            "/api/v1/namespaces/team/pods": {},
-            "/api/v1/namespaces/team/events": {},
-            "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads": {},
-        }
+        kinds = (JOBS, MAPS, SECRETS, PODS, EVENTS, WORKLOADS)
+        self.objects: dict[str, dict[str, dict[str, Any]]] = {path: {} for path in kinds}
         self.watches: dict[str, deque[list[bytes]]] = defaultdict(deque)
         self.logs: dict[str, deque[bytes]] = {}  # by pod: the answers to successive requests for its log
         self.written: dict[str, str] = {}  # by pod: the log that every request gets, where ``logs`` has nothing
@@ -119,6 +122,11 @@ class FakeApiServer:
         """Put an object of a kind (``pytorchjobs``, ``pods``, …) into the namespace ``team``."""
         collection = next(path for path in self.objects if path.endswith(f"/{kind}"))
         return self._create(collection, item)
+
+    def delete_all(self) -> None:
+        """Delete all objects at once, as when a namespace is emptied."""
+        for collection in self.objects.values():
+            collection.clear()
 
     def _create(self, collection: str, item: dict[str, Any]) -> dict[str, Any]:
         self.version += 1
@@ -213,7 +221,7 @@ class FakeApiServer:
     def _delete(self, collection: str, name: str, item: dict[str, Any], options: dict[str, Any]) -> None:
         """Delete an object; with foreground propagation it stays, marked, while there are pods that it owns."""
         uid = item["metadata"]["uid"]
-        pods = self.objects.get("/api/v1/namespaces/team/pods", {}).values()
+        pods = self.objects.get(PODS, {}).values()
         owners = [owner["uid"] for pod in pods for owner in pod["metadata"].get("ownerReferences") or []]
         if options.get("propagationPolicy") == "Foreground" and uid in owners:
             item["metadata"].setdefault("deletionTimestamp", "2026-01-01T02:05:10Z")

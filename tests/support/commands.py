@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from tests.support.requirements import unavailable
 SPAWN = {str(user_env.START): "spawn"}
 WITHOUT_TORCH = ["--env", f"{user_env.START}=spawn"]
 RUN_CLI = 300  # seconds that a command may take unless a test says otherwise
+
+# What the fixture `run` is: it runs a command line in this process, and gives its exit code, stdout and stderr.
+Run = Callable[..., tuple[int, str, str]]
 
 
 class Flk:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flk.__main__ import main
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
 from flk.manifest import runtime
 from flk.manifest.minify import minified
+from flk.observe.client import JobClient
 from flk.user_files import write_whole
 from tests.support.api_server import FakeApiServer, write_kubeconfig
+from tests.support.commands import Run
 
 
 @pytest.fixture(scope="session")
@@ -70,9 +74,13 @@ def kubeconfig(fake: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def run(
-    fake: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> Callable[..., tuple[int, str, str]]:
+def client(kubeconfig: Path) -> JobClient:
+    """The client of the fake server, which makes no pause between two requests."""
+    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
+
+
+@pytest.fixture
+def run(fake: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
     """Runs a command line: its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")

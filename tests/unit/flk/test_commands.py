@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from flk.kube import ConnectionOptions, set_connection_options
 from flk.observe.client import JobClient, JobRef
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Kind
+from tests.support.commands import Run
 from tests.support.jobs import JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
 
-Run = Callable[..., tuple[int, str, str]]
 PROD = Connection("prod", "my config", "ada", ["team"], "east", "admin", "https://east", token="secret")
 
 

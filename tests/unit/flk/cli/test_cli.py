@@ -19,9 +19,8 @@ from flk.manifest import bundle
 from flk.spec import overlay
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
+from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import pytest
 from flk.kube import ConnectionOptions, Document, RequestTarget, Resource, kubectl_command, set_connection_options
 from flk.observe.resources import CONFIG_MAPS, EVENTS, LOGS, PODS, RESOURCES
 from tests.support.api_server import TOKEN, write_kubeconfig
+from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
-Run = Callable[..., tuple[int, str, str]]
 REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 

@@ -15,12 +15,10 @@ import flk
 from flk.errors import ForbiddenError
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
+from tests.support.api_server import BATCH, JOBS
+from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
-
-Run = Callable[..., tuple[int, str, str]]
-JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
-
 
 # Names
 
@@ -40,9 +38,6 @@ def test_a_name_may_be_written_as_kubectl_prints_it(fake: Any, run: Run, name: s
     JobBuilder().add_to(fake)
     assert run("delete", "--no-wait", name)[:2] == (0, "gpt\n")
     assert fake.asked("DELETE") == [f"{JOBS}/gpt"]
-
-
-BATCH = "/apis/batch/v1/namespaces/team/jobs"
 
 
 def add_both(fake: Any) -> None:

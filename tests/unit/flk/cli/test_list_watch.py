@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,9 @@ from flk.cli.data_output import DataOutput
 from flk.cli.list_watch import watch_list
 from flk.errors import ApiError, UnreachableError
 from flk.jobs.listing import Listed
+from tests.support.api_server import JOBS
+from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 class Client:
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_a_watch(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatc
 def test_the_status_of_a_job_is_watched_until_it_ends(fake: Any, run: Run) -> None:
     jobs.add(fake, "succeeded")
     assert run("status", "gpt", "--watch") == (0, "gpt is succeeded\n", "")
-    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"].clear()
+    fake.objects[JOBS].clear()
     code, stdout, stderr = run("status", "gpt", "--watch")
     assert (code, stdout) == (0, "gpt is succeeded\n")
     assert "job gpt is gone; this is what" in stderr

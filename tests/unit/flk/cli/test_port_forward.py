@@ -6,13 +6,14 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from flk.cli import port_forward
 from flk.cli.port_forward import Forwarding
+from tests.support.api_server import JOBS, PODS
+from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
 
 
@@ -50,9 +51,7 @@ def test_a_client_that_has_sent_everything_gets_its_answer() -> None:
     client.close()
 
 
-def test_several_ports_on_several_addresses(
-    fake: Any, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_ports_on_several_addresses(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.add(fake, "running")
     opened: list[tuple[str, int, int]] = []
     ended = threading.Event()
@@ -99,15 +98,12 @@ def test_several_ports_on_several_addresses(
         ({"deletionTimestamp": "2026-01-01T02:00:00Z"}, {}, 103, "job gpt was deleted, and pod gpt-worker-1 with it"),
     ],
 )
-def test_it_says_that_the_pod_is_gone_and_ends(
-    fake: Any, run: Callable[..., tuple[int, str, str]], job: Any, pod: Any, code: int, said: str
-) -> None:
+def test_it_says_that_the_pod_is_gone_and_ends(fake: Any, run: Run, job: Any, pod: Any, code: int, said: str) -> None:
     jobs.add(fake, "running")
-    pods = "/api/v1/namespaces/team/pods"
-    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]["metadata"] |= job
-    item = fake.objects[pods]["gpt-worker-1"]
+    fake.objects[JOBS]["gpt"]["metadata"] |= job
+    item = fake.objects[PODS]["gpt-worker-1"]
     kind, changed = ("MODIFIED", {**item, "status": pod}) if pod else ("DELETED", item)
-    fake.watches[pods].append([json.dumps({"type": kind, "object": changed}).encode() + b"\n"])
+    fake.watches[PODS].append([json.dumps({"type": kind, "object": changed}).encode() + b"\n"])
     ended, _, errors = run("port-forward", "gpt", "0:8000", "--pod", "1")
     assert ended == code
     assert errors.splitlines()[1] == f"error: {said}"

@@ -14,9 +14,9 @@ from flk.manifest.bundle import Bundle
 from flk.manifest.pod import pod_template
 from flk.manifest.render import render
 from flk.spec.job import validated
+from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
-Run = Callable[..., tuple[int, str, str]]
 POD = "gpt-worker-1"
 GROUP = "/apis/resource.k8s.io"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from flk.observe.resources import POD_GROUPS, RESOURCES
 from flk.spec.gpus import gpu_terms
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
+from tests.support.api_server import JOBS
 from tests.support.chart import template
+from tests.support.commands import Run
 
 ROOT = Path(__file__).parents[4]
-Run = Callable[..., tuple[int, str, str]]
 FORBIDDEN = Unreadable("no permission")
 MISSING = Unreadable("not found", missing=True)
 NOT_SERVED = Unreadable("the cluster does not serve X", missing=True, remedy="install X")
@@ -522,7 +522,7 @@ def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: st
 
 def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run) -> None:
     fake.documents["/version"] = {"gitVersion": "v1.34.4"}
-    del fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]
+    del fake.objects[JOBS]
     code, stdout, _ = run("doctor")
     assert code == 104
     assert any(line.split()[:2] == ["failed", "pytorchjobs"] for line in stdout.splitlines())
@@ -540,7 +540,7 @@ def test_doctor_checks_the_gang_scheduler_of_the_job_file(fake: Any, run: Run, t
 @pytest.mark.parametrize(("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset")])
 def test_doctor_checks_the_target_of_the_job_file(fake: Any, run: Run, tmp_path: Path, target: str, used: str) -> None:
     fake.documents["/version"] = {"gitVersion": "v1.34.4"}
-    del fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]
+    del fake.objects[JOBS]
     fake.objects |= {f"/apis/{each}": {} for each in ("batch/v1/jobs", "jobset.x-k8s.io/v1alpha2/jobsets")}
     (tmp_path / "train.py").touch()
     (tmp_path / "flk.yaml").write_text(f"{{command: train.py, target: {target}}}")

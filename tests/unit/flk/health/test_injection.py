@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
+from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder, record
 
-Run = Callable[..., tuple[int, str, str]]
 TEXTS = {
     "title": "\x1b]0;owned\x07after",
     "clear": "\x1b[2J\x1b[Hafter",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from flk.errors import ApiError, UsageError
 from flk.health import find
 from flk.jobs.logs.lines import LineFilter, LogOptions
 from flk.jobs.state import Phase, derive
-from flk.kube.client import ApiClient
-from flk.kube.credentials import connect
 from flk.labels import QUEUE
 from flk.manifest import render
 from flk.manifest.bundle import Bundle
@@ -23,16 +20,11 @@ from flk.spec.job import validated
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import RECORD_MARKER
 from flk_runtime.contract.record import Attempt, JobRecord
+from tests.support.api_server import JOBS
+from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder
 
-Run = Callable[..., tuple[int, str, str]]
-JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 NOTHING = Bundle()
-
-
-@pytest.fixture
-def client(kubeconfig: Any) -> JobClient:
-    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
 def job(**fields: Any) -> Job:

@@ -13,7 +13,7 @@ import flk
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
-from tests.support.api_server import FakeApiServer
+from tests.support.api_server import JOBS, PODS, FakeApiServer
 from tests.support.jobs import JobBuilder
 from tests.unit.flk.cli.outputs import jobs
 
@@ -58,7 +58,7 @@ def test_the_time_for_a_stuck_job_that_is_waited_for_on_is_over(fake: FakeApiSer
 def test_a_wait_for_a_job_that_was_deleted(fake: FakeApiServer) -> None:
     jobs.add(fake, "running")
     handle = flk.get("gpt")
-    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"].clear()
+    fake.objects[JOBS].clear()
     with pytest.raises(flk.JobDeletedError, match="job gpt is gone: it was deleted"):
         handle.wait()
     assert handle.wait(check=False).was_deleted
@@ -83,7 +83,7 @@ def test_a_handle_has_the_commands_of_a_job(
     monkeypatch.setattr("flk.observe.client.JobClient.execute", lambda self, pod, command, timeout: done)
     with pytest.raises(flk.ApiError, match=r"pod gpt-worker-2 has ended \(Failed\)"):
         handle.exec(["nproc"], rank=2)
-    for pod in fake.objects["/api/v1/namespaces/team/pods"].values():
+    for pod in fake.objects[PODS].values():
         pod["status"] = JobBuilder().pod(0).pods[0]["status"]
         pod["spec"]["containers"][0]["command"] = ["python3", "-m", "flk_runtime", "train.py"]
     assert handle.exec(["nproc"], rank=2) is done
@@ -95,7 +95,7 @@ def test_a_handle_has_the_commands_of_a_job(
 
     monkeypatch.setattr("flk.observe.client.JobClient.execute", execute)
     handle.exec(["nproc"])
-    for pod in fake.objects["/api/v1/namespaces/team/pods"].values():
+    for pod in fake.objects[PODS].values():
         pod["spec"]["containers"][0]["env"] = [{"name": "FLK_PIP", "value": "timm"}]
     handle.exec(["nproc"])
     beside_packages = 'PATH="$FLK_WORK/.flk/packages/bin:$PATH"; exec "$@"'
@@ -130,7 +130,7 @@ def test_top_is_what_is_measured_of_the_job(fake: FakeApiServer) -> None:
 
 def test_a_restart_returns_the_handle_of_the_new_job(fake: FakeApiServer) -> None:
     jobs.add(fake, "succeeded")
-    fake.objects["/api/v1/namespaces/team/pods"].clear()
+    fake.objects[PODS].clear()
     old = flk.get("gpt")
     new = old.restart()
     assert new.uid == flk.get("gpt").uid != old.uid

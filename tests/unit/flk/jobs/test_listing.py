@@ -18,13 +18,12 @@ from flk.observe.client import JobClient
 from flk.observe.view import JobView
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
-from tests.support.api_server import FakeApiServer
+from tests.support.api_server import EVENTS, JOBS, FakeApiServer
+from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.health.test_deadlock import half_started
 from tests.unit.flk.observe.test_needs import pending_workload
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def test_the_list_says_of_a_recorded_job_what_its_status_says(
             fake.add(kind, {**item, "metadata": {**item["metadata"], **owners, "namespace": "team"}})
     for path, found in (("nodes", around.nodes), ("persistentvolumes", around.volumes)):
         fake.objects[f"/api/v1/{path}"] = dict(found)
-    for event in fake.objects["/api/v1/namespaces/team/events"].values():
+    for event in fake.objects[EVENTS].values():
         event["involvedObject"]["namespace"] = "team"
     monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: view.now)
     found, recorded_state = _phases(run, view.name), derive(view)
@@ -204,7 +203,7 @@ def test_the_list_says_the_place_in_a_queue_which_is_read_once_for_all_of_its_jo
 
 def test_a_list_does_without_events_that_the_api_server_does_not_give(fake: FakeApiServer, run: Run) -> None:
     jobs.unschedulable("gpt").add_to(fake)
-    fake.refused["/api/v1/namespaces/team/events"] = (400, "no")  # an error that is final
+    fake.refused[EVENTS] = (400, "no")  # an error that is final
     assert _phases(run, "gpt") == [("Pending", "NotEnoughGpus")]
 
 
@@ -219,7 +218,7 @@ def test_no_garbage_is_collected_while_a_list_is_read(
 
     monkeypatch.setattr(fake, "heard", look)
     if status != 200:
-        fake.refused["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"] = (status, "forbidden")
+        fake.refused[JOBS] = (status, "forbidden")
     run("list")
     assert (gc.isenabled(), set(enabled[:1])) == (True, {False})
 

@@ -16,14 +16,13 @@ from flk.errors import ApiError, JobNotFoundError, UsageError
 from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
 from flk.jobs.logs.lines import LineFilter
 from flk.jobs.logs.reader import PodLog, PodReader
-from flk.kube.client import ApiClient
-from flk.kube.credentials import connect
 from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.terminal import printable
 from flk_runtime.contract.log_format import ATTEMPT_MARKER, RECORD_MARKER
+from tests.support.api_server import JOBS, PODS
 from tests.support.jobs import NOW, JobBuilder, record
 
 
@@ -127,27 +126,13 @@ def test_ranks_that_are_none(text: str) -> None:
 # From a cluster
 
 
-@pytest.fixture
-def client(kubeconfig: Any) -> JobClient:
-    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
-
-
 def add_job(fake: Any, pods: int = 2, phase: str = "Succeeded") -> None:
-    spec = {
-        "nprocPerNode": "2",
-        "pytorchReplicaSpecs": {"Worker": {"replicas": pods, "restartPolicy": "ExitCode"}},
-    }
-    fake.add("pytorchjobs", {"metadata": {"name": "gpt", "uid": "job"}, "spec": spec})
-    for index in range(pods):
-        labels = {
-            "training.kubeflow.org/job-name": "gpt",
-            "training.kubeflow.org/replica-index": str(index),
-            "training.kubeflow.org/replica-type": "worker",
-        }
-        state = {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:01:00Z"}}
-        status = {"phase": phase, "containerStatuses": [{"name": "pytorch", "state": state}]}
-        meta = {"name": f"gpt-worker-{index}", "labels": labels, "ownerReferences": [{"uid": "job"}]}
-        fake.add("pods", {"metadata": meta, "status": status})
+    """Add a job of another tool, whose containers have ended."""
+    job = JobBuilder(pods, processes=2).all("ended", 0)
+    job.job["metadata"]["labels"] = {}
+    for pod in job.pods.values():
+        pod["status"]["phase"] = phase
+    job.add_to(fake)
 
 
 def test_dump_is_in_the_order_of_pods(fake: Any, client: JobClient) -> None:
@@ -193,11 +178,11 @@ def test_following_an_ended_job_shows_all_once_and_ends(fake: Any, client: JobCl
 def test_stream_that_breaks_is_gone_on_with(fake: Any, client: JobClient) -> None:
     add_job(fake, 1)
     whole = b"".join(line(second, f"[rank 0] step {second}") + b"\n" for second in range(5))
-    running = fake.objects["/api/v1/namespaces/team/pods"]["gpt-worker-0"]["status"]
+    running = fake.objects[PODS]["gpt-worker-0"]["status"]
     running["phase"] = "Running"
     chunks = Ending(queue_of(whole[:100], whole), running)
     fake.logs["gpt-worker-0"] = chunks
-    job = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]
+    job = fake.objects[JOBS]["gpt"]
     job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
     assert [one.text for one in follow(client, "gpt", LogOptions())] == [f"[rank 0] step {n}" for n in range(5)]
     asked = [r.query for r in fake.requests if r.path.endswith("/log")]
@@ -220,19 +205,16 @@ class Ending:
         return chunk
 
 
-PODS_PATH = "/api/v1/namespaces/team/pods"
-
-
 def test_node_that_does_not_answer_hides_no_other_pod(fake: Any, client: JobClient) -> None:
     add_job(fake, 2)
     fake.logs["gpt-worker-1"] = queue_of(b"[rank 2] hello\n")
-    fake.refused[f"{PODS_PATH}/gpt-worker-0/log"] = (500, "dial tcp 10.0.0.1:10250: no route to host")
+    fake.refused[f"{PODS}/gpt-worker-0/log"] = (500, "dial tcp 10.0.0.1:10250: no route to host")
     line, note = dump(client, "gpt", LogOptions())
     assert line.text == "[rank 2] hello"
     assert note.note
     assert "gpt-worker-0 has a log that cannot be read" in note.text
     assert "no route to host" in note.text
-    fake.refused[f"{PODS_PATH}/gpt-worker-1/log"] = (500, "no route to host")
+    fake.refused[f"{PODS}/gpt-worker-1/log"] = (500, "no route to host")
     with pytest.raises(ApiError, match="no route to host"):
         list(dump(client, "gpt", LogOptions()))
 
@@ -275,7 +257,7 @@ def test_log_of_a_replaced_pod_is_not_read_from_its_successor(fake: Any, client:
     add_job(fake, 1, "Running")
     old = client.find_pod("gpt-worker-0")
     assert old is not None
-    fake.objects[PODS_PATH]["gpt-worker-0"] = {**old, "metadata": {**old["metadata"], "uid": "another"}}
+    fake.objects[PODS]["gpt-worker-0"] = {**old, "metadata": {**old["metadata"], "uid": "another"}}
     fake.written["gpt-worker-0"] = "[rank 0] of the new pod\n"
     lines, log = read(client, old, threading.Event())
     assert (lines, log.complete) == ([], True)
@@ -360,7 +342,7 @@ def test_job_whose_pods_have_no_node_is_said(fake: Any, client: JobClient) -> No
 
 def test_job_without_pods_is_said(fake: Any, client: JobClient) -> None:
     add_job(fake, 0)
-    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]["spec"]["runPolicy"] = {"suspend": True}
+    fake.objects[JOBS]["gpt"]["spec"]["runPolicy"] = {"suspend": True}
     (line,) = dump(client, "gpt", LogOptions())
     assert line.note
     assert "there is no pod with a log: job gpt is suspended" in line.text
@@ -406,12 +388,11 @@ def test_lines_of_pods_that_are_gone_come_from_this_machine(fake: Any, client: J
     for number in range(3):
         fake.written[f"gpt-worker-{number}"] = f"[rank {2 * number}] hello\n[rank {2 * number}] bye\n"
     assert len(list(follow(client, "gpt", LogOptions()))) == 6
-    del fake.objects[PODS_PATH]["gpt-worker-1"]
+    del fake.objects[PODS]["gpt-worker-1"]
     shown = [one.text for one in dump(client, "gpt", LogOptions(tail=1))]
     note = "gpt-worker-1 is gone; these are its last lines that flk kept"
     assert shown == ["[rank 0] bye", "[rank 4] bye", note, "[rank 2] bye"]
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     shown = [one.text for one in dump(client, "gpt", LogOptions(ranks=frozenset({2})))]
     assert "job gpt is gone; these are its last lines, which flk kept on this machine" in shown[0]
     assert shown[1:] == ["[rank 2] hello", "[rank 2] bye"]
@@ -435,13 +416,12 @@ def test_options_that_no_kept_line_answers_are_refused(
     add_job(fake, 2)
     fake.written = {f"gpt-worker-{number}": f"[rank {2 * number}] hello\n" for number in range(2)}
     list(follow(client, "gpt", LogOptions()))
-    del fake.objects[PODS_PATH]["gpt-worker-1"]
+    del fake.objects[PODS]["gpt-worker-1"]
     if options.previous:
         shown = [one.text for one in dump(client, "gpt", options)]
         assert shown[-1] == f"gpt-worker-1 is gone; {said.format('')}"
         assert "[rank 2] hello" not in shown
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     with pytest.raises(UsageError, match=f"^{said.format('job gpt is gone; ')}$"):
         list(dump(client, "gpt", options))
     assert [one.text for one in dump(client, "gpt", LogOptions(container="pytorch"))][1:2] == ["[rank 0] hello"]
@@ -452,8 +432,7 @@ def test_kept_lines_have_their_times(fake: Any, client: JobClient, monkeypatch: 
     add_job(fake, 1)
     fake.written["gpt-worker-0"] = "[rank 0] hello\n"
     list(read(client, "gpt", LogOptions()))
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     (_, found) = dump(client, "gpt", LogOptions())
     assert (found.time, found.text) == ("2026-01-01T00:00:10.5Z", "[rank 0] hello")
     for now, count in ((NOW - 30, 1), (NOW, 0)):
@@ -466,8 +445,7 @@ def kept_after_deletion(fake: Any, client: JobClient, pods: int) -> Observation:
     add_job(fake, pods)
     fake.written["gpt-worker-0"] = "[rank 0] hello\n"
     list(dump(client, "gpt", LogOptions()))
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     kept = archive.find(client, "gpt")
     assert kept is not None
     return kept
@@ -501,8 +479,7 @@ def test_the_first_error_is_the_same_when_the_job_is_gone(fake: Any, client: Job
     fake.written = {"gpt-worker-0": "[rank 0] hello\n", "gpt-worker-1": "".join(attempts)}
     list(dump(client, "gpt", LogOptions()))
     before = [one.text for one in first_error(client, "gpt", LogOptions())]
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     after = [one.text for one in first_error(client, "gpt", LogOptions())]
     assert before == after
     assert before.count("[rank 2] ValueError: bad") == 1
@@ -512,8 +489,7 @@ def test_the_first_error_of_a_job_that_is_gone_is_one_of_the_chosen_pods(fake: A
     add_job(fake, 2)
     fake.written = {f"gpt-worker-{number}": trace(2 * number, f"ValueError: {number}") for number in range(2)}
     list(follow(client, "gpt", LogOptions()))
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     shown = [one.text for one in first_error(client, "gpt", LogOptions(pods=frozenset({"1"})))]
     assert [text for text in shown if "ValueError" in text] == ["[rank 2] ValueError: 1"]
 

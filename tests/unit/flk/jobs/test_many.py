@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from flk.kube.credentials import connect
 from flk.observe.client import JobClient
 from flk.observe.shared import SharedAnswers
 from flk_runtime.contract.exit_codes import ExitCode
-from tests.support.api_server import FakeApiServer
+from tests.support.api_server import JOBS, PODS, FakeApiServer
+from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
-Run = Callable[..., tuple[int, str, str]]
-JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 COUNT = 40
 
 
@@ -66,7 +64,7 @@ def test_status_of_many_jobs_is_data_in_their_order(many: FakeApiServer, run: Ru
 def test_changes_of_many_jobs_name_every_failure_in_order(many: FakeApiServer, run: Run, command: str) -> None:
     many.refused = {f"{JOBS}/{name(number)}": (403, "not yours") for number in (3, 30)}
     if command == "delete":
-        many.objects["/api/v1/namespaces/team/pods"].clear()  # the jobs are gone at once
+        many.objects[PODS].clear()  # the jobs are gone at once
     code, stdout, stderr = run(command, "-l", "team=nlp")
     assert code in (ExitCode.ERROR, ExitCode.USAGE)
     refused = [line for line in stderr.splitlines() if "not yours" in line]

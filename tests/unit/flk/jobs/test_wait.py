@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,9 @@ from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.client import JobClient
 from flk_runtime.contract.exit_codes import ExitCode
-from tests.support.api_server import FakeApiServer
+from tests.support.api_server import EVENTS, FakeApiServer
+from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def client(kubeconfig: Path) -> JobClient:
-    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
 def state(phase: Phase, reason: str = "", message: str = "", **more: Any) -> State:
@@ -54,7 +47,7 @@ def test_states_that_alternate_are_reported_ever_more_rarely() -> None:
 
 def test_the_time_of_a_wait_is_kept_while_the_api_server_fails(fake: FakeApiServer, kubeconfig: Path) -> None:
     jobs.unschedulable().add_to(fake)
-    fake.refused["/api/v1/namespaces/team/events"] = (503, "etcd is away")
+    fake.refused[EVENTS] = (503, "etcd is away")
     pauses: list[float] = []
     client = JobClient(ApiClient(connect(), sleep=pauses.append))
     assert wait_for(client, "gpt", timeout=1).outcome == Outcome.TIMEOUT

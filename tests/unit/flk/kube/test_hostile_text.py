@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import yaml
 
 from flk.kube import ConnectionOptions, set_connection_options
 from tests.support.api_server import TOKEN
+from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
-Run = Callable[..., tuple[int, str, str]]
 TEXTS = {
     "shell": "$(touch owned); `touch owned` | & > owned # ' \" \\",
     "expansion of Kubernetes": "$(HOME) $$(HOME) $${HOME}",

@@ -11,21 +11,12 @@ from typing import Any
 import pytest
 
 from flk.errors import ApiError, JobNotFoundError, NoConfigError, UnreachableError
-from flk.kube.client import ApiClient
-from flk.kube.credentials import connect
 from flk.kube.resources import RequestTarget
 from flk.kube.watch import Changed, Listed, list_and_watch
+from flk.observe import resources
 from flk.observe.client import JobClient
 from flk.observe.follower import Follower
-from flk.observe.resources import PODS
-
-PODS_PATH = "/api/v1/namespaces/team/pods"
-JOBS_PATH = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
-
-
-@pytest.fixture
-def client(kubeconfig: Any) -> JobClient:
-    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
+from tests.support.api_server import JOBS, PODS
 
 
 def event(kind: str, name: str = "p", version: int = 200, uid: str = "1", **more: Any) -> bytes:
@@ -40,7 +31,7 @@ def gone() -> bytes:
 
 
 def changes(client: JobClient, **how: Any) -> Iterator[Listed | Changed]:
-    return list_and_watch(client.api, RequestTarget(PODS, "team"), {}, sleep=lambda seconds: None, **how)
+    return list_and_watch(client.api, RequestTarget(resources.PODS, "team"), {}, sleep=lambda seconds: None, **how)
 
 
 def told(found: Iterator[Listed | Changed], count: int) -> list[str]:
@@ -61,33 +52,33 @@ def versions(fake: Any) -> list[str | None]:
 
 def test_list_then_changes_from_its_version(fake: Any, client: JobClient) -> None:
     fake.add("pods", {"metadata": {"name": "a"}})
-    fake.watches[PODS_PATH].append([event("ADDED", "b", 201), event("MODIFIED", "b", 202), event("DELETED", "b", 203)])
+    fake.watches[PODS].append([event("ADDED", "b", 201), event("MODIFIED", "b", 202), event("DELETED", "b", 203)])
     assert told(changes(client), 4) == ["list+a", "201", "202", "-203"]
     assert versions(fake) == [None, "101"]
 
 
 def test_goes_on_after_the_server_ends_a_watch(fake: Any, client: JobClient) -> None:
-    fake.watches[PODS_PATH].extend([[event("ADDED", version=201)], [], [event("MODIFIED", version=202)]])
+    fake.watches[PODS].extend([[event("ADDED", version=201)], [], [event("MODIFIED", version=202)]])
     assert told(changes(client), 3) == ["list", "201", "202"]
     assert versions(fake) == [None, "100", "201", "201"]
 
 
 def test_bookmarks_move_the_place_and_are_not_told(fake: Any, client: JobClient) -> None:
-    fake.watches[PODS_PATH].extend([[event("BOOKMARK", version=300)], [event("ADDED", version=301)]])
+    fake.watches[PODS].extend([[event("BOOKMARK", version=300)], [event("ADDED", version=301)]])
     assert told(changes(client), 2) == ["list", "301"]
     assert versions(fake)[-1] == "300"
 
 
 def test_version_that_is_gone_leads_to_a_new_list(fake: Any, client: JobClient) -> None:
     fake.add("pods", {"metadata": {"name": "a"}})
-    fake.watches[PODS_PATH].extend([[gone(), event("ADDED", version=1)], [event("ADDED", version=202)]])
+    fake.watches[PODS].extend([[gone(), event("ADDED", version=1)], [event("ADDED", version=202)]])
     assert told(changes(client), 3) == ["list+a", "list+a", "202"]
 
 
 def test_version_that_is_gone_at_once_leads_to_a_new_list(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(410, fake.status(410, "too old resource version"))
-    fake.watches[PODS_PATH].append([event("ADDED", version=202)])
+    fake.watches[PODS].append([event("ADDED", version=202)])
     assert told(changes(client), 3) == ["list", "list", "202"]
 
 
@@ -95,7 +86,7 @@ def test_version_that_is_gone_at_once_leads_to_a_new_list(fake: Any, client: Job
     "cut", [event("MODIFIED", version=202)[:-9], b"{\n", b"\xff\xfe\n", b"[]\n", b'{"type": "ADDED"}\n']
 )
 def test_what_cannot_be_read_is_asked_for_again(fake: Any, client: JobClient, cut: bytes) -> None:
-    fake.watches[PODS_PATH].extend([[event("ADDED", version=201), cut], [event("MODIFIED", version=202)]])
+    fake.watches[PODS].extend([[event("ADDED", version=201), cut], [event("MODIFIED", version=202)]])
     assert told(changes(client), 3) == ["list", "201", "202"]
     assert versions(fake)[-1] == "201"
 
@@ -109,25 +100,25 @@ def test_what_cannot_be_read_is_asked_for_again(fake: Any, client: JobClient, cu
 )
 def test_a_watch_that_only_gets_what_cannot_be_read_ends(fake: Any, client: JobClient, line: bytes, said: str) -> None:
     times = itertools.count(step=20.0)
-    fake.watches[PODS_PATH].extend([[line]] * 40)
+    fake.watches[PODS].extend([[line]] * 40)
     with pytest.raises(ApiError, match=said):
         told(changes(client, clock=lambda: next(times)), 2)
 
 
 def test_a_watch_that_is_cut_without_an_event_now_and_then_goes_on(fake: Any, client: JobClient) -> None:
     now = [0.0]
-    fake.watches[PODS_PATH].extend([[b"{\n"], [], [b"{\n"], [event("ADDED", version=201)]])
+    fake.watches[PODS].extend([[b"{\n"], [], [b"{\n"], [event("ADDED", version=201)]])
 
     def sleep(seconds: float) -> None:
         now[0] += 301
 
-    found = list_and_watch(client.api, RequestTarget(PODS, "team"), {}, sleep=sleep, clock=lambda: now[0])
+    found = list_and_watch(client.api, RequestTarget(resources.PODS, "team"), {}, sleep=sleep, clock=lambda: now[0])
     assert told(found, 2) == ["list", "201"]
 
 
 def test_a_closed_watch_ends_at_a_bookmark(fake: Any, client: JobClient) -> None:
     answers = iter([False, True])
-    fake.watches[PODS_PATH].append([event("BOOKMARK", version=201), event("ADDED", version=202)])
+    fake.watches[PODS].append([event("BOOKMARK", version=201), event("ADDED", version=202)])
     assert told(changes(client, closed=lambda: next(answers)), 9) == ["list"]
 
 
@@ -146,12 +137,12 @@ def test_a_follower_that_ends_leaves_no_threads(fake: Any, client: JobClient) ->
 
 
 def test_unknown_kinds_of_events_are_passed_over(fake: Any, client: JobClient) -> None:
-    fake.watches[PODS_PATH].append([event("SURPRISE", version=201), event("ADDED", version=202)])
+    fake.watches[PODS].append([event("SURPRISE", version=201), event("ADDED", version=202)])
     assert told(changes(client), 2) == ["list", "202"]
 
 
 def test_huge_objects_come_whole(fake: Any, client: JobClient) -> None:
-    fake.watches[PODS_PATH].append([event("ADDED", version=201, padding="x" * 3_000_000)])
+    fake.watches[PODS].append([event("ADDED", version=201, padding="x" * 3_000_000)])
     assert told(changes(client), 2) == ["list", "201"]
 
 
@@ -159,7 +150,7 @@ def test_huge_objects_come_whole(fake: Any, client: JobClient) -> None:
 def test_outage_is_waited_out(fake: Any, client: JobClient, status: int) -> None:
     fake.faults.append(None)
     fake.fail(status, times=8)
-    fake.watches[PODS_PATH].append([event("ADDED", version=201)])
+    fake.watches[PODS].append([event("ADDED", version=201)])
     assert told(changes(client), 2) == ["list", "201"]
 
 
@@ -173,16 +164,16 @@ def test_outage_ends(fake: Any, client: JobClient) -> None:
 def test_outage_is_timed_from_its_first_failure(fake: Any, client: JobClient) -> None:
     """However long the watch before has lived."""
     now = [0.0]
-    fake.watches[PODS_PATH].append([event("ADDED", version=201)])
+    fake.watches[PODS].append([event("ADDED", version=201)])
     found = changes(client, clock=lambda: now[0])
     assert told(found, 2) == ["list", "201"]
     now[0] += 3600
     fake.fail(0)
-    fake.watches[PODS_PATH].append([event("ADDED", version=202)])
+    fake.watches[PODS].append([event("ADDED", version=202)])
     assert told(found, 1) == ["202"]
     now[0] += 3600
     fake.fail(0)
-    fake.watches[PODS_PATH].append([event("ADDED", version=203)])
+    fake.watches[PODS].append([event("ADDED", version=203)])
     assert told(found, 1) == ["203"]
 
 
@@ -194,7 +185,7 @@ def test_outage_that_lasts_is_raised(fake: Any, client: JobClient) -> None:
 
     fake.faults.append(None)
     fake.fail(0, times=99)
-    found = list_and_watch(client.api, RequestTarget(PODS, "team"), {}, sleep=sleep, clock=lambda: now[0])
+    found = list_and_watch(client.api, RequestTarget(resources.PODS, "team"), {}, sleep=sleep, clock=lambda: now[0])
     with pytest.raises(UnreachableError):
         told(found, 2)
     assert 300 < now[0] <= 420
@@ -209,7 +200,7 @@ def test_first_failure_is_raised_at_once(fake: Any, client: JobClient) -> None:
 def test_credentials_plugin_that_fails_for_a_while_is_waited_out(
     fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.watches[PODS_PATH].append([event("ADDED", version=201)])
+    fake.watches[PODS].append([event("ADDED", version=201)])
     found = changes(client)
     assert told(found, 1) == ["list"]
     headers, failures = client.api.access.headers, [NoConfigError("the plugin failed")] * 3
@@ -226,7 +217,7 @@ def test_credentials_plugin_that_fails_for_a_while_is_waited_out(
 def test_stalled_watch_is_begun_again(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(hang=True)
-    fake.watches[PODS_PATH].append([event("ADDED", version=201)])
+    fake.watches[PODS].append([event("ADDED", version=201)])
     assert told(changes(client, idle=0.3), 2) == ["list", "201"]
 
 
@@ -241,7 +232,7 @@ def test_refusal_is_raised(fake: Any, client: JobClient) -> None:
 def test_what_a_starting_server_refuses_is_asked_again_for_a_while(fake: Any, client: JobClient, status: int) -> None:
     fake.faults.append(None)
     fake.fail(status, times=2)
-    fake.watches[PODS_PATH].append([event("ADDED", version=201)])
+    fake.watches[PODS].append([event("ADDED", version=201)])
     assert told(changes(client), 2) == ["list", "201"]
     times = itertools.count(step=20.0)
     fake.faults.append(None)
@@ -287,7 +278,7 @@ def test_pods_of_an_earlier_job_of_that_name_are_not_its_own(fake: Any, client: 
 
 def test_deletion_ends_it(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
-    fake.watches[JOBS_PATH].append([event("DELETED", "gpt", 201, "job-1")])
+    fake.watches[JOBS].append([event("DELETED", "gpt", 201, "job-1")])
     with Follower(client, "gpt") as follower:
         seen = list(follower.updates())
     assert seen[-1].gone is not None
@@ -310,7 +301,7 @@ def test_pod_that_was_made_anew_leaves_a_trace(fake: Any, client: JobClient) -> 
     new = json.loads(event("ADDED", "gpt-worker-0", 202, "pod-2"))
     for change in (ended, new):
         change["object"]["metadata"]["ownerReferences"] = owners
-    fake.watches[PODS_PATH].append([json.dumps(change).encode() + b"\n" for change in (ended, new)])
+    fake.watches[PODS].append([json.dumps(change).encode() + b"\n" for change in (ended, new)])
     with Follower(client, "gpt") as follower:
         for seen in follower.updates():
             if [p["metadata"]["uid"] for p in seen.pods] == ["pod-2"]:
@@ -327,7 +318,7 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
 
     def endless(api: Any, target: RequestTarget, query: Any, **_: object) -> Iterator[Listed | Changed]:
         yield Listed([job()] if target.resource.plural == "pytorchjobs" else [])
-        while target.resource == PODS and not ended.wait(0.001):
+        while target.resource == resources.PODS and not ended.wait(0.001):
             yield Changed(pod("pod-1"))
 
     monkeypatch.setattr("flk.observe.watches.list_and_watch", endless)

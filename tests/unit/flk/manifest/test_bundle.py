@@ -61,12 +61,7 @@ def error_of(a_job: Job, root: Path) -> UsageError:
 def test_outside_git_all_files_travel_but_hidden_ones_and_what_tools_put_there(tmp_path: Path, write: Write) -> None:
     write("train.py", "package/model.py", "config.json", "data/words.txt")
     write(".hidden/x.py", ".cache", "__pycache__/a.pyc", "node_modules/a.js", "env/pyvenv.cfg", "env/lib/a.py", "a.pyc")
-    assert make_bundle(job(), tmp_path).files == (
-        "config.json",
-        "data/words.txt",
-        "package/model.py",
-        "train.py",
-    )
+    assert make_bundle(job(), tmp_path).files == ("config.json", "data/words.txt", "package/model.py", "train.py")
 
 
 def test_the_one_file_of_accelerate_config_beside_a_script_that_uses_it_is_found(tmp_path: Path, write: Write) -> None:
@@ -284,18 +279,13 @@ def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:
     git("init", "-q")
     git("add", "-A")
     write("data/a.json", "data/b.txt", "data/deep/c.json", "other.json")
-    assert make_bundle(job(ship=["data/*.json"]), tmp_path).files == ("data/a.json", "train.py")
-    assert make_bundle(job(ship=["data/**/*.json"]), tmp_path).files == (
-        "data/a.json",
-        "data/deep/c.json",
-        "train.py",
-    )
-    assert make_bundle(job(ship=["data/"]), tmp_path).files == (
-        "data/a.json",
-        "data/b.txt",
-        "data/deep/c.json",
-        "train.py",
-    )
+    added = {
+        "data/*.json": ["data/a.json"],
+        "data/**/*.json": ["data/a.json", "data/deep/c.json"],
+        "data/": ["data/a.json", "data/b.txt", "data/deep/c.json"],
+    }
+    for pattern, files in added.items():
+        assert make_bundle(job(ship=[pattern]), tmp_path).files == (*files, "train.py")
 
 
 @pytest.mark.parametrize("pattern", ["", "/etc/passwd", "../x", "nothing*", "a/../../b"])
@@ -345,19 +335,13 @@ def test_the_archive_holds_the_files(tmp_path: Path, write: Write) -> None:
         assert [oct(member.mode) for member in archive] == ["0o644", "0o755", "0o644", "0o644"]
 
 
-def test_links_to_folders_are_left_out_and_said(tmp_path: Path, write: Write, git: Any) -> None:
+@pytest.mark.parametrize("in_git", [False, True])
+def test_links_to_folders_are_left_out_and_said(tmp_path: Path, write: Write, git: Any, in_git: bool) -> None:
     write("train.py", "real/a.py")
     (tmp_path / "link").symlink_to("real")
-    git("init", "-q")
-    git("add", "-A")
-    bundle = make_bundle(job(), tmp_path)
-    assert bundle.files == ("real/a.py", "train.py")
-    assert bundle.left_out == ("links to folders: link (--ship NAME adds their files)",)
-
-
-def test_links_to_folders_are_left_out_and_said_outside_git_too(tmp_path: Path, write: Write) -> None:
-    write("train.py", "real/a.py")
-    (tmp_path / "link").symlink_to("real")
+    if in_git:
+        git("init", "-q")
+        git("add", "-A")
     bundle = make_bundle(job(), tmp_path)
     assert bundle.files == ("real/a.py", "train.py")
     assert bundle.left_out == ("links to folders: link (--ship NAME adds their files)",)

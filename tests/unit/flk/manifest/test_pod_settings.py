@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from flk.errors import UsageError
 from flk.manifest.pod import START
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import JobRecord
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.support.commands import Run
 
 
 def rendered(run: Run, *flags: str) -> Any:

@@ -16,8 +16,7 @@ from flk.spec.gpus import gpu_types
 from flk.spec.job import validated
 from flk.spec.mounts import SOURCES, Mount
 from flk.spec.names import label_key, label_value
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.support.commands import Run
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from flk.health import diagnose
 from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.state import Phase, deleted, derive
 from flk.jobs.wait import wait_until_finished
-from flk.kube.client import ApiClient
-from flk.kube.credentials import connect
 from flk.observe.archive import LocalArchive, find
 from flk.observe.archive.format import from_json, to_json
 from flk.observe.archive.redaction import kept_diff, kept_job, kept_pod, secrets_of
@@ -34,7 +32,7 @@ from flk.units import timestamp
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from tests.support import recorded
-from tests.support.api_server import FakeApiServer
+from tests.support.api_server import EVENTS, JOBS, PODS, FakeApiServer
 from tests.support.cause_cases import Case
 from tests.support.causes import CASES
 from tests.support.jobs import MADE
@@ -42,11 +40,6 @@ from tests.unit.flk.cli.outputs import jobs
 
 CANARY = "hunter2-canary"
 GONE = Observation(None, gone=1.0)
-
-
-@pytest.fixture
-def client(kubeconfig: Path) -> JobClient:
-    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
 def job(name: str = "gpt", uid: str = "uid-1", version: int = 1, replicas: int = 1) -> dict[str, Any]:
@@ -59,13 +52,18 @@ def pod(index: int = 0, version: int = 1) -> dict[str, Any]:
     return {"metadata": meta, "spec": {"nodeName": "node-a"}, "status": {"phase": "Running"}}
 
 
+def kept_of(client: JobClient, uid: str = "") -> Observation:
+    """What is kept of the job gpt."""
+    kept = find(client, "gpt", uid)
+    assert kept is not None
+    return kept
+
+
 def test_what_a_wait_has_seen_stays_when_the_job_is_gone(fake: FakeApiServer, client: JobClient) -> None:
     jobs.add(fake, "exception on rank 1")
     state = wait_until_finished(client, "gpt")
-    for collection in fake.objects.values():
-        collection.clear()
-    kept = find(client, "gpt")
-    assert kept is not None
+    fake.delete_all()
+    kept = kept_of(client)
     assert kept.uid == state.uid
     assert sorted(p["metadata"]["name"] for p in kept.pods) == ["gpt-worker-0", "gpt-worker-1", "gpt-worker-2"]
     assert kept.logs["gpt-worker-1"] == ["[rank 1] step 10 loss 2.31", "[rank 1] step 20 loss 2.07"]
@@ -82,8 +80,7 @@ def test_states_events_records_and_replaced_pods(client: JobClient) -> None:
     writer.observe(Observation(job(), [], replaced_pods={"gpt-worker-0": pod()}, events=[event]))
     writer.observe(GONE)
     writer.close()
-    kept = find(client, "gpt", "uid-1")
-    assert kept is not None
+    kept = kept_of(client)
     assert kept.record == record
     assert [e["reason"] for e in kept.events] == ["FailedMount"]
     assert list(kept.replaced_pods) == ["gpt-worker-0"]
@@ -97,8 +94,7 @@ def test_a_second_command_adds_to_what_the_first_has_kept(client: JobClient) -> 
         writer.observe(Observation(job(version=number), [pod(number, number)]))
         writer.add_line(f"gpt-worker-{number}", "[rank 0] x")
         writer.close()
-    kept = find(client, "gpt")
-    assert kept is not None
+    kept = kept_of(client)
     assert len(kept.pods) == 2
     assert kept.logs == {"gpt-worker-1": ["[rank 0] x"], "gpt-worker-2": ["[rank 0] x"]}
 
@@ -108,11 +104,7 @@ def test_jobs_of_one_name_are_told_apart_by_their_uids(client: JobClient) -> Non
         store = LocalArchive(client)
         store.write(Observation(job(uid=uid)))
         os.utime(store.folder / f"gpt@{uid}.json.gz", (modified, modified))
-    newest, old = find(client, "gpt"), find(client, "gpt", "old")
-    assert newest is not None
-    assert newest.uid == "new"
-    assert old is not None
-    assert old.uid == "old"
+    assert (kept_of(client).uid, kept_of(client, "old").uid) == ("new", "old")
     assert find(client, "gpt", "another") is None
 
 
@@ -132,9 +124,7 @@ def test_a_damaged_file_counts_as_none(client: JobClient, content: bytes) -> Non
     store.write(Observation(job(uid="good")))
     os.utime(next(store.folder.iterdir()), (1, 1))
     (store.folder / "gpt@bad.json.gz").write_bytes(content)
-    found = find(client, "gpt")
-    assert found is not None
-    assert found.uid == "good"
+    assert kept_of(client).uid == "good"
 
 
 def test_old_files_are_deleted(client: JobClient) -> None:
@@ -166,8 +156,7 @@ def test_lines_are_bounded_in_number_and_length(client: JobClient) -> None:
     for number in range(100):
         writer.add_line("gpt-worker-0", f"{number} " + "x" * 5000)
     writer.close()
-    kept = find(client, "gpt")
-    assert kept is not None
+    kept = kept_of(client)
     assert [line.split()[0] for line in kept.logs["gpt-worker-0"]] == ["95", "96", "97", "98", "99"]
     assert max(map(len, kept.logs["gpt-worker-0"])) == 1000
 
@@ -233,8 +222,7 @@ def test_no_secret_that_a_script_prints_is_kept(client: JobClient) -> None:
     writer.add_line("gpt-worker-0", told)
     writer.set_lines("gpt-worker-1", [("", told)])
     writer.close()
-    kept = find(client, "gpt")
-    assert kept is not None
+    kept = kept_of(client)
     assert CANARY not in to_json(kept)
     assert to_json(kept).count("the token *** is not valid") == 11
 
@@ -279,8 +267,7 @@ def test_the_diff_of_a_submission_stays_when_others_look_at_the_job(client: JobC
         writer = ArchiveWriter(client)
         writer.observe(Observation(job(version=version), [], diff=diff))
         writer.close()
-    kept = find(client, "gpt")
-    assert kept is not None
+    kept = kept_of(client)
     assert kept.diff == "+2\n"
 
 
@@ -292,8 +279,7 @@ def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.M
         writer.observe(Observation(job(), []), state)
         writer.observe(Observation(job(), []), state)
     writer.close()
-    kept = find(client, "gpt")
-    assert kept is not None
+    kept = kept_of(client)
     assert len(kept.states) == 10
     assert len({change.phase for change in kept.states}) == 2
 
@@ -329,7 +315,7 @@ def test_status_and_why_say_the_same_when_pods_or_job_are_gone(
     monkeypatch.setattr("flk.jobs.wait.follow.FAILURE_DELAY", 0.0)
     jobs.add(fake, which)
     assert main(["wait", "gpt"]) > 0
-    fake.objects["/api/v1/namespaces/team/events"].clear()
+    fake.objects[EVENTS].clear()
     capsys.readouterr()
 
     def said() -> tuple[Any, Any]:
@@ -341,10 +327,10 @@ def test_status_and_why_say_the_same_when_pods_or_job_are_gone(
         return why["cause"]["code"], (status["phase"], status["message"], len(status["attempts"]))
 
     before = said()
-    fake.objects["/api/v1/namespaces/team/pods"].clear()
+    fake.objects[PODS].clear()
     fake.written.clear()
     if gone == "job":
-        fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"].clear()
+        fake.objects[JOBS].clear()
     assert said() == before
 
 
@@ -352,7 +338,7 @@ def test_no_command_about_a_job_prints_a_secret_of_its_object(
     fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs.add(fake, "exception on rank 1")
-    made = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]
+    made = fake.objects[JOBS]["gpt"]
     for role in made["spec"]["pytorchReplicaSpecs"].values():
         for container in role["template"]["spec"]["containers"]:
             container["env"] = [{"name": "HF_TOKEN", "value": CANARY}]
@@ -370,8 +356,7 @@ def test_status_of_a_job_that_was_deleted_while_it_ran(
 ) -> None:
     jobs.add(fake, "running")
     assert main(["wait", "gpt", "--timeout", "0"]) == 101
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     capsys.readouterr()
     assert main(["status", "gpt"]) == 103
     printed = capsys.readouterr()
@@ -405,8 +390,7 @@ def test_a_job_that_one_command_has_seen_is_known_when_somebody_has_deleted_it(
         jobs.add(fake, "running")
         fake.written["gpt-worker-0"] = jobs.log_of(0, jobs.RECORDS["running"]) + '[rank 0] {"step": 20, "loss": 2.0}\n'
     assert main(command) == 0
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     capsys.readouterr()
     assert main(["why", "gpt"]) == 103
     printed = capsys.readouterr().out
@@ -428,10 +412,15 @@ def test_a_wait_for_a_job_that_had_failed_before_it_was_deleted_ends_with_its_co
 ) -> None:
     jobs.add(fake, "exception on rank 1")
     assert main(["status", "gpt"]) == 0
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     assert [main([command, "gpt"]) for command in ("status", "why", "wait", "logs")] == [0, 0, 100, 100]
     assert "expected 512 features" in capsys.readouterr().err
+
+
+def cause_code(view: JobView) -> str:
+    """The code of the cause that `flk why` gives."""
+    cause = diagnose(view).cause
+    return cause.code if cause else ""
 
 
 def followed(client: JobClient, *views: JobView) -> None:
@@ -464,9 +453,7 @@ def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, clien
 def test_a_cause_that_has_gone_away_is_not_kept(fake: FakeApiServer, client: JobClient) -> None:
     runs = jobs.new().all("pod").condition("Running")
     followed(client, jobs.unschedulable().view(), runs.view())
-    answer = diagnose(view_job(client, "gpt"))
-    assert answer.cause
-    assert answer.cause.code == "Deleted"
+    assert cause_code(view_job(client, "gpt")) == "Deleted"
 
 
 def test_a_failed_job_whose_pods_go_keeps_its_cause(fake: FakeApiServer, client: JobClient) -> None:
@@ -486,9 +473,7 @@ def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer,
     followed(client, before, job.view())
     view = view_job(client, "gpt")
     assert derive(view).phase == Phase.DELETED
-    cause = diagnose(view).cause
-    assert cause
-    assert cause.code == "Deleted"
+    assert cause_code(view) == "Deleted"
 
 
 def keep_in_cluster(fake: FakeApiServer, view: JobView, record: JobRecord, time: float) -> None:
@@ -506,9 +491,7 @@ def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
     failure = Failure(Kind.EXCEPTION, 0, 0, type="ValueError", message="no label")
     record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1e9, 1e9 + 60, failure)])
     keep_in_cluster(fake, view, record, client.now() + 60)
-    cause = diagnose(view_job(client, "gpt")).cause
-    assert cause
-    assert cause.code == "ExceptionRaised"
+    assert cause_code(view_job(client, "gpt")) == "ExceptionRaised"
 
 
 def test_a_job_that_only_its_launchers_have_told_of_was_seen_by_its_operator(
@@ -521,9 +504,7 @@ def test_a_job_that_only_its_launchers_have_told_of_was_seen_by_its_operator(
     writer.close()
     record = JobRecord("running", 0, attempts=[Attempt(0, 1e9, None, None)])
     keep_in_cluster(fake, view, record, client.now() + 60)
-    cause = diagnose(view_job(client, "gpt")).cause
-    assert cause
-    assert cause.code == "Deleted"
+    assert cause_code(view_job(client, "gpt")) == "Deleted"
 
 
 def test_list_and_logs_keep_what_they_see(fake: FakeApiServer, client: JobClient, capsys: Any) -> None:
@@ -532,32 +513,29 @@ def test_list_and_logs_keep_what_they_see(fake: FakeApiServer, client: JobClient
     foreign.job["metadata"]["labels"] = {}
     foreign.add_to(fake)
     assert main(["list", "-A"]) == 0
-    kept = LocalArchive(client).find("gpt")
-    assert kept
+    kept = kept_of(client)
     assert (len(kept.pods), [change.phase for change in kept.states], kept.logs) == (3, ["Running"], {})
     assert kept.seen_by == "flk list"
     assert LocalArchive(client).find("foreign") is None
     assert main(["logs", "gpt", "--no-follow", "--tail", "1"]) == 0
     assert main(["logs", "gpt", "--no-follow"]) == 0
-    kept = LocalArchive(client).find("gpt")
-    assert kept
+    kept = kept_of(client)
     assert kept.logs["gpt-worker-1"] == ["[rank 1] step 10 loss 2.31", "[rank 1] step 20 loss 2.07"]
     assert all("FLK" not in line for lines in kept.logs.values() for line in lines)
-    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"].clear()
+    fake.objects[JOBS].clear()
     assert main(["status", "gpt"]) == 103
     assert "this is what flk logs kept of it" in capsys.readouterr().err
 
 
 def test_a_list_does_not_forget_the_cause_that_only_logs_tell(fake: FakeApiServer, client: JobClient) -> None:
     jobs.add(fake, "running")
-    seen = Observation(fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"])
+    seen = Observation(fake.objects[JOBS]["gpt"])
     cause = jobs.image_missing().state().cause
     state = derive(JobView(seen))
     writer = ArchiveWriter(client)
     writer.observe(seen, replace(state, phase=Phase.RUNNING, cause=cause, reason="Hang"))
     writer.close()
     assert main(["list"]) == 0
-    kept = LocalArchive(client).find("gpt")
-    assert kept
+    kept = kept_of(client)
     assert kept.cause
     assert [change.reason for change in kept.states] == ["Hang"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from flk.observe.archive import LocalArchive
 from flk.observe.client import JobClient
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.api_server import FakeApiServer
+from tests.support.commands import Run
 
 FOLDER = Path(__file__).parent / "archived"
-Run = Callable[..., tuple[int, str, str]]
 
 
 def on_this_machine(name: str) -> None:

@@ -12,6 +12,7 @@ from flk.jobs.logs import LogOptions, dump
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.report.collect import collect
+from tests.support.api_server import JOBS
 from tests.support.jobs import JobBuilder
 from tests.support.reports import job
 
@@ -45,12 +46,11 @@ def test_a_job_in_the_cluster(fake: Any, client: JobClient) -> None:
 
 def test_a_deleted_job_has_what_was_archived(fake: Any, client: JobClient) -> None:
     add(fake)
-    made = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]
+    made = fake.objects[JOBS]["gpt"]
     remember(client, Observation(made, diff="-a\n+b\n"))
     list(dump(client, "gpt", LogOptions()))  # `flk logs` keeps lines
     collect(client, "gpt")
-    for kind in fake.objects.values():
-        kind.clear()
+    fake.delete_all()
     notes: list[str] = []
     report = collect(client, "gpt", notes.append)
     assert report.place == "on this machine"
@@ -65,8 +65,7 @@ def test_a_job_that_was_deleted_while_it_ran_has_its_last_lines(fake: Any, clien
     JobBuilder(1).all("pod").condition("Running").add_to(fake)
     fake.written["gpt-worker-0"] = '[rank 0] {"step": 7, "loss": 2.5}\n'
     list(dump(client, "gpt", LogOptions()))
-    for kind in fake.objects.values():
-        kind.clear()
+    fake.delete_all()
     report = collect(client, "gpt")
     assert report.excerpts[-1].lines == ['[rank 0] {"step": 7, "loss": 2.5}']
     assert [each.step for each in report.telemetry.history] == [7] if report.telemetry else False

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flk.spec import env_file
+from tests.support.commands import Run
 
-Run = Callable[..., tuple[int, str, str]]
 TEXT = """\ufeff# settings
 
 LR=3e-4

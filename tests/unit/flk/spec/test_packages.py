@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from flk.manifest.bundle import make_bundle
 from flk.manifest.environment import environment
 from flk.spec.job import validated
 from flk.spec.packages import requirement_files
+from tests.support.commands import Run
 
-Run = Callable[..., tuple[int, str, str]]
 HASHED = "a==1 --hash=sha256:00\n"
 
 

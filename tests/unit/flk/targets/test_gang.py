@@ -13,8 +13,6 @@ import pytest
 from flk.errors import MissingApiError
 from flk.health import find
 from flk.jobs.choice import chosen
-from flk.kube import ApiClient
-from flk.kube.credentials import connect
 from flk.manifest import make_bundle, render
 from flk.observe.client import JobClient
 from flk.observe.resources import POD_GROUPS
@@ -95,11 +93,6 @@ def test_a_native_group_that_waits_is_known_in_each_version(version: str) -> Non
     waiting = JobBuilder().all("pod", "Pending", {}, node="", conditions=[no_room])
     (found, *_) = find(waiting.view(pod_groups=[group]))
     assert (found.code, found.evidence[0].text) == ("WaitingForGang", "1 pod fits")
-
-
-@pytest.fixture
-def client(fake: FakeApiServer, kubeconfig: Any) -> JobClient:
-    return JobClient(ApiClient(connect()), "team")
 
 
 def served(fake: FakeApiServer, *versions: str) -> None:

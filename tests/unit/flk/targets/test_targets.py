@@ -21,6 +21,7 @@ from flk.observe.view import JobView
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
 from flk.targets.trainjob import training_runtime
+from tests.support.api_server import PODS
 from tests.support.jobs import MADE, NOW
 
 K8S = Path(__file__).parents[4] / "k8s"
@@ -142,7 +143,7 @@ def test_a_trainjob_goes_before_its_pods_whose_end_is_waited_for(fake: Any, run:
     left = fake.add("pods", pod("trainjob", 0))
     if ends:
         change = json.dumps({"type": "DELETED", "object": left}).encode()
-        fake.watches["/api/v1/namespaces/team/pods"].append([change + b"\n"])
+        fake.watches[PODS].append([change + b"\n"])
     code, stdout, stderr = run("delete", "gpt", "--timeout", "1s")
     (deletion,) = [request for request in fake.requests if request.method == "DELETE"]
     assert deletion.body["propagationPolicy"] == "Background"

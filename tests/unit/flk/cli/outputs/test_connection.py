@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.support.api_server import FakeApiServer, failure, write_kubeconfig
+from tests.support.api_server import JOBS, FakeApiServer, failure, write_kubeconfig
 from tests.support.ports import held_ports
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
@@ -120,5 +120,5 @@ def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
 
 @pytest.mark.parametrize("command", ["status gpt", "list", "list -A", "logs gpt", "wait gpt", "delete gpt"])
 def test_no_pytorchjobs(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, command: str) -> None:
-    del fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]
+    del fake.objects[JOBS]
     assert terminal(f"flk {command}") == snapshot

@@ -11,7 +11,7 @@ from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.client import JobClient, JobRef
-from tests.support.api_server import FakeApiServer, failure
+from tests.support.api_server import PODS, FakeApiServer, failure
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
@@ -28,7 +28,7 @@ LINES = [
 def test_delete(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, line: str) -> None:
     jobs.succeeded("gpt").add_to(fake)
     jobs.succeeded("resnet").add_to(fake)
-    fake.objects["/api/v1/namespaces/team/pods"].clear()  # as if the garbage collector had been there
+    fake.objects[PODS].clear()  # as if the garbage collector had been there
     assert terminal(line) == snapshot
     assert bool(fake.asked("DELETE")) is ("--dry-run" not in line)
 
@@ -45,7 +45,7 @@ def test_selection(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAs
     leaving = jobs.succeeded("leaving")
     leaving.job["metadata"]["deletionTimestamp"] = "2026-01-01T02:05:00Z"
     leaving.add_to(fake)
-    for pod in fake.objects["/api/v1/namespaces/team/pods"].values():
+    for pod in fake.objects[PODS].values():
         pod["metadata"]["ownerReferences"] = []
     assert terminal(f"flk delete {options}") == snapshot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.support.api_server import FakeApiServer
+from tests.support.api_server import BATCH, JOBS, FakeApiServer
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
@@ -61,10 +61,9 @@ def test_templates_and_objects(
 
 
 def test_no_jobs_is_not_said_of_jobs_that_may_not_be_listed(terminal: Terminal, fake: FakeApiServer) -> None:
-    path = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
     said = 'pytorchjobs.kubeflow.org is forbidden: User "ada" cannot list resource "pytorchjobs"'
-    fake.objects["/apis/batch/v1/namespaces/team/jobs"] = {}
-    fake.refused[path] = (403, said)
+    fake.objects[BATCH] = {}
+    fake.refused[JOBS] = (403, said)
     shown = terminal("flk list")
     assert "error: no permission to list pytorchjobs.kubeflow.org in namespace team (as ada)" in shown
     assert "there are no jobs" not in shown

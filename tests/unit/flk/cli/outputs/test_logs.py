@@ -85,8 +85,7 @@ def test_no_such_job(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
 def test_job_that_is_gone(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
     jobs.add(fake, "exception on rank 1")
     terminal("flk logs gpt")
-    for collection in fake.objects.values():
-        collection.clear()
+    fake.delete_all()
     assert terminal("flk logs gpt") == snapshot
     assert terminal("flk logs gpt --no-follow --rank 1") == snapshot
 

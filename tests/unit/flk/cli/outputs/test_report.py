@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from flk.observe.client import JobClient
 from flk.report import script
 from flk.report.server import ReportServer
 from tests.support.api_server import FakeApiServer
+from tests.support.commands import Run
 from tests.support.reports import job
 
-Run = Callable[..., tuple[int, str, str]]
 FILE = "gpt.report.html"
 
 
@@ -76,8 +75,7 @@ def test_of_a_job_that_is_gone_a_page_that_is_renewed_tells_once(
     run: Run, fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("report", "gpt", "-o", "json")
-    for kind in fake.objects.values():
-        kind.clear()
+    fake.delete_all()
     connected: list[str] = []
     connect = JobClient.connect
 

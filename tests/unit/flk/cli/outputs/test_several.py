@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from flk.cli.several import worst
-from tests.support.api_server import FakeApiServer
+from tests.support.api_server import PODS, FakeApiServer
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
@@ -41,8 +41,8 @@ def three(fake: FakeApiServer) -> None:
 )
 def test_several(terminal: Terminal, fake: FakeApiServer, three: None, snapshot: SnapshotAssertion, line: str) -> None:
     if "--timeout 10s" in line:
-        for pod in [name for name in fake.objects["/api/v1/namespaces/team/pods"] if "resnet" in name]:
-            del fake.objects["/api/v1/namespaces/team/pods"][pod]
+        for pod in [name for name in fake.objects[PODS] if "resnet" in name]:
+            del fake.objects[PODS][pod]
     assert terminal(line) == snapshot
 
 

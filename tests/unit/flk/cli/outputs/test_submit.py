@@ -8,7 +8,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from flk import cli
-from tests.support.api_server import FakeApiServer, failure
+from tests.support.api_server import JOBS, MAPS, FakeApiServer, failure
 from tests.unit.flk.cli.outputs import jobs, usage
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
@@ -97,7 +97,7 @@ def test_manifests(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
 def test_name_is_taken(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
     jobs.add(fake, "running")
     assert terminal("flk submit train.py --name gpt") == snapshot
-    assert list(fake.objects["/api/v1/namespaces/team/configmaps"]) == []
+    assert list(fake.objects[MAPS]) == []
 
 
 def test_name_is_still_being_deleted(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
@@ -127,7 +127,7 @@ def test_refused(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsse
 
 
 def test_cluster_without_pytorchjobs(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
-    del fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]
+    del fake.objects[JOBS]
     assert terminal("flk submit train.py --name gpt") == snapshot
 
 
@@ -137,7 +137,7 @@ def test_code_is_refused_and_the_job_deleted_again(
     fake.faults.extend([None] * 3)  # the defaults, the job, the look for the archive
     fake.fail(403, failure(403, 'configmaps "gpt-code-0" is forbidden: exceeded quota: team, requested: configmaps=1'))
     assert terminal("flk submit train.py --name gpt") == snapshot
-    assert fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"] == {}
+    assert fake.objects[JOBS] == {}
 
 
 @pytest.mark.parametrize("end", ["succeeded", "exception on rank 1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -16,11 +17,9 @@ from flk.manifest import Bundle, render
 from flk.observe.client import JobClient
 from flk.observe.resources import RESOURCES
 from flk.spec.job import validated
+from tests.support.api_server import JOBS, MAPS, SECRETS, WORKLOADS
+from tests.support.jobs import MADE
 
-JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
-MAPS = "/api/v1/namespaces/team/configmaps"
-SECRETS = "/api/v1/namespaces/team/secrets"
-KUEUE = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"
 CHECKS = 2  # requests before the creation, in which the API server checks a manifest of each kind
 
 
@@ -36,11 +35,6 @@ def manifests(submission: str = "mine") -> list[dict[str, Any]]:
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpt-code-0"}},
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpt-code-1"}},
     ]
-
-
-@pytest.fixture
-def client(kubeconfig: Any) -> JobClient:
-    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
 def test_everything_belongs_to_the_job(fake: Any, client: JobClient) -> None:
@@ -211,7 +205,7 @@ def test_a_job_in_a_queue_is_refused_where_there_is_no_kueue(fake: Any, client: 
     create_job(client, queued)  # whether there is Kueue is not known
     fake.objects[JOBS].clear()
     fake.refused.clear()
-    fake.objects["/apis/kueue.x-k8s.io/v1beta9/namespaces/team/workloads"] = fake.objects.pop(KUEUE)
+    fake.objects["/apis/kueue.x-k8s.io/v1beta9/namespaces/team/workloads"] = fake.objects.pop(WORKLOADS)
     create_job(client, queued)  # flk does not know this version, and Kueue starts the job all the same
     fake.objects.pop("/apis/kueue.x-k8s.io/v1beta9/namespaces/team/workloads")
     fake.objects[JOBS].clear()
@@ -276,15 +270,6 @@ def test_submission_that_is_interrupted_before_it_has_created_anything_says_so(
         create_job(client, manifests())
 
 
-def test_submission_that_was_killed_is_told_from_a_job(fake: Any, client: JobClient) -> None:
-    killed = manifests("killed")[0]
-    killed["metadata"]["annotations"][INCOMPLETE] = "true"
-    fake.add("pytorchjobs", killed)
-    with pytest.raises(ConflictError, match=r"was interrupted: it is suspended and has no pods") as error:
-        create_job(client, manifests())
-    assert "flk delete gpt -n team" in error.value.hint
-
-
 def test_what_the_server_refuses_is_refused_before_anything_exists(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(403, fake.status(403, "exceeded quota: configmaps"))
@@ -326,10 +311,29 @@ def test_same_submission_again_is_the_same_job(fake: Any, client: JobClient) -> 
     assert list(fake.objects[JOBS]) == ["gpt"]
 
 
-def test_anothers_job_is_refused_with_its_age_and_owner(fake: Any, client: JobClient) -> None:
-    create_job(client, manifests("another"))
-    with pytest.raises(ConflictError, match=r"job gpt in namespace team already, created \w+ ago by ada@lab"):
+TAKEN = {
+    "another": ({"annotations": {SUBMISSION: "another", OWNER: "ada@lab"}}, r"already, created \w+ ago by ada@lab"),
+    "interrupted": (
+        {"annotations": {SUBMISSION: "killed", INCOMPLETE: "true"}},
+        "was interrupted: it is suspended and has no pods.*flk delete gpt -n team",
+    ),
+    "being deleted": ({"deletionTimestamp": MADE}, "is still being deleted"),
+    # As after a creation that was undone, when it is tried again.
+    "its own, being deleted": (
+        {"annotations": {SUBMISSION: "mine"}, "deletionTimestamp": MADE},
+        "is still being deleted",
+    ),
+}
+
+
+@pytest.mark.parametrize(("metadata", "said"), TAKEN.values(), ids=TAKEN)
+def test_a_job_that_has_the_name_is_left_alone(
+    fake: Any, client: JobClient, metadata: dict[str, Any], said: str
+) -> None:
+    fake.add("pytorchjobs", {"metadata": {"name": "gpt", **metadata}})
+    with pytest.raises(ConflictError) as error:
         create_job(client, manifests("mine"))
+    assert re.search(said, f"{error.value} {error.value.hint}")
     assert fake.asked("DELETE") == []
 
 
@@ -339,20 +343,6 @@ def test_lost_answer_to_a_refusal_is_no_success(fake: Any, client: JobClient) ->
     fake.fail(0)
     with pytest.raises(ConflictError):
         create_job(client, manifests("mine"))
-
-
-def test_job_that_is_being_deleted_has_its_name_still(fake: Any, client: JobClient) -> None:
-    fake.add("pytorchjobs", {"metadata": {"name": "gpt", "deletionTimestamp": "2026-01-01T00:00:00Z"}})
-    with pytest.raises(ConflictError, match="is still being deleted"):
-        create_job(client, manifests())
-
-
-def test_own_job_that_is_being_deleted_is_not_taken_for_the_created_one(fake: Any, client: JobClient) -> None:
-    """As after a creation that was undone, when it is tried again."""
-    job = manifests()[0]
-    fake.add("pytorchjobs", job | {"metadata": job["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
-    with pytest.raises(ConflictError, match="is still being deleted"):
-        create_job(client, manifests())
 
 
 def test_job_goes_when_its_code_cannot_be_created(fake: Any, client: JobClient) -> None:

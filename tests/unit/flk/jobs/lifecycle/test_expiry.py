@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flk.errors import UsageError
 from flk.spec.job import validated
-from tests.support.api_server import FakeApiServer
+from tests.support.api_server import JOBS, FakeApiServer
+from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
-Run = Callable[..., tuple[int, str, str]]
 ENDED = "2026-01-01T00:10:00Z"
 
 
@@ -32,7 +31,7 @@ def ended(fake: FakeApiServer, name: str, condition: str, ttl: str = "3600") -> 
 
 
 def left(fake: FakeApiServer) -> set[str]:
-    return set(fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"])
+    return set(fake.objects[JOBS])
 
 
 def test_jobs_whose_ttl_has_passed_are_deleted_at_the_next_submission_with_one(
@@ -52,7 +51,7 @@ def test_jobs_whose_ttl_has_passed_are_deleted_at_the_next_submission_with_one(
     assert left(fake) == {"runs", "recent", "kept", "strange", "first", "new"}
     assert "flk: deleted job failed: it has ended, and its TTL has passed\n" in said
     assert said.count("deleted job") == 2
-    new = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["new"]
+    new = fake.objects[JOBS]["new"]
     assert new["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 7 * 86_400
     assert new["metadata"]["labels"]["flk.dev/ttl"] == str(7 * 86_400)
 

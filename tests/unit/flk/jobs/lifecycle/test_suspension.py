@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flk.labels import INCOMPLETE, QUEUE, STARTED
+from tests.support.api_server import JOBS, MAPS, SECRETS, WORKLOADS
+from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
-Run = Callable[..., tuple[int, str, str]]
-JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
-MAPS = "/api/v1/namespaces/team/configmaps"
-WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"
-SECRETS = "/api/v1/namespaces/team/secrets"
 OLD_SECRET = {"name": "gpt-rendezvous", "key": "secret", "optional": True}
 
 
