@@ -1,13 +1,17 @@
 """The objects of a job as `flk.manifest.render` makes them, with marks in the place of values, for the chart.
 
-There is a file for each target: the objects of a job without options, and the patch that each option adds to them. A
-mark is a number or a text that stands for a value. templates/_objects.tpl of the chart puts the values in their place
-and merges the patches. files/options.json says which mark stands for what.
+There is a file for each target: the objects of a job without options, and the patch that each option adds to them. The
+template of the pods, and the patches of it that are the same for all targets, are in a file of their own. A mark is a
+number or a text that stands for a value. templates/_objects.tpl of the chart puts the values in their place and merges
+the patches. files/options.json says which mark stands for what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from flk.errors import UsageError
@@ -18,7 +22,7 @@ from flk.spec.fields import Checkpoint, Elastic, StrictModel
 from flk.spec.job import DEFAULT_IMAGE, Job
 from flk.spec.parts import PodSettings, Resources
 from flk.spec.schema import schema_of
-from flk.targets import TARGETS, Target
+from flk.targets import DEFAULT, TARGETS, Target
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import GANGS
 from flk.targets.indexed import restart_limit
@@ -31,7 +35,14 @@ Object = dict[str, Any]
 _RUNTIME: Final = Bundle(runtime=b"x")
 _CREATED, _MOST, _LEAST, _PROCESSES = range(71_110_010, 71_110_050, 10)  # no other number of a manifest is like these
 _FIRST: Final = 71_110_101
-_OF_TARGET: Final = {"kind": "kind", "apiVersion": "api_version", "container": "container", "scalable": "scalable"}
+POD: Final = "pod"  # name of the file with what all targets have in common
+# What a template has of its target, by the names in files/options.json. The mark of a value is <target.NAME>.
+_OF_TEMPLATE: Final[dict[str, Callable[[Target], str]]] = {
+    "container": lambda target: target.container,
+    "portName": lambda target: target.port_name,
+    "indexField": lambda target: target.index_field,
+    "host": lambda target: target.pod_host("<name>", 0),
+}
 _PARTS: Final[dict[str, type[StrictModel]]] = {"resources": Resources, "pods": PodSettings}
 
 
@@ -72,23 +83,38 @@ def options() -> str:
 
 def _target(target: Target) -> dict[str, Any]:
     install = next((controller.install for controller in CONTROLLERS[target.name]), "")
-    return {key: getattr(target, field) for key, field in _OF_TARGET.items()} | {"install": install}
+    known = {"kind": target.kind, "apiVersion": target.api_version, "scalable": target.scalable, "install": install}
+    return known | {name: value(target) for name, value in _OF_TEMPLATE.items()}
 
 
-def manifests(target: str) -> str:
-    """The text of files/manifests/TARGET.json: the last pod's name, the objects, and the patches of the options."""
+def manifests(name: str) -> str:
+    """The text of files/manifests/NAME.json, of a target or POD: the objects, and the patches of the options."""
     marks, _ = _marks()
-    patches = []
-    for path, end, without, with_it in _options(marks):
-        added = _added(_objects(target, without), _objects(target, with_it))
-        if added:
-            patches.append({"option": path, "end": end, "patch": added})
+    base = _objects(DEFAULT.name if name == POD else name, _base(marks))
+    template = base.pop("template")
     data = {
-        "lastPod": names.longest(marks["name"], _MOST, target),
-        "base": _objects(target, _base(marks)),
-        "patches": patches,
+        **({} if name == POD else {"lastPod": names.longest(marks["name"], _MOST, name)}),
+        "base": {"template": template} if name == POD else base,
+        "patches": _patches()[name],
     }
     return compact_json(data) + "\n"
+
+
+@functools.cache
+def _patches() -> dict[str, list[Object]]:
+    """The patches of the options by the file that has them: those of templates in POD, if no target has another one."""
+    found: dict[str, list[Object]] = {name: [] for name in (POD, *TARGETS)}
+    for path, end, without, with_it in _options(_marks()[0]):
+        added = {target: _added(_objects(target, without), _objects(target, with_it)) for target in TARGETS}
+        common, *others = [patch.get("template") for patch in added.values()]
+        if common and all(other == common for other in others):
+            for patch in added.values():
+                del patch["template"]
+            added[POD] = {"template": common}
+        for name, patch in added.items():
+            if patch:
+                found[name].append({"option": path, "end": end, "patch": patch})
+    return found
 
 
 def _marks() -> tuple[dict[str, Any], dict[str, int]]:
@@ -149,13 +175,23 @@ def _objects(target: str, fields: dict[str, Any]) -> Object:
     For fields that the target refuses, only the template is returned: the chart refuses them too.
     """
     job = _Marked.model_construct(**fields, target=target)
-    template = pod_template(job, _RUNTIME, [f"{job.name}-runtime-0"])
+    template = _template(job)
     try:
         job_object, *others = render(job, Bundle())
     except UsageError:
         return {"template": template}
     del job_object["metadata"]["annotations"]
     return {"template": template, "job": _without_pods(job_object), **{other["kind"]: other for other in others}}
+
+
+def _template(job: Job) -> Object:
+    """The template of the pods of a job, with marks in the place of what depends on the target."""
+    text = json.dumps(pod_template(job, _RUNTIME, [f"{job.name}-runtime-0"]))
+    for name, value in _OF_TEMPLATE.items():
+        own = re.escape(value(TARGETS[job.target_or_default]))
+        text = re.sub(f'"{own}(?=[:"])', f'"<target.{name}>', text)
+    template: Object = json.loads(text)
+    return template
 
 
 def _without_pods(value: Any) -> Any:

@@ -1,7 +1,8 @@
 {{/*
 The objects of the job. files/manifests has for each target what `flk.manifest.render` makes of a job, with marks in the place of
-values, and the patch that each option adds; files/options.json has the marks (scripts/chart/manifests.py writes both). Here are
-the values of the marks, what depends on lists and mappings of the job, and what is computed.
+values, and the patch that each option adds, and in pod.json what the pods of all targets have in common; files/options.json has the
+marks (scripts/chart/manifests.py writes all). Here are the values of the marks, what depends on lists and mappings of the job, and
+what is computed.
 */}}
 
 {{/* The name of the job's target; `auto` is what the cluster serves. */}}
@@ -54,7 +55,9 @@ Service and PodGroup. */}}
 {{- $spec := include "flk.spec" . | fromJson }}
 {{- $count := include "flk.pods" . | fromJson }}
 {{- $known := .Files.Get "files/options.json" | fromJson }}
-{{- $text := .Files.Get (printf "files/manifests/%s.json" (include "flk.targetName" .)) }}
+{{- $name := include "flk.targetName" . }}
+{{- $text := printf "[%s, %s]" (.Files.Get "files/manifests/pod.json") (.Files.Get (printf "files/manifests/%s.json" $name)) }}
+{{- range $field, $value := get $known.targets $name }}{{ $text = replace (printf "<target.%s>" $field) (toString $value) $text }}{{ end }}
 {{- if not $spec.image }}{{ $_ := set $spec "image" (get $known.images (gt (int64 $spec.resources.gpu) 0 | ternary "cuda" "cpu")) }}{{ end }}
 {{- if eq (int64 $spec.replicas) 1 }}{{ $_ := unset $spec "gang" }}{{ end }}
 {{- range $path, $mark := $known.marks }}
@@ -75,12 +78,13 @@ Service and PodGroup. */}}
 {{- range $name, $mark := $known.numbers }}
 {{- $text = replace (include "flk.text" $mark) (get $numbers $name | include "flk.text") $text }}
 {{- end }}
-{{- $target := fromJson $text }}
+{{- $pod := fromJsonArray $text | first }}
+{{- $target := fromJsonArray $text | last }}
 {{- if gt (len $target.lastPod) 63 }}
 {{- fail (printf "job.name is too long: with %d replicas its last pod is named %q, and 63 characters is the limit" (int64 $count.most) $target.lastPod) }}
 {{- end }}
-{{- $parts := $target.base }}
-{{- range $target.patches }}
+{{- $parts := include "flk.merged" (list $pod.base $target.base) | fromJson }}
+{{- range concat $pod.patches $target.patches }}
 {{- $value := include "flk.at" (list $spec .option) }}
 {{- if ternary (not $value) (and $value (hasSuffix (toString .end) $value)) (kindIs "invalid" .end) }}
 {{- $parts = (include "flk.patched" (dict "base" $parts "patch" .patch "path" .option) | fromJson).value }}
