@@ -65,6 +65,14 @@ def test_anchors_of_links_are_headings(page: Path) -> None:
             assert name in found, f"{name_of(page)} links to {target}#{name}"
 
 
+def test_a_file_that_a_page_includes_links_to_no_other_file() -> None:
+    # Its links would lead elsewhere from the page, and `make docs` would fail.
+    included = {name for page in PAGES for name in re.findall(r'^--8<-- "(.+)"$', page.read_text(), re.MULTILINE)}
+    assert included
+    for name in included:
+        assert re.findall(r"\]\((?!https?://|#)(.+?)\)", without_blocks(ROOT / name)) == [], name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_named_tests_exist(page: Path) -> None:
     for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
