@@ -112,7 +112,7 @@ def send(report: dict[str, Any]) -> None:
 def user_frames(error: BaseException) -> types.TracebackType | None:
     """The exception's traceback without its leading frames in the launcher and in importlib.
 
-    It starts in user code. A SetupError's ends there too: its text says all that the frames in flk could tell.
+    It starts in user code, if any is in it. A SetupError's ends there too: its text says what frames in flk could tell.
     """
     frames = []
     trace = error.__traceback__
@@ -120,12 +120,10 @@ def user_frames(error: BaseException) -> types.TracebackType | None:
         frames.append(trace)
         trace = trace.tb_next
     names = [each.tb_frame.f_code.co_filename for each in frames]
-    begin = next(
-        (index for index, name in enumerate(names) if not name.startswith((_LAUNCHER, "<frozen importlib"))), 0
-    )
+    begin = next(index for index, it in enumerate([*names, ""]) if not it.startswith((_LAUNCHER, "<frozen importlib")))
     last = None
     if isinstance(error, SetupError):
-        users = [index for index, name in enumerate(names) if index >= begin and _is_of_user(name)]
+        users = [index for index in range(begin, len(names)) if _is_of_user(names[index])]
         scripts = [index for index in users if "site-packages" not in names[index]]  # flk's hooks are called by torch
         last = max(scripts or users, default=None)
     kept = None

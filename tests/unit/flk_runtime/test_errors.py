@@ -36,6 +36,7 @@ from flk_runtime.errors import (
     StorageError,
     checkpoint_error,
 )
+from flk_runtime.launcher import rank_process
 from flk_runtime.launcher.replication.store import NoRoomError, ShardStore
 from flk_runtime.preflight import bootstrap
 from flk_runtime.shared import failure_report, memory_messages
@@ -258,3 +259,18 @@ def test_the_traceback_of_a_setup_error_ends_in_the_script(tmp_path: Path, kind:
     error = kind("no").with_traceback(caught.value.__traceback__)
     assert Path(traceback.extract_tb(failure_report.user_frames(error))[-1].filename).name == last
     assert failure_report.format_error(error).splitlines()[-1].endswith("no")
+
+
+def test_a_script_that_python_cannot_read_is_shown_as_python_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1\n")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(SyntaxError) as caught:
+        rank_process._run([str(script)])
+    error = caught.value.with_traceback(caught.tb.tb_next)  # without this test's own frame
+    said = failure_report.format_error(error).splitlines()
+    assert said[0].strip() == f'File "{script}", line 1'
+    assert said[-1] == "SyntaxError: '(' was never closed"
