@@ -144,7 +144,11 @@ class SilentStore:
     ("raises", "error", "cause"),
     [
         (lambda folder: ShardHeader.from_json(b'{"step": 1}'), ShardError, KeyError),
-        (lambda folder: ShardStore(folder, 1 << 20)._fallocate(folder / "none", 64), NoRoomError, FileNotFoundError),
+        (
+            lambda folder: ShardStore(folder, 1 << 20)._fallocate(folder / "none" / "file", 64),
+            NoRoomError,
+            FileNotFoundError,
+        ),
         (
             lambda folder: bootstrap._attempt_prefix(SilentStore(), RankInfo(rank=1, world_size=2), ("a", 1), 0.0),
             RendezvousError,
