@@ -143,7 +143,7 @@ class Models:
     def check_step(self) -> None:
         """Raise SetupError if the state of an optimizer is not saved or would not be restored, or ranks train apart."""
         for optimizer, groups in self._groups:
-            if len(optimizer.param_groups) != groups:
+            if len(optimizer.param_groups) != groups and self._saves.manager.can_save:
                 raise SetupError(
                     f"a group was added to {type(optimizer).__name__} after parallelize or run.register, where a "
                     "restart restores it, which would fail: add all groups before, and freeze their parameters until "
