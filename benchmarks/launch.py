@@ -21,8 +21,8 @@ from measure import progress
 THREADS: Final = {"OMP_NUM_THREADS": "1"}  # the ranks share the cores of one machine
 # glibc adapts these limits to what a process has freed. Whether the tensors of a step were allocated and returned to
 # Linux in each step was chance, and made a step of 15 ms on either side up to a third longer. With fixed limits memory
-# is kept.
-MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+# is kept. 32 MiB is the largest limit of a block that all versions of glibc take.
+MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 RESULT: Final = "BENCHMARK_RESULT"  # environment variable: the file that ranks write their measurements to
 RESILIENCY: Final = "nvidia-resiliency-ext==0.4.1"
 # Its dependencies except torch, which is not installed a second time.

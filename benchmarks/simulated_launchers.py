@@ -184,10 +184,10 @@ class Launchers:
         for launcher in self._launchers.values():
             self._join(launcher)
 
-    def wait_for(self, kind: type[Message], launchers: int = 0) -> float:
-        """Exchange messages until so many launchers, 0: all, have got a message of this kind. Returns the seconds."""
+    def wait_for(self, kind: type[Message], launchers: int | None = None) -> float:
+        """Exchange messages until so many launchers, by default all, have got a message of this kind. Returns the seconds."""
         began, name = time.monotonic(), kind.__name__
-        self._wanted[name] += launchers or self.pods
+        self._wanted[name] += self.pods if launchers is None else launchers
         while (lacking := self._wanted[name] - self.got[name]) > 0:
             if time.monotonic() > began + _LIMIT or self.lost:
                 raise SystemExit(f"{lacking} launchers did not get {name}, and {self.lost} lost their connection")

@@ -15,8 +15,11 @@ from flk_runtime.contract.pod_env import ON_RESTART, SETUP
 
 REDACTED: Final = "***"
 _LEAST: Final = 4  # characters of a value that is hidden wherever it stands: shorter ones are parts of other words
-# Values of variables with such names that tell nobody anything, and that stand in other places too.
-_PLAIN: Final = re.compile(r"(?i)true|false|none|null|auto|default|enabled|disabled|required|optional|[\d.]+")
+# Values of variables with such names that tell nobody anything, and that stand in other places too: among them the
+# special tokens of a vocabulary, such as <pad> and [CLS].
+_PLAIN: Final = re.compile(
+    r"(?i)true|false|none|null|auto|default|enabled|disabled|required|optional|[\d.]+|<[^\s<>]{1,20}>|\[[a-z]{1,10}\]"
+)
 # A word begins and ends where no letter is beside it, so that AUTHOR, SECRETARY and TOKENIZERS name no secrets.
 _WORDS: Final = re.compile(
     r"(?:passwords?|passwd|passphrase|secrets?|credentials?|token|oauth2?|(?<![a-z])auth|authorization)(?![a-z])"
@@ -37,6 +40,11 @@ _COMMANDS: Final = (SETUP, ON_RESTART)  # variables whose values are commands
 def names_secret(name: str) -> bool:
     """Return whether the value of a variable or of an option with this name is taken for a secret."""
     return bool(_WORDS.search(_HUMP.sub("_", name).lower()))
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether this value of a variable or of an option is taken for a secret."""
+    return names_secret(name) and not _PLAIN.fullmatch(value)
 
 
 def secrets_in(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:

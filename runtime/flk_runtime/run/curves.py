@@ -15,7 +15,7 @@ from typing import Any, Final
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.ranges import numbered, plural
-from flk_runtime.contract.secrets import REDACTED, hidden, names_secret, secrets_in
+from flk_runtime.contract.secrets import REDACTED, hidden, is_secret, secrets_in
 from flk_runtime.contract.sinks import MLFLOW, TENSORBOARD, WANDB, SinkName
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
@@ -140,7 +140,7 @@ def _shown(name: str, value: Any, secrets: Sequence[str]) -> Any:
     """A hyperparameter as sinks show it: a number, or a text without secrets."""
     if isinstance(value, bool | int | float):
         return value
-    return REDACTED if value is not None and names_secret(name) else hidden(str(value), secrets)
+    return REDACTED if is_secret(name, str(value)) else hidden(str(value), secrets)
 
 
 def _sink(name: SinkName, info: RunInfo) -> Sink:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -29,6 +30,7 @@ class MLflow:
         self._id = ""
         self._written = Written({})
         self._parameters: set[str] = set()  # which cannot be changed
+        self._names: dict[str, str] = {}  # those that were given, by the names that MLflow has for them
 
     def open(self) -> None:
         from mlflow import MlflowClient
@@ -45,7 +47,7 @@ class MLflow:
 
         tags = [RunTag(f"flk.{name}", str(value)) for name, value in self._run.settings.items()]
         self._client.log_batch(self._id, tags=[RunTag(TAG, self._run.id), *tags])
-        given = {_name(name): str(value)[:_LENGTH] for name, value in self._run.hyperparameters.items()}
+        given = {self._name(name): str(value)[:_LENGTH] for name, value in self._run.hyperparameters.items()}
         new = [Param(name, value) for name, value in given.items() if name not in self._parameters]
         for some in _parts(new, _PARAMETERS):
             self._client.log_batch(self._id, params=some)
@@ -54,7 +56,7 @@ class MLflow:
     def write(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric
 
-        named = [row._replace(values={_name(name): value for name, value in row.values.items()}) for row in rows]
+        named = [row._replace(values={self._name(name): value for name, value in row.values.items()}) for row in rows]
         new = self._written.missing(named)
         metrics = [
             Metric(name, each, int(row.time * 1000), row.step) for row in new for name, each in row.values.items()
@@ -65,6 +67,13 @@ class MLflow:
 
     def close(self, ended: str) -> None:
         self._client.set_terminated(self._id, status=_STATUS[ended])
+
+    def _name(self, text: str) -> str:
+        """A name that MLflow takes, with a checksum if it is already that of another text."""
+        name = _name(text)
+        if self._names.setdefault(name, text) == text:
+            return name
+        return f"{name[: _NAME_LENGTH - 9]}-{zlib.crc32(text.encode()):08x}"
 
     def _found(self) -> str:
         """The run of an earlier attempt; empty if there is none."""

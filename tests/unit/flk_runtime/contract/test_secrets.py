@@ -46,7 +46,9 @@ def test_a_secret_of_several_lines_is_hidden_line_by_line() -> None:
     assert found == ["-----BEGIN-----", "-----END-----", "AAAAB3"]
 
 
-@pytest.mark.parametrize("value", ["", "abc", "true", "None", "auto", "12.5"])
+@pytest.mark.parametrize(
+    "value", ["", "abc", "true", "None", "auto", "12.5", "<pad>", "</s>", "<|endoftext|>", "[CLS]"]
+)
 def test_values_that_stand_in_other_places_too_stay(value: str) -> None:
     assert secrets_in({"USE_AUTH": value}, ["--token", value]) == []
 

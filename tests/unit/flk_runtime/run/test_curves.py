@@ -134,6 +134,8 @@ def test_a_hyperparameter_whose_name_looks_like_a_secret_is_not_shown(context: A
     """Its value may come from a file, so that no variable and no argument has it."""
     curves = Curves(context)
     info = opened(curves)
-    curves.describe({"hub": {"api_key": "canary-8d1c", "token": None}, "max_token": 512, "tokenizer": "bpe"})
-    shown = {"hub/api_key": "***", "hub/token": "None", "max_token": 512, "tokenizer": "bpe"}
+    curves.describe(
+        {"hub": {"api_key": "canary-8d1c", "token": None}, "max_token": 512, "pad_token": "<pad>", "tokenizer": "bpe"}
+    )
+    shown = {"hub/api_key": "***", "hub/token": "None", "max_token": 512, "pad_token": "<pad>", "tokenizer": "bpe"}
     assert info.hyperparameters == shown

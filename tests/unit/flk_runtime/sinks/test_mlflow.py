@@ -15,6 +15,7 @@ NAMES = {
     "validation/loss": "validation/loss",
     "train/": "train",
     "a//b": "a/b",
+    "a/b/": "a/b-6dd57adb",  # the name above has another curve
     "/absolute": "absolute",
     "../above": "above",
     ".": "_",
