@@ -185,7 +185,7 @@ class Launchers:
             self._join(launcher)
 
     def wait_for(self, kind: type[Message], launchers: int | None = None) -> float:
-        """Exchange messages until so many launchers, by default all, have got a message of this kind. Returns the seconds."""
+        """Exchange messages until so many launchers, by default all, have got a message of this kind; the seconds."""
         began, name = time.monotonic(), kind.__name__
         self._wanted[name] += self.pods if launchers is None else launchers
         while (lacking := self._wanted[name] - self.got[name]) > 0:

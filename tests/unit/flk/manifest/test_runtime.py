@@ -24,7 +24,8 @@ SOURCES = sorted(FOLDER.rglob("*.py"))
 LIMIT = 150_000  # bytes of a plain job
 LIMIT_OF_MORE = 166_000  # of one that uses these parts
 MORE = {
-    "bench", "check", "diloco", "disk", "gpus", "hosts", "links", "page", "plan", "preparation", "records", "s3", "sinks"
+    "bench", "check", "diloco", "disk", "gpus", "hosts", "links", "page", "plan", "preparation", "records", "s3",
+    "sinks"
 }  # fmt: skip
 
 
