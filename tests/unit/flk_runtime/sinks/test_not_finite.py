@@ -1,0 +1,44 @@
+"""A loss that is not finite is a point of the curve in each sink, and so are the losses after it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.sinks.mlflow import MLflow
+from flk_runtime.sinks.sink import Row, RunInfo, Sink
+from flk_runtime.sinks.tensorboard import TensorBoard
+from flk_runtime.sinks.wandb import WandB
+from tests.support import curves
+
+LOSSES = {1: 2.0, 2: math.nan, 3: math.inf, 4: -math.inf, 5: 1.0}
+INFO = RunInfo("run", "run", "run")
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "mlflow", "wandb"])
+def test_losses_that_are_not_finite_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    store = (tmp_path / "runs").as_uri()
+    for name, value in {
+        "MLFLOW_TRACKING_URI": store, "MLFLOW_ALLOW_FILE_STORE": "true", "WANDB_MODE": "offline", "WANDB_DIR": "."
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    sinks: dict[str, Sink] = {
+        "tensorboard": TensorBoard(INFO, str(tmp_path)), "mlflow": MLflow(INFO), "wandb": WandB(INFO)
+    }  # fmt: skip
+    sink = sinks[package]
+    sink.open()
+    sink.write([Row(step, float(step), {"loss": loss}) for step, loss in LOSSES.items()])
+    sink.close("finished")
+    found = {
+        "tensorboard": lambda: curves.tensorboard_points(tmp_path),
+        "mlflow": lambda: curves.mlflow_points(store),
+        "wandb": lambda: curves.wandb_points(tmp_path),
+    }[package]()
+    losses = {step: value for (name, step), value in found["run"].items() if name == "loss"}
+    assert {step: str(float(value)) for step, value in losses.items()} == {
+        step: str(loss) for step, loss in LOSSES.items()
+    }
