@@ -159,12 +159,12 @@ def test_ranks_may_print_in_any_order_and_the_lines_of_a_rank_may_not() -> None:
 
 
 BESIDE = ROOT / "docs" / "concepts" / "beside-kubectl.md"
-RECORDED = {  # a job that a cluster has recorded, for each answer on the page
-    "ImageNotFound": "image-missing",
-    "LimitRangeViolated": "limit-range",
-    "ClaimUnbound": "claim-unbound",
-    "PythonMissing": "no-python",
-    "ExceptionRaised": "foreign-exception",
+RECORDED = {  # for each answer on the page, a job that a cluster has recorded, and its row in the table
+    "ImageNotFound": ("image-missing", "an image that its registry does not have"),
+    "LimitRangeViolated": ("limit-range", "a container larger than a LimitRange allows"),
+    "ClaimUnbound": ("claim-unbound", "a claim whose storage class does not exist"),
+    "PythonMissing": ("no-python", "an image without Python"),
+    "ExceptionRaised": ("foreign-exception", "an exception in one of three ranks, plain Python"),
 }
 
 
@@ -186,12 +186,12 @@ def without_names(answer: str, job: str, namespace: str) -> list[str]:
 @pytest.mark.parametrize("code", RECORDED)
 def test_the_answers_beside_kubectl_are_those_of_flk_why(code: str) -> None:
     (shown,) = (block.text for block in blocks(BESIDE) if block.text.startswith(f"{code}: "))
-    name = RECORDED[code]
+    name, row = RECORDED[code]
     view = recorded.load(recorded.FOLDER / f"{name}.json")
     said = without_names(why.text(diagnose(view), view.now), name, view.job["metadata"]["namespace"])
     for line, now in zip(without_names(shown, "train", "team"), said, strict=True):
         assert re.fullmatch(".*".join(map(re.escape, line.split("…"))), now), f"{line} | {now}"
-    assert len(said) in map(int, re.findall(r"\| (\d+) \|$", BESIDE.read_text(), re.MULTILINE))
+    assert re.findall(rf"^\| {row} \|.* (\d+) \|$", BESIDE.read_text(), re.MULTILINE) == [str(len(said))]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=name_of)

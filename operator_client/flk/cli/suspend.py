@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flk.cli.options import Context, Namespace, Timeout, Wait, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector, Tell, worst
+from flk.errors import FlkError
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef
@@ -30,12 +31,20 @@ def suspend(
     from flk.jobs import lifecycle
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="suspend", own=True)
+    begun: set[JobRef] = set()  # without those that were suspended before
     suspended: list[JobRef] = []
     until = None if limit is None else time.monotonic() + limit
 
     def begin(client: JobClient, job: JobRef, tell: Tell) -> None:
         alone = wait and not chosen.are_several
-        changed = lifecycle.suspend(client, job.name, wait=alone, timeout=limit, report=tell)
+        begun.add(job)
+        try:
+            changed = lifecycle.suspend(client, job.name, wait=alone, timeout=limit, report=tell)
+        except FlkError:
+            begun.remove(job)
+            raise
+        if not changed:
+            begun.remove(job)
         suspended.append(job)
         state = "suspended" if changed else "suspended already"
         tell(f"job {job.name} is {state}; this starts it again: {client.commands.flk('resume', job.name)}")
@@ -48,6 +57,8 @@ def suspend(
                 codes += [chosen.failed(job, error)] if error else []
         return worst(codes)
     except KeyboardInterrupt as interrupt:
-        status, resume = (chosen.client.commands.flk(verb, chosen.names) for verb in ("status", "resume"))
-        interrupt.args = (f"{status} shows what is suspended; {resume} starts it again",)
+        if begun:
+            names = " ".join(job.word for job in chosen.jobs if job in begun)
+            shown, resume = chosen.client.commands.flk("list"), chosen.client.commands.flk("resume", names)
+            interrupt.args = (f"{shown} shows what is suspended; {resume} starts it again",)
         raise

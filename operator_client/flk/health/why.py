@@ -21,6 +21,7 @@ SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
 SAME: Final = 40  # characters at the end of two texts from which on they may say the same
 REPEATED: Final = "they repeat the cause"
+_RECORD: Final = "record of the launchers"
 _ENDED: Final = "a consequence: the operator says how a container ended, and the record of its launcher why"
 _REPEATING: Final = (
     "BackOff",
@@ -79,10 +80,13 @@ def diagnose(view: JobView) -> Report:
     found = find(view)
     cause = found[0] if found else None
     summary, known = _summary(view, cause)
+    earlier = _earlier(view)
+    same = earlier.pop(cause.sentence, []) if cause else []
+    more = [Evidence(_RECORD, f"{numbered('attempt', same)} ended in the same way")] if same else []
     return Report(
         job=view.name,
         namespace=view.namespace,
-        cause=replace(cause, evidence=_distinct(cause.evidence)) if cause else None,
+        cause=replace(cause, evidence=[*_distinct(cause.evidence), *more]) if cause else None,
         summary=summary,
         known=known,
         stuck=bool(cause and not view.failed and cause.is_stuck(view.now)),
@@ -92,7 +96,7 @@ def diagnose(view: JobView) -> Report:
             view,
             [
                 *_other_findings(view, found),
-                *_attempts(view, cause),
+                *_attempts(earlier),
                 *_quarantine(view),
                 *_clocks(view),
                 *_ends(view, cause),
@@ -113,7 +117,7 @@ def examined(view: JobView) -> list[str]:
     lines = [f"{view.subject}: conditions {conditions}", f"{plural(len(view.pods), 'pod')}: {phases}"]
     lines.append(f"{plural(len(view.events), 'event')} of the job and of its pods that do not run")
     attempts = len(view.record.attempts) if view.record else 0
-    lines.append(f"record of the launchers: {plural(attempts, 'attempt') if view.record else 'none'}")
+    lines.append(f"{_RECORD}: {plural(attempts, 'attempt') if view.record else 'none'}")
     around = view.around
     for things, noun in (
         (around.logs, "log"),
@@ -187,8 +191,8 @@ def _other_findings(view: JobView, found: list[Finding]) -> list[Other]:
     return others
 
 
-def _attempts(view: JobView, cause: Finding | None) -> list[Other]:
-    """Return the earlier attempts by their causes, equal ones together, without those that ended as the job did."""
+def _earlier(view: JobView) -> dict[str, list[int]]:
+    """Return the numbers of the attempts before the one that ended the job, by what ended them."""
     history = view.record.attempts if view.record else []
     earlier = [attempt for attempt in history if attempt.failure]
     if view.failed:
@@ -197,13 +201,13 @@ def _attempts(view: JobView, cause: Finding | None) -> list[Other]:
     for attempt in earlier:
         if attempt.failure:
             folded.setdefault(attempt.failure.summary, []).append(attempt.number + 1)
-    others = []
-    if cause:
-        folded.pop(cause.sentence, None)
-    for text, numbers in folded.items():
-        attempts = numbered("attempt", numbers)
-        others.append(Other(f"{text} ({attempts})", "it ended an earlier attempt, and another attempt followed"))
-    return others
+    return folded
+
+
+def _attempts(earlier: dict[str, list[int]]) -> list[Other]:
+    """Return what ended earlier attempts, of each cause once."""
+    why_not = "it ended an earlier attempt, and another attempt followed"
+    return [Other(f"{text} ({numbered('attempt', numbers)})", why_not) for text, numbers in earlier.items()]
 
 
 def _quarantine(view: JobView) -> list[Other]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -28,10 +29,10 @@ def secret_name_of(job: Object) -> str:
 
 def name_secret(job: Object) -> None:
     """Have the variables of a job's pods name the Secret of its submission, if they name one of flk's."""
-    stem = secret_name(job["metadata"]["name"])
+    own = re.compile(re.escape(secret_name(job["metadata"]["name"])) + "(-[0-9a-f]{8})?")
     for variable in (each for variables in environments(job["spec"]) for each in variables):
         reference = (variable.get("valueFrom") or {}).get("secretKeyRef") or {}
-        if variable.get("name") in KEYS and f"{reference.get('name')}-".startswith(f"{stem}-"):
+        if variable.get("name") in KEYS and own.fullmatch(str(reference.get("name"))):
             reference["name"] = secret_name_of(job)
 
 

@@ -67,7 +67,11 @@ def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjec
 
 
 def dry_run(client: JobClient, manifests: Sequence[Object]) -> list[Object]:
-    """Return the manifests as the API server would store them. It checks them and creates nothing."""
+    """Return the manifests as the API server would store them. It checks them and creates nothing.
+
+    Raises MissingApiError for a job in a queue where there is no Kueue.
+    """
+    _refuse_queue_without_kueue(client, manifests[0])
     return [_dry_run(client, manifest) for manifest in manifests]
 
 

@@ -101,7 +101,7 @@ def _recreate(
     name = job["metadata"]["name"]
     own = _manifest(_as_queued(client, job, report), new_submission=True)
     _say_restarted(own["spec"])
-    name_secret(own)
+    name_secret(own)  # as for a job that kubectl creates, which the file is for
     manifests = [own, *map(_manifest, _owned_by(client, job))]
     try:
         check_on_server(client, manifests)
@@ -109,6 +109,8 @@ def _recreate(
         if "exceeded quota" not in str(error):  # the job that is there may count in the quota
             raise
     path = _write(client, name, manifests)
+    own["metadata"]["annotations"][labels.SUBMISSION] = str(uuid.uuid4())
+    name_secret(own)
     try:
         seen = JobRef(name, target_of(job), job["metadata"]["uid"])
         for _, result in delete_jobs(client, [seen], wait=True, timeout=timeout, report=report):
@@ -117,7 +119,7 @@ def _recreate(
         created = create_job(client, manifests, objects_with_uid)
     except (FlkError, KeyboardInterrupt) as error:
         command = client.commands.kubectl(f"create -f {path}")
-        kept = f"its manifests are kept; if the job is gone, this creates it again: {command}"
+        kept = f"its manifests are kept; if the job is gone, this creates it again, without a Secret: {command}"
         if isinstance(error, FlkError):
             error.hint = kept
         else:
@@ -202,7 +204,8 @@ def _manifest(item: Object, new_submission: bool = False) -> Object:
     if new_submission:
         if owners := item["metadata"].get("ownerReferences"):
             metadata["ownerReferences"] = owners
-        metadata["annotations"] = annotations | {labels.SUBMISSION: str(uuid.uuid4())}
+        annotations.pop(labels.SUBMISSION, None)
+        metadata["annotations"] = annotations
         if not queue_of(item):
             policy = made["spec"].get("runPolicy", made["spec"])
             policy.pop("suspend", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from flk.targets.rendezvous import environments, name_secret, secret_name
@@ -15,13 +16,14 @@ def test_only_what_names_a_secret_of_this_job_gets_the_name_of_its_submission() 
     kept = [
         reference("FLK_RDZV_SECRET", "mine"),  # of a patch
         reference("FLK_RDZV_SECRET", "gpt-rendezvous2"),
+        reference("FLK_RDZV_SECRET", "gpt-rendezvous-shared"),
         reference("TOKEN", "gpt-rendezvous"),
         {"name": "FLK_JOB_UID", "value": "gpt-rendezvous"},
     ]
     changed = [reference("FLK_JOB_UID", "gpt-rendezvous"), reference("FLK_RDZV_SECRET", "gpt-rendezvous-0123abcd")]
     job = {
         "metadata": {"name": "gpt", "annotations": {"flk.dev/submission": "89abcdef-0123"}},
-        "spec": {"containers": [{"env": [*changed, *kept]}]},
+        "spec": {"containers": [{"env": copy.deepcopy([*changed, *kept])}]},
     }
     name_secret(job)
     name = "gpt-rendezvous-89abcdef"

@@ -23,6 +23,7 @@ def test_the_same_failure_of_an_earlier_attempt_is_not_what_is_not_the_cause(
     said = terminal("flk why gpt")
     assert "was killed by SIGKILL (attempt 1)" in said
     assert said.count("raised ValueError: expected 512 features") == 1
+    assert "  record of the launchers\n    attempt 2 ended in the same way\n" in said.partition("remedy:")[0]
 
 
 def test_json(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:

@@ -209,9 +209,10 @@ def test_a_job_in_a_queue_is_refused_where_there_is_no_kueue(fake: Any, client: 
     create_job(client, queued)  # flk does not know this version, and Kueue starts the job all the same
     fake.objects.pop("/apis/kueue.x-k8s.io/v1beta9/namespaces/team/workloads")
     fake.objects[JOBS].clear()
-    with pytest.raises(MissingApiError, match="nobody would start a job in queue gold: the cluster") as refused:
-        create_job(client, queued)
-    assert "install Kueue, or leave --queue out" in refused.value.hint
+    for submit in (create_job, dry_run):
+        with pytest.raises(MissingApiError, match="nobody would start a job in queue gold: the cluster") as refused:
+            submit(client, queued)
+        assert "install Kueue, or leave --queue out" in refused.value.hint
     assert not fake.objects[JOBS]
 
 

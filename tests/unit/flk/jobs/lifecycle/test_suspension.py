@@ -240,7 +240,9 @@ def test_without_its_workload_a_queued_job_keeps_its_nodes_and_says_so(fake: Any
 
 
 def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run: Run) -> None:
-    add_ended(fake)
+    template = add_ended(fake)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    secret = OLD_SECRET | {"name": "gpt-rendezvous-0123abcd"}
+    template["containers"] = [{"env": [{"name": "FLK_RDZV_SECRET", "valueFrom": {"secretKeyRef": secret}}]}]
     post = f"{JOBS}"
     fake.created = lambda item: None
     original = fake._delete
@@ -254,9 +256,12 @@ def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run
     assert code == 1
     assert "exceeded quota: jobs" in stderr
     path = stderr.rpartition(" -f ")[2].split()[0]
-    kinds = [item["kind"] for item in json.loads(Path(path).read_text())["items"]]
-    assert kinds == ["PyTorchJob", "ConfigMap"]
-    assert f"kubectl create -f {path} -n team" in stderr
+    job, code_map = json.loads(Path(path).read_text())["items"]
+    assert (job["kind"], code_map["kind"]) == ("PyTorchJob", "ConfigMap")
+    (variable,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"]
+    assert variable["valueFrom"]["secretKeyRef"] == OLD_SECRET, "nobody creates that of the submission"
+    assert "flk.dev/submission" not in job["metadata"]["annotations"]
+    assert f"this creates it again, without a Secret: kubectl create -f {path} -n team" in stderr
 
 
 def test_an_interrupted_restart_says_how_to_go_on(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +280,7 @@ def test_an_interrupted_restart_says_how_to_go_on(fake: Any, run: Run, monkeypat
         (
             "suspend",
             "suspend",
-            "flk status gpt -n team shows what is suspended; flk resume gpt -n team starts it again",
+            "flk list -n team shows what is suspended; flk resume gpt -n team starts it again",
         ),
         (
             "delete",
@@ -293,3 +298,22 @@ def test_an_interrupted_command_says_what_has_begun(
     monkeypatch.setattr(f"flk.jobs.lifecycle.{what}", interrupted)
     code, _, stderr = run(command, "gpt")
     assert (code, stderr) == (130, f"flk: interrupted: {said}\n")
+
+
+def test_an_interrupted_suspend_of_several_names_those_that_it_has_suspended(
+    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = JobBuilder(name="before")
+    before.job["spec"]["runPolicy"]["suspend"] = True
+    for builder in (JobBuilder(), before, JobBuilder(name="ended").condition("Failed"), JobBuilder(name="other")):
+        builder.add_to(fake)
+
+    def interrupted(*_: Any, **how: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flk.jobs.lifecycle.wait_for_all_pods_to_end", interrupted)
+    code, _, stderr = run("suspend", "other", "ended", "before", "gpt")
+    said = "flk list -n team shows what is suspended; flk resume other gpt -n team starts it again"
+    assert (code, stderr.splitlines()[-1]) == (130, f"flk: interrupted: {said}")
+    code, _, stderr = run("suspend", "before", "ended")
+    assert (code, "shows what is suspended" in stderr) == (130, False)
