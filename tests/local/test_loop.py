@@ -276,3 +276,75 @@ def test_state_that_each_rank_has_a_part_of_is_saved(ranks: Ranks, tmp_path: Pat
     whole, resumed = told(ranks(SHARED_STEPS, 2, {"FOLDER": f"{tmp_path}/"})[0])["found"]
     assert len(set(whole)) == 5
     assert resumed == pytest.approx(whole, abs=1e-6)
+
+
+# The first training is left out by the second attempt, as scripts do with what they have finished.
+SKIPS_THE_FIRST = """
+    import os, signal
+    import flk_runtime as flk
+
+    def train(place, steps):
+        progress = {"of": place}
+        loop = flk.adopt(checkpoint=place, save_every=1, log_every=0, progress=progress)
+        print(f"{place} begins at step {loop.steps} of {progress['of']}")
+        for step in range(loop.steps, steps):
+            if (place, step, loop.attempt) == ("second", 2, 0):
+                loop.save(wait=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            loop.step()
+        loop.close()
+
+    if int(os.environ["FLK_ATTEMPT"]) == 0:
+        train("first", 5)
+    train("second", 4)
+    train("./third", 1)
+"""
+
+
+def test_a_training_does_not_resume_from_the_memory_of_another_one(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    variables = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.BACKOFF: "0"}
+    job = forked_pods(1, 1, script=SKIPS_THE_FIRST, **variables)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert re.findall(r"\w+ begins at .*", job.log()) == [
+        "first begins at step 0 of first",
+        "second begins at step 0 of second",
+        "second begins at step 2 of second",
+        "third begins at step 0 of ./third",
+    ]
+    assert "the checkpoint in pod memory is of another place, first, and is not used here" in job.log()
+    assert job.log().count("the memory of the pods keeps only the first training of a process") == 2
+
+
+# Models of other packages' trainings, of which the last two name the place of the first one in other words.
+SAME_PLACE = """
+    import os, torch
+    from torch import nn
+    import flk_runtime as flk
+    from flk_runtime.run.adopt import adopt_training
+
+    os.chdir(os.environ["FOLDER"])
+
+    def train(place, size):
+        model = nn.Linear(size, 1)
+        before = model.weight.clone()
+        try:
+            with adopt_training(checkpoint=place, save_every=1, model=model) as loop:
+                loop.step()
+        except (flk.SetupError, flk.CheckpointError) as error:
+            print(f"refused: {error}")
+        assert torch.equal(model.weight, before)
+
+    train(os.path.abspath("place"), 2)
+    train("place/", 2)
+    train("place", 3)
+"""
+
+
+def test_a_training_in_the_place_of_another_one_is_refused_before_it_is_restored(ranks: Ranks, tmp_path: Path) -> None:
+    (result,) = ranks(SAME_PLACE, 1, {"FOLDER": str(tmp_path)})
+    refused = re.findall(r"refused: (.*)", result.output)
+    assert len(refused) == 2
+    assert all("this process has kept another training in the same place" in each for each in refused), refused

@@ -14,10 +14,11 @@ from torch import nn
 from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.adapters.wrappers import parameters_of
 from flk_runtime.checkpoint.interval import COMPUTED, is_passed
-from flk_runtime.checkpoint.memory import PodMemory
+from flk_runtime.checkpoint.memory import PodMemory, Restorable
 from flk_runtime.checkpoint.state import SplitState, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
 from flk_runtime.contract import pod_layout, user_env
+from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, SetupError, checkpoint_error
@@ -105,7 +106,7 @@ class CheckpointManager:
         self, options: CheckpointOptions, on_saved: Callable[[int], None], on_stored: Callable[[int], None]
     ) -> None:
         # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
-        from flk_runtime.checkpoint.load import SavedCheckpoint, open_stored
+        from flk_runtime.checkpoint.load import open_stored
         from flk_runtime.checkpoint.save import Retention, Saver
         from flk_runtime.checkpoint.storage import find_newest
 
@@ -122,14 +123,9 @@ class CheckpointManager:
         self._stored = found.step if found else 0
         offered = self._memory and options.resume and not options.goes_back
         in_memory = self._memory.restorable() if self._memory and offered else None
-        if self._memory and in_memory and (found is None or in_memory.is_preferred_to(found.step)):
-            from flk_runtime.checkpoint.gather import PodReader  # only jobs that train have this module
-
+        is_newer = in_memory and (found is None or in_memory.is_preferred_to(found.step))
+        if self._memory and in_memory and is_newer and self._resume_from_memory(self._memory, in_memory):
             self.source = "memory"
-            with own_page().during(Phase.RESTORING):
-                shared = in_memory.processes, self._memory.folder, in_memory.copies
-                reader = PodReader(in_memory.readers, self._memory.open_shard, *shared)
-            self._resume(SavedCheckpoint(_IN_MEMORY, reader), len(in_memory.readers))
         elif destination and found:
             self.source = "storage"
             self._resume(open_stored(destination, found.step, found.manifest), found.manifest.world_size)
@@ -165,6 +161,21 @@ class CheckpointManager:
         raise MismatchError(
             f"the ranks do not see the same checkpoint folder {place}: it has to be on a volume that all pods mount"
         )
+
+    def _resume_from_memory(self, memory: PodMemory, offered: Restorable) -> bool:
+        """Resume from the checkpoint in memory, if it is of this place; return whether it is. Collective."""
+        from flk_runtime.checkpoint.gather import PodReader  # only jobs that train have this module
+        from flk_runtime.checkpoint.load import SavedCheckpoint
+
+        with own_page().during(Phase.RESTORING):
+            shared = offered.processes, memory.folder, offered.copies
+            checkpoint = SavedCheckpoint(_IN_MEMORY, PodReader(offered.readers, memory.open_shard, *shared))
+        place = checkpoint.value(value_name(0))["place"]
+        if not process_group.on_main(lambda: is_same_place(place, self.place)):  # paths may differ between pods
+            self._log(f"flk: the checkpoint in {_IN_MEMORY} is of another place, {place}, and is not used here")
+            return False
+        self._resume(checkpoint, len(offered.readers))
+        return True
 
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int) -> None:
         """Take steps, random state and plain states from a checkpoint that ``world_size`` ranks have written."""
@@ -323,6 +334,7 @@ class CheckpointManager:
             "own": own,
             "random": rng.get_state(),
             "draws_as": self._draws_as,
+            "place": self.place,  # the memory of the pods may be asked for the checkpoint of another one
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
         if self._saver.save(steps, chunks, plain, problem, store=self._is_stored(steps) if store is None else store):

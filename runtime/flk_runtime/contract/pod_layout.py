@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 RDZV_PORT: Final = 29400
@@ -24,6 +25,15 @@ TERMINATION_LOG_LIMIT: Final = 4096  # bytes; the kubelet drops what exceeds the
 def is_address(place: str) -> bool:
     """Whether a place of checkpoints or weights is an address, such as ``s3://BUCKET/PREFIX``, and not a path."""
     return "://" in place
+
+
+def is_same_place(place: str | None, other: str | None) -> bool:
+    """Whether two paths or addresses, as scripts write them, are of the same place."""
+    first, second = (
+        each if each is None else each.rstrip("/") if is_address(each) else os.path.realpath(each)
+        for each in (place, other)
+    )
+    return first == second
 
 
 def on_volume(checkpoint: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
+from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current, saves
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.group import entered
 from flk_runtime.run.loop import Loop
-from flk_runtime.run.options import LOG_EVERY
+from flk_runtime.run.options import LOG_EVERY, place_of
 
 _STRATEGY: Final = "none"  # the script parallelizes its model itself
 
@@ -68,12 +69,10 @@ def adopt_training(**given: Any) -> Loop:
     Raises SetupError as that does, and if this process has kept another training in the same place, because this one
     would resume from it.
     """
-    before = set(saves.kept)
-    loop = adopt(**given)
-    if loop._saves.manager.place in before:
-        loop.abandon()
+    place = place_of(given.get("checkpoint"))
+    if any(is_same_place(place, each) for each in saves.kept):
         raise SetupError(
             "adopt: this process has kept another training in the same place, and this one would resume from it: pass "
             "each training a checkpoint= of its own, a folder on a volume of all pods or an address"
         )
-    return loop
+    return adopt(**given)

@@ -80,7 +80,7 @@ class RunOptions:
                 torch.cuda.set_device(device)
             strategy, diloco = choose_strategy(given.get("strategy")), None
             _require_shipped(strategy)
-            folder = given.get("checkpoint") or user_env.CHECKPOINT.read(os.environ) or None
+            folder = place_of(given.get("checkpoint"))
             if trial.is_trial():
                 folder = None
             if strategy == DILOCO:
@@ -88,14 +88,14 @@ class RunOptions:
                 strategy = diloco.inner
                 member = Membership.read(diloco)
                 if folder and member.workers > 1:  # they may share a volume
-                    folder = f"{os.fspath(folder)}/worker-{member.worker}"
+                    folder = f"{folder}/worker-{member.worker}"
             elif given.get("diloco"):
                 raise SetupError(f"diloco= has no effect under strategy {strategy}, only under diloco")
             return cls(
                 strategy=strategy,
                 diloco=diloco,
                 seed=_count("seed", given.get("seed"), user_env.SEED),
-                checkpoint=os.fspath(folder) if folder else None,
+                checkpoint=folder,
                 save_every=interval("save_every", given.get("save_every"), user_env.SAVE_EVERY) or 0,
                 store_every=interval("store_every", given.get("store_every"), user_env.STORE_EVERY),
                 keep=max(1, _count("keep", given.get("keep"), user_env.KEEP)),
@@ -114,6 +114,11 @@ class RunOptions:
             if not (defer_error and defaults.preflight and rank_info.world_size > 1):
                 raise
             return dataclasses.replace(defaults, error=error)
+
+
+def place_of(checkpoint: str | os.PathLike[str] | None) -> str | None:
+    """The place of checkpoints of an argument, else of the environment; None if neither names one."""
+    return os.fspath(checkpoint) if checkpoint else user_env.CHECKPOINT.read(os.environ) or None
 
 
 def _step_timeout(given: float | None) -> float | None:

@@ -12,7 +12,7 @@ import torch
 
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager, CheckpointOptions, Declared
 from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval, FixedInterval
-from flk_runtime.contract import VERSION, user_env
+from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, shipped
@@ -38,6 +38,10 @@ class Saves:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
         options, worker = context.options, context.member.worker
         self._context = context
+        if kept and pod_env.MEMORY in os.environ:
+            context.say(
+                "the memory of the pods keeps only the first training of a process: this one is saved in storage alone"
+            )
         self.timeouts = process_group.Timeouts(options.timeout, options.step_timeout)
         self.manager = CheckpointManager(
             CheckpointOptions(
@@ -49,7 +53,7 @@ class Saves:
                 keep_every=options.keep_every,
                 store_every=options.store_every,
                 needs_model=needs_model,
-                in_memory=not kept,  # it has room for one training
+                in_memory=not kept,
             ),
             context.print,
             self._note_saved,

@@ -12,12 +12,12 @@ from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
-from flk_runtime.contract.pod_layout import is_address
+from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
 from flk_runtime.run.ending import complete_at_the_end, forget
-from flk_runtime.run.options import interval
+from flk_runtime.run.options import interval, place_of
 from flk_runtime.shared import progress
 from flk_runtime.system.torch_version import check_torch
 
@@ -42,7 +42,7 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     """
     manager = _manager(checkpoint, resume=False)
     run = current.checkpoints()
-    if run and run.can_save and _is_same(run.place, manager.place):
+    if run and run.can_save and is_same_place(run.place, manager.place):
         raise SetupError(
             f"the run saves its own state in {manager.place}: use run.register() and run.save(), or pass another "
             "checkpoint="
@@ -72,7 +72,7 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
 
 
 def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> CheckpointManager:
-    place = os.fspath(checkpoint) if checkpoint else os.environ.get(user_env.CHECKPOINT)
+    place = place_of(checkpoint)
     if not place:
         raise SetupError(f"there is no place for checkpoints: pass checkpoint=, or set {user_env.CHECKPOINT}")
     check_torch()
@@ -90,7 +90,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             timeout=_TIMEOUT,
             resume=resume,
             needs_model=False,
-            in_memory=_is_same(place, _default_place(place)),
+            in_memory=is_same_place(place, _default_place(place)),
             goes_back=before is not None and before.has_saved,
             store_every=interval("", None, user_env.STORE_EVERY),
         )
@@ -109,7 +109,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
 def _check_group(place: str) -> None:
     """Raise SetupError if the ranks of a job would all save as rank 0, in one place."""
     ranks = int(os.environ.get("WORLD_SIZE") or 1)
-    if ranks > 1 and process_group.world_size() == 1 and _is_same(place, os.environ.get(user_env.CHECKPOINT)):
+    if ranks > 1 and process_group.world_size() == 1 and is_same_place(place, os.environ.get(user_env.CHECKPOINT)):
         raise SetupError(
             f"there are {ranks} ranks and no process group: call torch.distributed.init_process_group or flk.init "
             "before flk.save and flk.restore, or pass each rank a checkpoint= of its own"
@@ -122,12 +122,6 @@ def _default_place(first: str) -> str | None:
     if run:
         return run.place
     return os.environ.get(user_env.CHECKPOINT) or next(iter(_managers), first)
-
-
-def _is_same(place: str | None, other: str | None) -> bool:
-    """Whether two addresses are of the same place."""
-    first, second = (each if each is None or is_address(each) else os.path.realpath(each) for each in (place, other))
-    return first == second
 
 
 def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:
