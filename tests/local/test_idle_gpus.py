@@ -66,8 +66,8 @@ def test_idle_gpus_end_the_job(gpus: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
     if gpus in ("unknown", "none"):
         assert done.returncode == 0, done.stderr
-        why = {"unknown": "the GPUs of pod 0 cannot be measured", "none": "the pods request no GPU"}[gpus]
-        assert done.stderr.count(f"FLK_IDLE_TIMEOUT ends nothing: {why}") == 1
+        why = {"unknown": " while the GPUs of pod 0 cannot be measured", "none": ": the pods request no GPU"}[gpus]
+        assert done.stderr.count(f"FLK_IDLE_TIMEOUT ends nothing{why}") == 1
         return
     assert done.returncode == ExitCode.TIMEOUT, done.stderr
     record = JobRecord.from_json((tmp_path / "end").read_text())

@@ -109,7 +109,7 @@ class Agent:
             log=self.records.log,
         )
         self.phase = _Phase.JOINING
-        self._gpus_told_at = time.monotonic() + (settings.idle_timeout if settings.gpus else 0.0)
+        self._told_of_gpus = False  # the log says that those of a pod are not known
         self._prepared = False  # the server was asked to import what the script does
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
@@ -489,12 +489,13 @@ class Agent:
             message = f"none of the job was busy in the last {limit:g} s"
             attempt.idle = True
             self.member.report_failure(attempt.started, replace(self.ranks.new_failure(Kind.IDLE), message=message))
-        elif unknown and now >= self._gpus_told_at:
-            self._gpus_told_at = math.inf
-            why = (
-                f"the GPUs of pod {unknown[0]} cannot be measured" if self.settings.gpus else "the pods request no GPU"
-            )
-            self.records.log(f"{pod_env.IDLE_TIMEOUT} ends nothing: {why}")
+        elif not unknown:
+            attempt.gpus_known_at, self._told_of_gpus = now, False
+        elif not self._told_of_gpus and now - attempt.gpus_known_at >= (limit if self.settings.gpus else 0.0):
+            self._told_of_gpus = True
+            measured = f" while the GPUs of pod {unknown[0]} cannot be measured"
+            why = measured if self.settings.gpus else ": the pods request no GPU"
+            self.records.log(f"{pod_env.IDLE_TIMEOUT} ends nothing{why}")
 
     def _report_restored(self, attempt: PodAttempt) -> None:
         """Tell the leader after which step the ranks of this attempt began, if they say so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 
 from flk_runtime.contract.exit_codes import ExitCode
@@ -24,6 +25,7 @@ class PodAttempt:
     begun: bool = False  # a rank has made a step, and the leader knows after which one the attempt began
     ranks_ended: bool = False  # all have, and the leader does not know yet
     idle: bool = False  # the leader has been told that no GPU does anything
+    gpus_known_at: float = field(default_factory=time.monotonic)  # when all were known last, or the attempt began
     preemption: PodPreemption | None = None
     end: Failure | None = None  # why the attempt ended in all pods
     unprinted: list[tuple[RankPipes, str]] = field(default_factory=list)  # ranks' tracebacks of secondary failures

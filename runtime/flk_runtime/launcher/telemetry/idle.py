@@ -25,6 +25,8 @@ class IdleGpus:
 
     def add(self, pod: int, usage: PodUsage, now: float) -> None:
         """Add what a pod uses."""
+        if pod in self.unknown(now):
+            self._since = None  # it may have been busy since its last reading
         if usage.gpus:
             self._read[pod] = now, max(gpu.busy for gpu in usage.gpus)
         else:

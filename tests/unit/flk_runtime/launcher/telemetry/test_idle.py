@@ -54,3 +54,11 @@ def test_readings_that_have_stopped_say_nothing() -> None:
     idle.add(0, usage(0.0), 150.0)
     idle.add(1, usage(0.0), 160.0)
     assert idle.since(170.0) == 160.0
+
+
+def test_a_pod_alone_that_was_not_known_for_a_time_is_idle_since_it_is_known_again() -> None:
+    idle = IdleGpus()
+    idle.start_attempt([0])
+    for now in (10.0, 20.0, 2000.0):
+        idle.add(0, usage(0.0), now)
+    assert idle.since(2000.0) == 2000.0
