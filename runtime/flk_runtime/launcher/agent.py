@@ -307,9 +307,10 @@ class Agent:
             log=self.records.log,
         )
 
-    def _tell_unreadable(self, copies: list[Copy]) -> None:
+    def _tell_unreadable(self, attempt: int, copies: list[Copy]) -> None:
         """Tell the leader, from any thread, while the attempt runs: once it is over, its end may be why."""
-        if self._running:
+        running = self._running
+        if running and running.started.number == attempt:
             self.member.send(messages.CopiesUnreadable(copies))
 
     def _end_in_ledger(self, failure: Failure) -> None:

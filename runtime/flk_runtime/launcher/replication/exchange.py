@@ -181,7 +181,7 @@ class Fetcher:
             if time.monotonic() >= deadline:
                 break
             self._stopped.wait(backoff.next())
-        raise error
+        raise AttemptEndedError() if self._stopped.is_set() else error
 
     def _receive(self, connection: Peer, shard: ShardId) -> None:
         connection.send(messages.Get(shard))

@@ -87,13 +87,14 @@ class MemoryService:
         *,
         wake: Callable[[], None],
         failed: Callable[[BaseException], None],
-        unreadable: Callable[[list[Copy]], None],
+        unreadable: Callable[[int, list[Copy]], None],
         log: Callable[[str], None],
     ) -> None:
         """``wake`` is called when `busy` may have become false after it was true, or a rank has restored.
 
-        ``unreadable`` receives the copies of a shard if none could be read for a rank. ``failed`` receives the
-        exception with which a thread ended, which is a bug in flk. All are called in other threads. Raises OSError.
+        ``unreadable`` receives the number of the attempt and the copies of a shard if none could be read for a rank.
+        ``failed`` receives the exception with which a thread ended, which is a bug in flk. All are called in other
+        threads. Raises OSError.
         """
         self._settings, self._store = settings, store
         self._wake, self._failed, self._unreadable, self._log = wake, failed, unreadable, log
@@ -119,7 +120,7 @@ class MemoryService:
         *,
         wake: Callable[[], None],
         failed: Callable[[BaseException], None],
-        unreadable: Callable[[list[Copy]], None],
+        unreadable: Callable[[int, list[Copy]], None],
         log: Callable[[str], None],
     ) -> MemoryService | None:
         """The service, with the shards that an earlier launcher of this pod has left; None if it keeps none."""
@@ -319,7 +320,7 @@ class MemoryService:
             attempt.fetcher.fetch(shard, holders)
             return messages.Files([str(self._store.path(shard))])
         except (OSError, CheckpointError) as error:
-            self._unreadable([(pod, shard) for pod in holders])
+            self._unreadable(attempt.number, [(pod, shard) for pod in holders])
             return Failed(f"cannot get the shard of rank {rank} from {_pods(holders)}: {reason(error)}")
 
     def _reserve(self, attempt: _Attempt, rank: int, wanted: messages.Reserve) -> Answer:

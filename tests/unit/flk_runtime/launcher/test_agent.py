@@ -108,9 +108,10 @@ def test_copies_that_nobody_gave_before_the_attempt_ended_are_not_unreadable(
     sent: list[object] = []
     monkeypatch.setattr(agent.member, "send", sent.append, raising=False)
     copies = [(0, ShardId(CheckpointId("first", 5, 2, 1), 1))]
-    agent._tell_unreadable(copies)
+    agent._tell_unreadable(3, copies)
+    agent._tell_unreadable(2, copies)  # the next attempt has begun
     agent.phase = launcher._Phase.ENDING
-    agent._tell_unreadable(copies)
+    agent._tell_unreadable(3, copies)
     assert sent == [messages.CopiesUnreadable(copies)]
 
 

@@ -154,6 +154,22 @@ def test_nothing_is_said_of_a_shard_that_was_not_given_before_its_attempt_ended(
     assert store.shards() == []
 
 
+@pytest.mark.parametrize("kind", [TimeoutError, CheckpointError])
+def test_nothing_is_said_of_a_shard_whose_last_holder_failed_after_its_attempt_had_ended(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """It hung until the time of the lease was over, or had given the shard up for the next attempt."""
+    fetching = fetcher(store, {1: free_port()}, lease=0.0)
+
+    def fail(*arguments: object) -> object:
+        fetching.stop()
+        raise kind("no shard")
+
+    monkeypatch.setattr(exchange.messages, "connect", fail)
+    with pytest.raises(AttemptEndedError):
+        fetching.fetch(SHARD, [1])
+
+
 def test_a_damaged_shard_of_the_own_pod_is_fetched(tmp_path: Path, serve: Callable[..., int]) -> None:
     own = damaged(tmp_path / "own")
     own.keep_only(SHARD.checkpoint, attempt="second")
