@@ -444,7 +444,8 @@ class ShardStore:
     def _fallocate(self, path: Path, size: int) -> None:
         """Give a file at least so many bytes. It is made if it is not there."""
         try:
-            with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+            # To be read, and not to append: where a file system cannot allocate, glibc reads and writes at positions.
+            with open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o600)) as stream:
                 host.allocate(stream.fileno(), size)
         except OSError as error:
             raise NoRoomError(f"{self.folder}: {size_text(size)} more: {error.strerror}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import threading
 import time
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flk_runtime.launcher.replication import store as store_module
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.shared.memory_messages import EXCHANGE
@@ -445,6 +448,24 @@ def test_shards_that_grow_keep_their_files_and_what_these_hold(store: ShardStore
         assert memory
         assert len(memory) == 10 * SIZE
         assert read_preamble(memory).step == 1
+
+
+def test_memory_is_taken_where_the_file_system_cannot_allocate(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """glibc fails for a file that cannot be read, and for one to append to."""
+    modes: list[int] = []
+    allocate = store_module.host.allocate
+
+    def look(file: int, size: int) -> None:
+        modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND))
+        allocate(file, size)
+
+    monkeypatch.setattr(store_module.host, "allocate", look)
+    store.keep_only(None, attempt="first")
+    paths = reserve(store, 0)
+    assert set(modes) == {os.O_RDWR}
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
 
 
 def test_a_reservation_that_fails_leaves_all_files_as_they_were(
