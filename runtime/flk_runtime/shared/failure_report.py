@@ -112,7 +112,8 @@ def send(report: dict[str, Any]) -> None:
 def user_frames(error: BaseException) -> types.TracebackType | None:
     """The exception's traceback without its leading frames in the launcher and in importlib.
 
-    It starts in user code, if any is in it. A SetupError's ends there too: its text says what frames in flk could tell.
+    It starts in user code. Without any, as for a bug of flk, it is whole, but a SyntaxError says itself where it is.
+    A SetupError's ends in user code too: its text says all that the frames in flk could tell.
     """
     frames = []
     trace = error.__traceback__
@@ -120,7 +121,8 @@ def user_frames(error: BaseException) -> types.TracebackType | None:
         frames.append(trace)
         trace = trace.tb_next
     names = [each.tb_frame.f_code.co_filename for each in frames]
-    begin = next(index for index, it in enumerate([*names, ""]) if not it.startswith((_LAUNCHER, "<frozen importlib")))
+    outside = (index for index, name in enumerate(names) if not name.startswith((_LAUNCHER, "<frozen importlib")))
+    begin = next(outside, len(names) if isinstance(error, SyntaxError) else 0)
     last = None
     if isinstance(error, SetupError):
         users = [index for index in range(begin, len(names)) if _is_of_user(names[index])]

@@ -278,3 +278,10 @@ def test_a_script_that_python_cannot_read_is_shown_as_python_shows_it(
     said = failure_report.format_error(error).splitlines()
     assert said[0].strip() == f'File "{script}", line 1'
     assert said[-1] == "SyntaxError: '(' was never closed"
+
+
+def test_an_exception_of_flks_launcher_alone_keeps_its_traceback() -> None:
+    with pytest.raises(KeyError) as caught:
+        exec(compile("{}[5]", rank_process.__file__, "exec"), {})
+    error = caught.value.with_traceback(caught.tb.tb_next)  # without this test's own frame
+    assert failure_report.format_error(error).splitlines()[1].strip().startswith(f'File "{rank_process.__file__}"')
