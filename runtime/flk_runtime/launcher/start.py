@@ -55,9 +55,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except SetupError as error:
         code = _refuse(settings, arguments, error)
     except BaseException as error:
-        traceback.print_exc()
         code = ExitCode.ERROR
         settings = settings or _unread_settings(arguments)
+        print(hidden(traceback.format_exc(), settings.secrets), end="", file=sys.stderr)
         found = failure_report.describe(error)
         failure = Failure(found.pop("kind"), settings.pod, None, settings.pod_name, settings.node, **found)
         _record(settings, failure, code)
@@ -90,7 +90,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     ):
         output = Output(1, stderr, wakeup.wake)
         agent = Agent(settings, wakeup, server, output, folder)
-        _tell_of_threads(agent.records.log)
+        _tell_of_threads(agent.records.log, settings.secrets)
         if unsafe:
             agent.records.log(f"falling back to {user_env.START}=spawn: {unsafe}")
         wakeup.starting = False
@@ -102,15 +102,15 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
             output.flush(_FLUSH_TIMEOUT)
 
 
-def _tell_of_threads(log: Callable[[str], None]) -> None:
+def _tell_of_threads(log: Callable[[str], None], secrets: Sequence[str]) -> None:
     """Have each thread that ends with an exception leave lines in the pod's log: its stderr goes to a file."""
 
     def tell(ended: threading.ExceptHookArgs) -> None:
         name = ended.thread.name if ended.thread else ""
         log(f"the thread {name} has ended with an exception, which is a bug in flk:")
-        for text in traceback.format_exception(ended.exc_type, ended.exc_value, ended.exc_traceback):
-            for line in text.splitlines():
-                log(line)
+        text = "".join(traceback.format_exception(ended.exc_type, ended.exc_value, ended.exc_traceback))
+        for line in hidden(text, secrets).splitlines():
+            log(line)
 
     threading.excepthook = tell
 
