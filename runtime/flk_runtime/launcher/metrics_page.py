@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from typing import Any, Final
 
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import Goodput, JobRecord
@@ -25,7 +25,8 @@ from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.wire import listen, reason
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PATIENCE: Final = 30.0  # seconds in which a client has to send its request and to take the page
+_CLIENTS: Final = 16  # connections that are served at once; others are closed
+_PATIENCE: Final = 30.0  # seconds for which a client may neither send nor take anything
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # in values of labels
 _PROGRESS: Final = 60.0  # seconds without news of an attempt after which none runs
 
@@ -244,7 +245,20 @@ def _labels(labels: Mapping[str, object]) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """Listens on IPv4 and IPv6, where the pod has both."""
+    """Listens on IPv4 and IPv6, where the pod has both. Slow clients cannot have it keep many threads."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._free = threading.BoundedSemaphore(_CLIENTS)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def server_bind(self) -> None:
         self.socket.close()

@@ -36,7 +36,7 @@ class TrainerStatus:
         expected = f"Bearer {token}".encode()
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10.0  # seconds for a request
+            timeout = 10.0  # seconds for which a client may say nothing
 
             def do_POST(self) -> None:
                 given = self.headers.get("Authorization", "").encode()

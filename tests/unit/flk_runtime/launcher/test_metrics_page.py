@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,7 @@ JOB = Telemetry(
 USAGE = PodUsage(0, "gpt-worker-0", "n1", 1.0, 1.5, 2.0, 70, gpus=[GpuUsage(0.0, 1, 2), GpuUsage(0.5, 1, 2, 300.0)])
 RECORD = JobRecord("running", 0, attempts=[Attempt(0, 1.0)])
 Make = Callable[..., MetricsPage]
+GET = b"GET /metrics HTTP/1.0\r\n\r\n"
 
 
 @pytest.fixture
@@ -185,23 +187,65 @@ def test_a_job_of_a_thousand_pods_has_few_lines(make: Make) -> None:
     assert lines(pod=0, pods=1000) < 150
 
 
-def test_a_client_that_says_nothing_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Serves a page until the end of the test, and returns its port."""
     served: list[Any] = []
     server_of = metrics_page._Server
 
-    def serve(*arguments: Any) -> Any:
+    def make(*arguments: Any) -> Any:
         served.append(server_of(*arguments))
         return served[0]
 
-    monkeypatch.setattr(metrics_page, "_Server", serve)
-    monkeypatch.setattr(metrics_page, "_PATIENCE", 0.05)
+    monkeypatch.setattr(metrics_page, "_Server", make)
     with held_ports() as hold:
-        port = hold()
-        MetricsPage(replace(SETTINGS, metrics_port=port), pytest.fail)
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-            assert client.recv(1) == b""
+
+        def start() -> int:
+            port = hold()
+            MetricsPage(replace(SETTINGS, metrics_port=port), pytest.fail)
+            return port
+
+        yield start
         served[0].shutdown()
         served[0].server_close()
+
+
+def connect(port: int, request: bytes = b"") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=20)
+    client.sendall(request)
+    return client
+
+
+def test_a_client_that_says_nothing_keeps_no_thread(serve: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_page, "_PATIENCE", 0.05)
+    with connect(serve()) as client:
+        assert client.recv(1) == b""
+
+
+def test_more_clients_than_are_served_at_once_keep_no_thread(
+    serve: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[threading.Thread] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def text(page: MetricsPage) -> str:
+        served.append(threading.current_thread())
+        begun.set()
+        assert go_on.wait(20)
+        return "flk_step 3\n"
+
+    monkeypatch.setattr(MetricsPage, "text", text)
+    monkeypatch.setattr(metrics_page, "_CLIENTS", 1)
+    port = serve()
+    with connect(port, GET) as first:
+        assert begun.wait(20)
+        with connect(port) as second:
+            assert second.recv(1) == b""
+        go_on.set()
+        assert first.recv(12) == b"HTTP/1.0 200"
+    served[0].join(20)
+    with connect(port, GET) as third:
+        assert third.recv(12) == b"HTTP/1.0 200"
 
 
 def test_a_job_may_have_any_name_where_there_is_no_kubernetes(make: Make) -> None:
