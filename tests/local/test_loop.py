@@ -234,6 +234,9 @@ def test_a_loop_resumes_from_memory_and_all_ranks_stop_after_the_same_step(
 SHARED_STEPS = """
     import json, os, torch, torch.distributed as dist
     from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
     import flk_runtime as flk
 
     dist.init_process_group("gloo")
@@ -252,29 +255,63 @@ SHARED_STEPS = """
                     each.sub_(momentum, alpha=0.1)
                 dist.broadcast(each.data, number % ranks)
 
-    def train(place, *ends):
+    class Eager(Shared):  # has all state, and keeps some of it up to date
+        def __init__(self, parameters):
+            super().__init__(parameters)
+            for each in self.param_groups[0]["params"]:
+                self.state[each]["momentum"] = torch.zeros_like(each)
+
+    class Noting(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step()
+            self.state[self.param_groups[0]["params"][0]]["notes"] = ["of rank", rank]
+
+    class Unlike(Shared):
+        def state_dict(self):
+            return super().state_dict() if rank == 0 else {}
+
+    def train(kind, place, *ends, wrap=lambda model: model, declare=lambda optimizer: optimizer):
         losses = []
         for until in ends:
             torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-            optimizer = Shared(model.parameters())
-            folder = os.environ["FOLDER"] + place
-            with flk.adopt(checkpoint=folder, save_every=0, log_every=0, model=model, optimizer=optimizer) as loop:
+            model = wrap(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+            optimizer = kind(model.parameters())
+            objects = {"model": model, "optimizer": declare(optimizer)}
+            with flk.adopt(checkpoint=os.environ["FOLDER"] + place, save_every=0, log_every=0, **objects) as loop:
                 for step in range(loop.steps, until):
                     loss = model(torch.full((2, 3), step + 1.0)).square().sum()
                     optimizer.zero_grad(), loss.backward(), optimizer.step()
                     loop.step()
                     losses.append(loss.item())
+                loop.save()  # in the block, which is left without a save after an error
         return losses
 
-    print("=", json.dumps(["found", [train("whole", 5), train("resumed", 2, 5)]]))
-    dist.barrier()
+    def refused(kind, **options):
+        try:
+            train(kind, f"{kind.__name__}-{len(options)}", 2, **options)
+        except flk.CheckpointError as error:
+            return str(error)
+
+    print("=", json.dumps(["refused", [
+        refused(Shared), refused(Eager), refused(Eager, wrap=DistributedDataParallel), refused(Noting), refused(Unlike)
+    ]]))
+    resumed = train(Shared, "resumed", 2, 4, 6, declare=flk.per_rank)
+    print("=", json.dumps(["found", [train(Shared, "whole", 6, declare=flk.per_rank), resumed]]))
 """
 
 
-def test_state_that_each_rank_has_a_part_of_is_saved(ranks: Ranks, tmp_path: Path) -> None:
-    whole, resumed = told(ranks(SHARED_STEPS, 2, {"FOLDER": f"{tmp_path}/"})[0])["found"]
-    assert len(set(whole)) == 5
+def test_state_that_each_rank_has_a_part_of_is_refused_unless_each_saves_its_own(ranks: Ranks, tmp_path: Path) -> None:
+    result = ranks(SHARED_STEPS + "    dist.barrier()\n", 2, {"FOLDER": f"{tmp_path}/"})
+    for each in result:
+        *parts, unlike = told(each)["refused"]
+        words = ("Shared", "momentum"), ("Eager", "momentum"), ("Eager", "momentum"), ("Noting", "notes")
+        for (kind, key), message in zip(words, parts, strict=True):
+            assert message.startswith(
+                f"{kind} has another {key!r} of '0.weight' on other ranks, and a checkpoint has one"
+            )
+        assert unlike.startswith("cannot save the optimizer Unlike, whose state_dict() is not like torch's")
+    whole, resumed = told(result[0])["found"]
+    assert len(set(whole)) == 6
     assert resumed == pytest.approx(whole, abs=1e-6)
 
 
@@ -348,3 +385,70 @@ def test_a_training_in_the_place_of_another_one_is_refused_before_it_is_restored
     refused = re.findall(r"refused: (.*)", result.output)
     assert len(refused) == 2
     assert all("this process has kept another training in the same place" in each for each in refused), refused
+
+
+# An optimizer of stages of a pipeline, which holds some state alike on all ranks, and some only on the last one.
+STATE_OF_STAGES = (
+    SHARED_STEPS.partition("    class Shared")[0]
+    + """
+    class Momentum(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for each in self.param_groups[0]["params"]:
+                state, gradient = self.state[each], each.grad.to_local()
+                state["momentum"] = 0.9 * state.get("momentum", torch.zeros_like(gradient)) + gradient
+                state["history"] = self.history()
+                if rank:
+                    state["count"] = state.get("count", 0) + 1
+                    state["own"] = 0.9 * state.get("own", torch.zeros_like(gradient)) + gradient
+                each.to_local().sub_(state["momentum"], alpha=0.1)
+
+        def history(self):
+            return torch.arange(5.0)
+
+    class Apart(Momentum):
+        def history(self):
+            return torch.arange(5.0) + dist.get_rank() % 2
+
+    def train(kind, place, until, shape):
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp"))
+        stage = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        stage[1 - mesh["pp"].get_local_rank()] = nn.Identity()
+        fully_shard(stage, mesh=mesh["dp"])
+        optimizer = kind(stage.parameters())
+        folder = os.environ["FOLDER"] + place
+        with flk.adopt(checkpoint=folder, save_every=0, log_every=0, model=[stage], optimizer=optimizer) as loop:
+            for step in range(loop.steps, until):
+                loss = stage(torch.full((2, 3 + mesh["pp"].get_local_rank()), step + 1.0)).square().sum()
+                optimizer.zero_grad(), loss.backward(), optimizer.step()
+                loop.step()
+            loop.save()  # in the block, which is left without a save after an error
+        states = [optimizer.state[each] for each in stage.parameters()]
+        return [{key: getattr(each, "tolist", lambda: state["count"])() for key, each in state.items()}
+                for state in states]
+"""
+)
+
+
+def test_state_of_the_stages_of_a_pipeline_is_that_of_the_ranks_that_have_it(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        STATE_OF_STAGES
+        + """
+    resumed = [train(Momentum, "resumed", until, (2, 1)) for until in (2, 4)][1]
+    print("=", json.dumps(["found", [train(Momentum, "whole", 4, (2, 1)), resumed]]))
+    try:
+        train(Apart, "apart", 1, (1, 2))
+    except flk.CheckpointError as error:
+        print("=", json.dumps(["refused", str(error)]))
+    dist.barrier()
+"""
+    )
+    for rank, each in enumerate(ranks(script, 2, {"FOLDER": f"{tmp_path}/"})):
+        whole, resumed = told(each)["found"]
+        assert resumed == whole
+        assert told(each)["refused"].startswith("Apart has another 'history' of '0.weight' on other ranks")
+        assert [state.get("count") for state in whole] == [4 if rank else None] * 2

@@ -2,7 +2,8 @@
 
 ``state.NAME.KEY`` is a tensor, and so is a number or None, since rank 0 need not have the state of each parameter. All
 else is plain: ``param_groups``, ``values`` by name and key, ``numbers``, the keys whose values are numbers or None, and
-``shards``, the keys whose values are plain tensors of each rank's shard.
+``shards``, the names and keys whose values are plain tensors of each rank's shard. All ranks that have a parameter have
+to hold the rest of its state alike.
 The names and the tensors are the same as in torch.distributed.checkpoint.state_dict. A parameter without state, because
 it had no gradient yet, has no state in the checkpoint and none after it is restored. Rank 0 saves the state that
 belongs to no parameter: ``shared``, the other keys of the optimizer's state, and ``extra``, the entries of its
@@ -42,6 +43,8 @@ from flk_runtime.system.pytree import map_leaves
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
 
+_Held = dict[str, dict[str, Any] | None]  # by the name of a parameter and by key; None: this rank has nothing of it
+
 # Values that are saved as tensors of shape (), by the dtype of which they are read.
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, type(None): torch.uint8}
 _READ: dict[torch.dtype, Callable[[Any], Any]] = {
@@ -77,7 +80,6 @@ class OptimizerState(DistributedStateful):
         self._of_parts = any(isinstance(module, Parts) for module in modules.values())
         self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
         self._cache = ChunkCache()
-        self._first: set[tuple[str, str]] | None = None  # the state that this rank offers; None: rank 0 offers all
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
@@ -85,38 +87,48 @@ class OptimizerState(DistributedStateful):
         return same and len(parameters_in(thing)) == self._count  # else it has got parameters, maybe of another module
 
     def save_state(self, name: str) -> SplitState:
+        found, held, problem = SplitState([]), None, None
+        try:
+            found, held = self._split(name)
+        except MismatchError as error:  # raised below: ranks without an error would wait for this one
+            problem = error
+        if not type(self._optimizer).__module__.startswith("torch."):
+            self._agree(found.plain, held)
+        if problem:
+            raise problem
+        return found
+
+    def _split(self, name: str) -> tuple[SplitState, _Held]:
+        """What this rank offers, and the state that other ranks have to hold alike."""
         names = self.names()
         parameters = {own: parameter for parameter, own in names.items()}
         content = _read(self._optimizer)
-        tensors, plain = split_values((own, content.state.get(each, {})) for own, each in parameters.items())
+        states = {own: content.state.get(each, {}) for own, each in parameters.items()}
+        tensors, plain = split_values(states.items())
         if self._of_parts:
             if plain["values"]:
                 raise MismatchError("the optimizer of a part of a model has a state that is no tensor or number")
             plain["parts"] = True
-        is_own = not type(self._optimizer).__module__.startswith("torch.")
-        if is_own and not self._equal:
-            self._note_holders([path for path in tensors if not is_sharded(parameters[path[0]])])
-        if is_own and any(map(is_sharded, names)):
-            plain_ones = [
-                ((own, key), value, _is_shard(value, each))
-                for own, each in parameters.items()
-                for key, value in content.state.get(each, {}).items()
-                if is_sharded(each) and isinstance(value, torch.Tensor) and value.numel() > 1 and not is_sharded(value)
-            ]
-            self._refuse_own([(path, value) for path, value, is_shard in plain_ones if not is_shard])
-            plain["shards"] = sorted({key for (_, key), _, is_shard in plain_ones if is_shard})
+        shards = _shards(parameters, states)
+        plain["shards"] = sorted(shards)
         plain["param_groups"] = [
             {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
         ]
         chunks = self._cache.chunks(
             {(name, "state", *path): value for path, value in tensors.items()},
-            lambda path, value: self._chunks_of(path, parameters[str(path[2])], value),
+            lambda path, value: self._chunks_of(path, parameters[str(path[2])], value, path[2:] in shards),
         )
+        held = {
+            own: {key: value for key, value in state.items() if not is_sharded(value) and (own, key) not in shards}
+            if state or not _is_empty(parameters[own])
+            else None
+            for own, state in states.items()
+        }
         shared = {key: value for key, value in content.state.items() if not isinstance(key, torch.Tensor)}
         if (shared or content.extra) and process_group.rank() == 0:
             beside = split_tensors({"shared": shared, "extra": content.extra}, (name,))
-            return SplitState([*chunks, *beside.chunks], plain | beside.plain)
-        return SplitState(chunks, plain)
+            return SplitState([*chunks, *beside.chunks], plain | beside.plain), held
+        return SplitState(chunks, plain), held
 
     def load_state(self, saved: SavedObject) -> None:
         checkpoint, plain = saved.checkpoint, saved.state_dict()
@@ -138,9 +150,9 @@ class OptimizerState(DistributedStateful):
             entries.setdefault(own, {})[key] = value
             chunks += chunks_of(path, value)
         checkpoint.read(chunks)
-        for entry, key in itertools.product(entries.values(), plain.get("shards", ())):
-            if key in entry and is_sharded(entry[key]):
-                entry[key] = entry[key].to_local()
+        for own, key in plain.get("shards", ()):
+            if own in entries and is_sharded(entries[own][key]):
+                entries[own][key] = entries[own][key].to_local()
         join_values(entries, plain)
         indices = {own: index for index, own in enumerate(parameters)}
         state = {
@@ -198,41 +210,66 @@ class OptimizerState(DistributedStateful):
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
 
-    def _note_holders(self, paths: Sequence[tuple[str, str]]) -> None:
-        """Note which state this rank offers, if not all ranks have the same: that which no rank before it has.
+    def _agree(self, plain: Any, held: _Held | None) -> None:
+        """Raise MismatchError if ranks hold other states of a parameter than others that have it too. Collective.
 
-        An optimizer may keep on each rank the state of the parameters whose step that rank makes. Collective.
+        A checkpoint has one of each, and nothing says which is right, or how to divide them among another number of
+        ranks. ``plain`` gets what it lacks about state that only other ranks have. ``held``: None if this rank has an
+        error of its own.
         """
-        first = None
-        if _differ(sorted(paths)):
-            everywhere = process_group.all_gather(list(paths))
-            first = set(paths).difference(*everywhere[: process_group.rank()])
-        if first != self._first:
-            self._first, self._cache = first, ChunkCache()
-
-    def _refuse_own(self, beside: Sequence[tuple[tuple[str, str], torch.Tensor]]) -> None:
-        """Raise MismatchError if ranks hold other values than others ``beside`` their shards, by path. Collective.
-
-        A checkpoint has one of each, and nothing says how to divide them among another number of ranks.
-        """
-        described = [(path, tuple(value.shape), int(bit_sum(value.detach()))) for path, value in beside]
-        if not _differ(described):
+        own = None if held is None else (map_leaves(held, _mark), plain["numbers"], plain["shards"])
+        if not _differ(own):
             return
-        (own, name), *_ = next(each[0] for each in process_group.all_gather(described) if each)
-        kind = type(self._optimizer).__name__
-        raise MismatchError(
-            f"{kind} keeps {name!r} of {own!r} for the shard of each rank, in another shape than the shard's, so a "
-            "checkpoint could not be restored: give it that shape, make it a DTensor, or save each rank's own with "
-            "run.register('optimizer', flk.per_rank(optimizer)) after parallelize without the optimizer"
-        )
+        everywhere = [each for each in process_group.all_gather(own) if each is not None]
+        lacking: Any = None if self._of_parts else {}
+        for name in dict.fromkeys(itertools.chain(*(marks for marks, _, _ in everywhere))):
+            kept = [each for marks, _, _ in everywhere if (each := marks.get(name, lacking)) is not None]
+            for key in dict.fromkeys(itertools.chain(*kept)):
+                if any(each.get(key, ...) != kept[0].get(key, ...) for each in kept):
+                    raise MismatchError(
+                        f"{type(self._optimizer).__name__} has another {key!r} of {name!r} on other ranks, and a "
+                        "checkpoint has one of each: keep it alike on all ranks, or in the shape of each rank's shard, "
+                        "or save each rank's own: pass flk.per_rank(optimizer) to flk.adopt, or to run.register after "
+                        "parallelize without the optimizer"
+                    )
+        if held is not None:
+            plain["numbers"] = {key: kind for _, numbers, _ in everywhere for key, kind in numbers.items()}
+            plain["shards"] = sorted({path for _, _, shards in everywhere for path in shards})
 
-    def _chunks_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Chunk]:
+    def _chunks_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor, is_shard: bool) -> list[Chunk]:
         """The chunks that this rank offers of ``value``, which belongs to ``parameter``."""
-        if _is_shard(value, parameter):
+        if is_shard:
             return [each._replace(path=path, tensor=value.detach()) for each in chunks_of(path, parameter)]
-        is_first = process_group.rank() == 0 if self._first is None else path[2:] in self._first
-        offers = self._equal or is_sharded(parameter) or is_sharded(value) or is_first
+        offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
         return chunks_of(path, value) if offers else []
+
+
+def _shards(parameters: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """The names and keys of the values that are plain tensors of this rank's shard of their parameter.
+
+    A value may have the shape of one shard by chance, such as a number of shape (1,). Then others of its key have not.
+    """
+    fits = {
+        (own, key): value.dim() > 0 and value.shape == parameters[own].to_local().shape
+        for own, state in states.items()
+        if hasattr(parameters[own], "to_local")
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and not is_sharded(value)
+    }
+    others = {key for (_, key), found in fits.items() if not found}
+    return {path for path in fits if path[1] not in others}
+
+
+def _is_empty(parameter: Any) -> bool:
+    """Whether this rank has no element of a sharded parameter. An optimizer may keep no state of it then."""
+    return hasattr(parameter, "to_local") and not parameter.to_local().numel()
+
+
+def _mark(value: Any) -> Any:
+    """What is equal for equal values: of a tensor its dtype, shape and bits."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), int(bit_sum(value.detach()))
+    return value if value is None else repr(value)
 
 
 def _differ(value: Any) -> bool:
@@ -240,13 +277,6 @@ def _differ(value: Any) -> bool:
     key = int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
     least, most = process_group.maximum(-key, key)
     return -least != most
-
-
-def _is_shard(value: Any, parameter: Any) -> bool:
-    """Whether ``value``, which an optimizer keeps for a sharded parameter, is a plain tensor of this rank's shard."""
-    if not isinstance(value, torch.Tensor) or is_sharded(value) or not hasattr(parameter, "to_local"):
-        return False
-    return value.dim() > 0 and value.shape == parameter.to_local().shape
 
 
 class _Content(NamedTuple):
