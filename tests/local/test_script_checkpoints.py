@@ -171,7 +171,8 @@ def train(make, name, until):
         with torch.no_grad():
             things["model"](torch.zeros(1, 7), True)  # under FSDP2 full parameters are left now
     for step in range(begun, until):
-        x = torch.randn(8, 7, generator=torch.Generator().manual_seed(step * 10 + dist.get_rank()))
+        part = 0 if wrap == "none" else dist.get_rank()  # without a wrapper nothing averages
+        x = torch.randn(8, 7, generator=torch.Generator().manual_seed(step * 10 + part))
         loss = things["model"](x, step >= 3).square().mean()
         loss.backward()
         things["optimizer"].step(), things["optimizer"].zero_grad()
