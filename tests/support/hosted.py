@@ -14,11 +14,10 @@ KILLED: Final = "os.kill(os.getpid(), signal.SIGKILL)"
 
 # Two epochs of six steps of two micro-batches, with dropout and two evaluations in each epoch.
 TRANSFORMERS: Final = """
-    import os, pathlib, signal, sys, time, torch
+    import os, pathlib, shutil, signal, sys, time, torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
     from flk_runtime.hosts import transformers as flk_transformers
-    from flk_runtime.run import saves
     from flk_runtime.shared.progress import Phase, own_page
 
     ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
@@ -88,21 +87,21 @@ TRANSFORMERS: Final = """
         plain.train()
         print("equal", equal(kept, plain))
     if "later" in sys.argv:
-        del os.environ["FLK_MEMORY"]  # a part of it cannot be read again in the attempt that saved it
+        def copied(place, copy):  # each training of a process has a place of its own
+            if RANK == 0:
+                shutil.copytree(place, copy)
+            torch.distributed.barrier()
+            return copy
         longer = trainer(False, "plain", 3, save_strategy="steps", save_steps=5)
         longer.train(resume_from_checkpoint=True)
-        own_process = saves.kept.clear  # each of these trainings is of a process of its own
         first, mixed = (trainer(True, "later", max_steps=steps, save_strategy="no") for steps in (6, 7))
-        own_process()
-        flk_transformers.adopt(first, checkpoint="stored")
+        flk_transformers.adopt(first, checkpoint="first")
         first.train()
-        own_process()
-        flk_transformers.adopt(mixed, checkpoint="stored")
+        flk_transformers.adopt(mixed, checkpoint=copied("first", "mixed"))
         mixed.train(resume_from_checkpoint=f"plain/checkpoint-{15 if RANK == 0 else 5}")
         assert begun[-1] == 6, "all ranks go on from flk's checkpoint, unless all have a later one"
         later = trainer(True, "later", 3, save_strategy="no")
-        own_process()
-        flk_transformers.adopt(later, checkpoint="stored")
+        flk_transformers.adopt(later, checkpoint=copied("mixed", "last"))
         later.train(resume_from_checkpoint="plain/checkpoint-15")
         assert begun[-1] == 15
         equal(later, longer, lambda trainer: told(trainer)[:-1])  # the mean of the whole training is of this process
@@ -111,12 +110,11 @@ TRANSFORMERS: Final = """
 
 # Two epochs of six steps of two micro-batches, with dropout, a shuffled loader and two validations in each epoch.
 LIGHTNING: Final = """
-    import os, pathlib, signal, sys, time, warnings, lightning, torch
+    import os, pathlib, shutil, signal, sys, time, warnings, lightning, torch
     from lightning.pytorch.callbacks import ModelCheckpoint
     from torch.utils.data import DataLoader, TensorDataset
 
     from flk_runtime.hosts.lightning import Flk
-    from flk_runtime.run import saves
     from flk_runtime.shared.progress import Phase, own_page
 
     warnings.simplefilter("ignore")
@@ -183,18 +181,18 @@ LIGHTNING: Final = """
         assert best[0] == best[1], best
         print("equal", len(model.seen))
     if "later" in sys.argv:
-        del os.environ["FLK_MEMORY"]  # a part of it cannot be read again in the attempt that saved it
+        def copied(place, copy):  # each training of a process has a place of its own
+            if RANK == 0:
+                shutil.copytree(place, copy)
+            torch.distributed.barrier()
+            return copy
         trained([], kind, "longer", 3)
-        stored = {"checkpoint": "stored", "log_every": 0}
-        own_process = saves.kept.clear  # each of these trainings is of a process of its own
-        own_process()
-        trained([Flk(**stored)], kind, "first", max_steps=4)
-        own_process()
+        trained([Flk(checkpoint="stored", log_every=0)], kind, "first", max_steps=4)
         found = f"longer/step={15 if RANK == 0 else 3}.ckpt"
-        _, mixed = trained([Flk(**stored)], kind, "mixed", 3, found, max_steps=5)
+        flk = Flk(checkpoint=copied("stored", "stored again"), log_every=0)
+        _, mixed = trained([flk], kind, "mixed", 3, found, max_steps=5)
         assert mixed.began[0] == 4, "all ranks go on from flk's checkpoint, unless all have a later one"
-        own_process()
-        flk = Flk(**stored)
+        flk = Flk(checkpoint=copied("stored again", "stored last"), log_every=0)
         _, later = trained([flk], kind, "later", 3, "longer/step=15.ckpt")
         step, weights = later.began
         expected = torch.load("longer/step=15.ckpt", weights_only=False)["state_dict"].values()

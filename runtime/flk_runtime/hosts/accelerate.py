@@ -10,7 +10,7 @@ from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DistributedType
 
 from flk_runtime.checkpoint.stateful import per_rank
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.hosts.loaders import make_resumable
 from flk_runtime.run.adopt import adopt_training
 from flk_runtime.run.loop import Loop
@@ -90,6 +90,13 @@ class PreparedLoader:
         return {"iteration": self._prepared.iteration, **position, **dispatched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the loader this place. Raises CheckpointError if other ranks have read its batches."""
+        dispatches = self._dispatch is not None
+        if ("ended" in state) != dispatches:
+            raise MismatchError(
+                f"it was saved with dispatch_batches={not dispatches}, which is {dispatches} now: other ranks have "
+                "read the batches, and the loader would not find its place; resume with the same"
+            )
         self._prepared.iteration = state["iteration"]
         self._inner.load_state_dict(state)
 

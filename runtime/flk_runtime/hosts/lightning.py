@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.hosts.loaders import make_resumable
 from flk_runtime.run.adopt import adopt_training
 from flk_runtime.run.loop import Loop
@@ -232,20 +232,32 @@ class _State:
         }
         if trainer.datamodule is not None:
             state[type(trainer.datamodule).__qualname__] = trainer.datamodule.state_dict()
-        names = {id(tensor): _WEIGHT + name for name, tensor in state["state_dict"].items()}
+        # With the tensors, which a callback may take out of the state: another one may get the id of one that is freed.
+        weights = {id(tensor): (_WEIGHT + name, tensor) for name, tensor in state["state_dict"].items()}
         call._call_callbacks_on_save_checkpoint(trainer, state)
         call._call_lightning_module_hook(trainer, "on_save_checkpoint", state)
-        return pytree.map_leaves(state, lambda each: names.get(id(each), each))
+        return pytree.map_leaves(state, lambda each: weights[id(each)][0] if id(each) in weights else each)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.saved = state
 
     def with_weights(self) -> dict[str, Any]:
-        """What flk's checkpoint has, with the tensors of the model, which are restored."""
+        """What flk's checkpoint has, with the tensors of the model, which are restored.
+
+        Raises CheckpointError if the model lacks one of them.
+        """
         own = self._weights()
 
         def named(each: Any) -> Any:
-            return own[each.removeprefix(_WEIGHT)] if isinstance(each, str) and each.startswith(_WEIGHT) else each
+            if not (isinstance(each, str) and each.startswith(_WEIGHT)):
+                return each
+            name = each.removeprefix(_WEIGHT)
+            if name not in own:
+                raise MismatchError(
+                    f"the checkpoint has the tensor {name!r} of the model, which has no such tensor now: resume with "
+                    "the same model and strategy, or name another place for checkpoints"
+                )
+            return own[name]
 
         return pytree.map_leaves(self.saved, named)
 
