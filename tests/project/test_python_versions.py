@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from tests.support.install import NOT_ALLOWED, cache, interpreter
+from tests.support.install import NOT_ALLOWED, cache, interpreter, said
 from tests.support.requirements import locked, may_install
 
 ROOT = Path(__file__).parents[2]
@@ -19,14 +21,20 @@ USED = ("hypothesis", "jsonschema", "PySocks", "pytest", "pytest-timeout", "pyte
 OF_TORCH = "tests/unit/flk/bench/test_bench.py"
 
 
+def name_of_environment(version: str, build: str, required: Sequence[str]) -> str:
+    """The folder of an environment, which is another one for another build of Python and for other requirements."""
+    return f"client-{version}-{hashlib.sha256(repr((build, sorted(required), USED)).encode()).hexdigest()[:12]}"
+
+
 def python_with_tests(version: str) -> Path | None:
     """The Python of an environment of this version, which is made once and kept in the cache; None without it."""
     base = interpreter(version)
     if base is None:
         return None
-    folder = cache() / f"client-{version}"
+    required = metadata.requires("flk") or []
+    folder = cache() / name_of_environment(version, said([base, "-VV"]), required)
     python = folder / "bin" / "python"
-    wanted = [line.partition(";")[0] for line in metadata.requires("flk") or () if "extra == " in line]
+    wanted = [line.partition(";")[0] for line in required if "extra == " in line]
     used = [each for each in wanted if re.match(r"[\w-]+", each)[0] in USED]  # type: ignore[index]
     with locked(folder.name):
         if not (folder / "made").exists():
@@ -36,6 +44,13 @@ def python_with_tests(version: str) -> Path | None:
             subprocess.run([*pip, "uninstall", "--quiet", "--yes", "flk"], check=True)
             (folder / "made").touch()
     return python
+
+
+def test_an_environment_is_made_anew_for_another_build_of_python_and_for_other_requirements() -> None:
+    made = name_of_environment("3.13", "Python 3.13.0", ["typer>=0.15", "rich"])
+    assert name_of_environment("3.13", "Python 3.13.0", ["rich", "typer>=0.15"]) == made
+    for build, required in (("Python 3.13.1", ["typer>=0.15", "rich"]), ("Python 3.13.0", ["typer>=0.16", "rich"])):
+        assert name_of_environment("3.13", build, required) != made
 
 
 @pytest.mark.soak

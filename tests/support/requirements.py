@@ -10,6 +10,7 @@ FLK_TEST_CLUSTER=required: the same, and a test fails where it would be skipped.
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import NoReturn
 import pytest
 
 REQUIRED = "required"
+with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 def may_install() -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
 
 from tests.support.terminal import on_a_terminal
 
+# flk may be on PYTHONPATH only, in the soak test of other Pythons.
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 PROGRAM = """
 import threading
 from flk.cli.live_screen import LiveScreen
@@ -26,7 +29,7 @@ except KeyboardInterrupt:
 
 
 def shown(typed: dict[str, str], folder: Path, **variables: str) -> str:
-    environment = {"PATH": "/usr/bin:/bin", "TERM": "xterm", **variables}
+    environment = ENVIRONMENT | variables
     code, text = on_a_terminal(
         [sys.executable, "-c", PROGRAM], folder, environment=environment, typed=typed, size=(10, 60)
     )
@@ -52,9 +55,7 @@ def test_a_terminated_view_leaves_the_terminal_as_it_was(tmp_path: Path) -> None
     program = f"import signal, threading\n{PROGRAM}".replace(
         "try:\n", "threading.Timer(1, signal.raise_signal, [signal.SIGTERM]).start()\ntry:\n", 1
     )
-    code, text = on_a_terminal(
-        [sys.executable, "-c", program], tmp_path, environment={"PATH": "/usr/bin:/bin", "TERM": "xterm"}, size=(10, 60)
-    )
+    code, text = on_a_terminal([sys.executable, "-c", program], tmp_path, environment=ENVIRONMENT, size=(10, 60))
     assert code == 128 + 15
     assert text.endswith("\x1b[?25h\x1b[?1049l")
 
@@ -72,7 +73,7 @@ try:
     code, text = on_a_terminal(
         [sys.executable, "-c", program],
         tmp_path,
-        environment={"PATH": "/usr/bin:/bin", "TERM": "xterm"},
+        environment=ENVIRONMENT,
         typed={re.compile("SIGSTOP(?s:.)*by one"): "q"},
         size=(10, 60),
     )

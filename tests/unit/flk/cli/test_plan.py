@@ -14,6 +14,7 @@ from flk.cli.plan import _text
 from flk.local import packages_folder
 from flk.planning import Plan, Row, _installed
 from flk.spec.job import Job
+from tests.support.requirements import with_torch
 
 
 def row(strategy: str, seconds: float, tp: int = 1) -> Row:
@@ -56,6 +57,7 @@ def test_the_recommended_mesh_is_the_fastest_for_equally_many_samples() -> None:
     assert any("run.parallelize(model, optimizer, tp=None)" in line for line in whole)
 
 
+@with_torch
 def test_packages_are_those_that_flk_run_has_installed(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from tests.support.requirements import with_torch
 from tests.unit.flk.cli.outputs import usage
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
-with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 OPTIONS = [
     *(pytest.param(each, marks=with_torch) if "--ship" in each else each for each in usage.SOME_JOB_OPTIONS),
     pytest.param("--secret HF_TOKEN=hf:token", marks=with_torch),
