@@ -17,7 +17,7 @@ from tests.support.requirements import locked, may_install
 
 ROOT = Path(__file__).parents[2]
 # Of the packages with the tests, those that bring no torch and that the client's tests use.
-USED = ("hypothesis", "jsonschema", "PySocks", "pytest", "pytest-timeout", "pytest-xdist", "rich", "syrupy")
+USED = ("hypothesis", "jsonschema", "pysocks", "pytest", "pytest-timeout", "pytest-xdist", "rich", "syrupy")
 OF_TORCH = "tests/unit/flk/bench/test_bench.py"
 
 
@@ -36,6 +36,7 @@ def python_with_tests(version: str) -> Path | None:
     python = folder / "bin" / "python"
     wanted = [line.partition(";")[0] for line in required if "extra == " in line]
     used = [each for each in wanted if re.match(r"[\w-]+", each)[0] in USED]  # type: ignore[index]
+    assert len(used) == len(USED), used
     with locked(folder.name):
         if not (folder / "made").exists():
             subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
