@@ -127,3 +127,56 @@ def test_gradients_that_a_script_drops_or_changes_by_hand_are_those_of_one_proce
     for key, losses in found.items():
         name = key.rpartition(" ")[0]
         assert losses == pytest.approx(expected[f"{name} none"], abs=1e-5), key
+
+
+# Parameters that stand in the place of shards otherwise: over fewer ranks, and as DTensors of tensor parallelism.
+STAND_INS = (
+    SMALL_MODEL.replace("4 * width + 1", "4 * width")  # which two ranks can split
+    + """
+def halve_data(parameter):
+    parameter.data.mul_(0.5)
+
+@torch.no_grad()
+def halve(parameter):
+    parameter.mul_(0.5)
+
+def changed(run, change, **options):
+    # After a forward pass with gradients, which no backward pass follows.
+    model, optimizer = run.parallelize(*build(), **options)
+    loss_of(model, data(1, 1)[0][0][0])
+    change(model.blocks[0].up.weight)
+    optimizer.step()
+
+def dropped(run, **options):
+    model = build()[0]
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
+    seen = []
+    for first, second in data(3, 2):
+        loss_of(model, share(run, first)).backward()
+        found = loss_of(model, share(run, second))
+        for each in model.parameters():
+            assert each.grad is not None
+            each.grad = None
+        found.backward()
+        optimizer.step()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+SPLIT = {"tp": 2, "tp_plan": {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}}
+with group():
+    if "RANK" in os.environ:
+        for change in (halve, halve_data):
+            for strategy, options in (("full_shard", {"reshard_after_forward": 2}), ("shard_grad_op", SPLIT)):
+                with init(strategy) as run:
+                    words = "changes the parameter 'up.weight' after a forward pass"
+                    refused(words, lambda: changed(run, change, **options))
+    with init("full_shard" if "RANK" in os.environ else "none") as run:
+        tell("dropped", dropped(run, **({"reshard_after_forward": 2} if "RANK" in os.environ else {})))
+"""
+)
+
+
+def test_parameters_that_stand_in_for_shards_over_fewer_ranks_or_split_ones(ranks: Ranks) -> None:
+    expected = told(ranks(STAND_INS, 1)[0])["dropped"]
+    assert told(ranks(STAND_INS, 4)[0])["dropped"] == pytest.approx(expected, abs=1e-5)

@@ -260,6 +260,26 @@ PIPELINE = (
                 run.step()
                 losses.append(loss())
             run.export(os.environ["FOLDER"] + f"{name}-{until}.safetensors")
+            optimizer.zero_grad()
+            gradients = []
+            for _ in range(2):  # schedules whose gradients add up; torch divides the sum by the number of parts again
+                run_schedule(run, schedule, x, y, first)
+                gradients.append([each.grad.to_local().clone() for each in model.parameters()])
+            for once, twice in zip(*gradients, strict=True):
+                torch.testing.assert_close(once + once / schedule._n_microbatches, twice)
+            optimizer.zero_grad()
+            shards = [each.detach().to_local() for each in model.parameters()]
+            before = [each.clone() for each in shards]
+            for place, part in enumerate([model] if isinstance(model, Model) else model):
+                part(x if first and not place else torch.zeros(*x.shape, 16))
+                for each in part.parameters():
+                    each.data.mul_(0.5)
+            try:
+                optimizer.step()
+            except flk.SetupError as error:
+                assert "after a forward pass with gradients, where the change is lost" in str(error), error
+            else:
+                torch.testing.assert_close([2 * each for each in shards], before)
             return losses, norms, None
 
     def adopt_stages(name, until):

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from flk_runtime.checkpoint import reshard
+from flk_runtime.distributed import is_settled
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.records import GRAD, drop_unreduced, is_unreduced, sharded_parameters
+from flk_runtime.parallel.model import local
+from flk_runtime.parallel.records import GRAD, drop_unreduced, is_unreduced, sharded_parameters, stand_ins
+from flk_runtime.system.bits import bit_sum
 
 _KINDS: Final[tuple[Any, ...]] = (nn.Parameter, DTensor)  # the classes of sharded and of full parameters
 _REQUIRES_GRAD: Final[Any] = torch.Tensor.requires_grad
 _DATA: Final[Any] = torch.Tensor.data
-ASSIGNED: Final = (
-    "an assignment to .data of a sharded parameter would be lost: change it in place, as in "
-    "parameter.data.copy_(values)"
-)
-"""Why an assignment is refused."""
 
 
 class BetweenPasses:
@@ -38,8 +36,9 @@ class BetweenPasses:
 
     def __init__(self) -> None:
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._is_active = False
-        self._records: dict[int, Any] = {}  # FSDP2's, by the ids of the shard and of the full parameter
+        self._is_active, self._is_paused = False, False
+        self._records: dict[int, Any] = {}  # FSDP2's, by the ids of the shard and of its stand-ins
+        self._sums = WeakIdKeyDictionary()  # of the bits of data that the script has read, by stand-in
         plain = torch.Tensor.requires_grad_
 
         def requires_grad_(parameter: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
@@ -52,6 +51,7 @@ class BetweenPasses:
             "grad": property(self._read, self._set, lambda parameter: self._set(parameter, None)),
             "requires_grad": property(_REQUIRES_GRAD.__get__, self._train),
             "requires_grad_": requires_grad_,
+            "data": property(self._read_data, self._set_data),
         }
 
     def watch(self, model: nn.Module) -> None:
@@ -60,16 +60,11 @@ class BetweenPasses:
             for kind in _KINDS:
                 for name, value in self._attributes.items():
                     setattr(kind, name, value)
-            nn.Parameter.data = property(self._read_data, self._set_data)  # type: ignore[assignment]
         self._models.add(model)
-
-    def ignore(self, model: nn.Module) -> None:
-        """Leave the parameters of ``model`` to torch: a schedule of a pipeline sets gradients of full ones itself."""
-        self._models.discard(model)
 
     def begin(self) -> None:
         """From now on the script may use parameters, unless this is inside of a backward pass, which may call units."""
-        if not self._is_active and torch._C._current_graph_task_id() == -1:
+        if not (self._is_active or self._is_paused) and torch._C._current_graph_task_id() == -1:
             self._is_active = True
 
     def end(self) -> None:
@@ -79,13 +74,22 @@ class BetweenPasses:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Inside, the attributes do what torch's own do, which is faster."""
-        was_active = self._is_active
+        was_active, was_paused = self._is_active, self._is_paused
         self.end()
+        self._is_paused = True
         try:
             yield
         finally:
+            self._is_paused = was_paused
             if was_active:
                 self.begin()
+
+    def changed(self, parameters: Iterable[torch.Tensor]) -> list[bool]:
+        """Which of ``parameters``, stand-ins of shards, have other data than when the script read them; forget it."""
+        if not self._sums:
+            return []
+        read = [(each, self._sums.pop(each, None)) for each in parameters]  # type: ignore[no-untyped-call]
+        return [before is not None and bool(before != bit_sum(local(each))) for each, before in read]
 
     def _record_of(self, parameter: torch.Tensor) -> Any:
         """FSDP2's record of a parameter; None for another one, and in a pass."""
@@ -94,7 +98,7 @@ class BetweenPasses:
         if not self._records:
             for model in self._models:
                 for record in sharded_parameters(model):
-                    for each in (record.sharded_param, getattr(record, "_unsharded_param", record.sharded_param)):
+                    for each in (record.sharded_param, *stand_ins(record)):
                         self._records[id(each)] = record
         return self._records.get(id(parameter))
 
@@ -125,24 +129,28 @@ class BetweenPasses:
             GRAD.__set__(parameter if is_unreduced(record) else record.sharded_param, value)
 
     def _read_data(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The data of a parameter; of a full one those of the shard, which a change would not reach otherwise."""
+        """The data of a parameter. A change of a stand-in's would be lost, and torch does not count it."""
+        data: torch.Tensor = _DATA.__get__(parameter)
         record = self._record_of(parameter)
-        for model in self._models if record is not None else ():
-            reshard(model)
-        data: torch.Tensor = _DATA.__get__(parameter if record is None else record.sharded_param)
+        if record is not None and parameter is not record.sharded_param and parameter not in self._sums:
+            values = local(data)
+            if values.untyped_storage().size():  # not freed
+                self._sums[parameter] = bit_sum(values)
         return data
 
     def _set_data(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
-        if self._record_of(parameter) is not None:
-            raise SetupError(ASSIGNED)
+        is_shard = isinstance(parameter, DTensor) and is_settled(parameter)
+        if is_shard or self._record_of(parameter) is not None:
+            raise SetupError(
+                "an assignment to .data of a sharded parameter would be lost: change it in place, as in "
+                "parameter.data.copy_(values)"
+            )
         _DATA.__set__(parameter, value)
 
     def _train(self, parameter: torch.Tensor, requires_grad: bool) -> None:
         record = self._record_of(parameter)
-        both = (record.sharded_param, getattr(record, "_unsharded_param", None)) if record else (parameter,)
-        for each in both:
-            if each is not None:
-                _REQUIRES_GRAD.__set__(each, requires_grad)
+        for each in (record.sharded_param, *stand_ins(record)) if record else (parameter,):
+            _REQUIRES_GRAD.__set__(each, requires_grad)
 
 
 BETWEEN_PASSES: Final = BetweenPasses()

@@ -126,6 +126,9 @@ class FullParameters:
         self._look(output)
         result = self._end_pass(unit, arguments, output)
         self._stay = not self._group.is_sharded
+        if self._group.is_sharded_post_forward:
+            self._full = self._registered()
+            self._versions = list(map(_VERSION, self._full))
         return result
 
     def _reshard(self) -> None:
@@ -135,13 +138,19 @@ class FullParameters:
     def _refuse_changes_since(self) -> None:
         """Raise SetupError if the script has changed full parameters that the latest forward pass has left."""
         stay, self._stay = self._stay, False
-        if stay and (versions := list(map(_VERSION, self._full))) != self._versions:
-            name = self._name_of(list(map(operator.ne, versions, self._versions)).index(True))
+        if not stay:
+            return
+        changed = list(map(operator.ne, map(_VERSION, self._full), self._versions))
+        if not any(changed):
+            changed = BETWEEN_PASSES.changed(self._full)
+        if any(changed):
+            name = self._name_of(changed.index(True))
             raise SetupError(
                 f"the script changes the parameter {name!r} after a forward pass with gradients, where the change is "
                 "lost, since the parameter is sharded: change it after the backward pass, or make the forward pass in "
                 "torch.no_grad()"
             )
+        self._full = []  # which FSDP2 may free from now on
 
     def _name_of(self, place: int) -> str:
         """The name in this unit of a parameter, by its place."""

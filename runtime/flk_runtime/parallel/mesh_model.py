@@ -16,7 +16,6 @@ from torch.utils.data import DistributedSampler
 from flk_runtime.checkpoint import Parts, module_state, parameters_of, roots_of
 from flk_runtime.distributed import comm_device, parameters_in
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.between_passes import BETWEEN_PASSES
 from flk_runtime.parallel.fsdp2 import FSDP2Model
 from flk_runtime.parallel.mesh import CONTEXT, PIPELINE, Mesh
 from flk_runtime.parallel.model import full, local
@@ -51,8 +50,6 @@ class MeshModel(FSDP2Model):
             self.saved = model if isinstance(model, Parts) else Parts([model])
             self.state = module_state(self.saved)
             gather_for_weights()
-            for root in roots_of(model):
-                BETWEEN_PASSES.ignore(root)
         self._whole = {each: name for name, each in parameters_of(model).items() if self._is_whole(each)}
         self._inputs: list[torch.Tensor] = []  # sums of the first forward pass's, if there is no whole parameter
         if not self._whole:

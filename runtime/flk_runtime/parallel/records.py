@@ -30,6 +30,12 @@ def groups_of(state: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
+def stand_ins(record: Any) -> list[Any]:
+    """What FSDP2 has registered in the place of a shard: the full parameter, and one that fewer ranks share."""
+    found = (getattr(record, name, None) for name in ("_unsharded_param", "_sharded_post_forward_param"))
+    return [each for each in found if each is not None]
+
+
 def is_unreduced(record: Any) -> bool:
     """Whether a parameter has a gradient that is not reduced yet."""
     return any_unreduced((record,))

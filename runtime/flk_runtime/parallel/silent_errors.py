@@ -11,7 +11,7 @@ from torch.distributed.tensor._ops import _math_ops
 
 from flk_runtime.distributed import is_settled
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.between_passes import ASSIGNED, BETWEEN_PASSES
+from flk_runtime.parallel.between_passes import BETWEEN_PASSES
 from flk_runtime.parallel.full_parameters import complete_passes, explain
 from flk_runtime.parallel.lost_changes import LostChanges
 
@@ -38,14 +38,6 @@ def refuse_silent_errors() -> None:
 
     Random numbers on CPUs, and whether any element is true, are made right.
     """
-    plain: Any = torch.Tensor.data
-
-    def assign(tensor: DTensor, value: torch.Tensor) -> None:
-        if is_settled(tensor):
-            raise SetupError(ASSIGNED)
-        plain.__set__(tensor, value)
-
-    DTensor.data = property(plain.__get__, assign)  # type: ignore[assignment]
     autograd: Any = torch.autograd
     engine: Any = autograd._engine_run_backward
 
@@ -109,6 +101,20 @@ def gather_for_weights() -> None:
         return backward(stage, backward_type, *args, **kwargs)
 
     kind.backward_maybe_with_nosync = gathered
+    for name in ("backward_maybe_with_nosync", "perform_reduce_grad"):
+        if hasattr(kind, name):  # the second one not in older releases of torch
+            setattr(kind, name, _paused(getattr(kind, name)))
+
+
+def _paused(method: Any) -> Any:
+    """``method`` of a stage, which sets gradients of full parameters itself."""
+
+    @functools.wraps(method)
+    def paused(*args: Any, **kwargs: Any) -> Any:
+        with BETWEEN_PASSES.paused():
+            return method(*args, **kwargs)
+
+    return paused
 
 
 def _is_any(operation: Any) -> bool:
