@@ -90,7 +90,12 @@ with group(), init("full_shard", checkpoint=os.environ["BASE"]) as run:
         refused("update of an average that is applied", average.update)
     average = run.average()
     model.head.requires_grad_(False)
+    parallel, named = average._parallel, average._parallel.parameters
+    looks = []
+    parallel.parameters = lambda: looks.append(1) or named()
     average.update()
+    assert len(looks) == 1, "an update looks at the modules once"
+    parallel.parameters = named
     other = run.average()
     other.update()
     model.head.requires_grad_(True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from flk_runtime.checkpoint import DistributedStateful, Parts, SplitState, chunks_of, is_sharded
 from flk_runtime.distributed import process_group
@@ -43,12 +44,14 @@ class Average(DistributedStateful):
         """Add the parameters to the average. Call it after optimizer.step(). Raises SetupError inside `applied`."""
         if self._is_applied:
             raise SetupError("update of an average that is applied: leave the block of applied() before")
-        if new := next((name for name in self._parallel.trained() if name not in self._averages), ""):
+        named = self._parallel.parameters()  # once, since it looks at all modules
+        known = {id(named[name]) for name in self._averages}
+        if new := next((name for name, each in named.items() if each.requires_grad and id(each) not in known), ""):
             raise SetupError(
                 f"{new!r} was frozen when the average was made, so the average lacks it: call run.average while all "
                 "parameters that are trained later require gradients, and freeze them after it"
             )
-        averages, parameters = zip(*self._pairs(), strict=True)
+        averages, parameters = zip(*self._pairs(named), strict=True)
         with devices.across_streams():
             if self._updates:
                 torch._foreach_lerp_(averages, parameters, 1 - self._decay)
@@ -85,13 +88,12 @@ class Average(DistributedStateful):
     @torch.no_grad()
     def _swap(self) -> None:
         with devices.across_streams():
-            for average, parameter in self._pairs():
+            for average, parameter in self._pairs(self._parallel.parameters()):
                 before = parameter.clone()
                 parameter.copy_(average)
                 average.copy_(before)
         self._is_applied = not self._is_applied
 
-    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _pairs(self, named: Mapping[str, nn.Parameter]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """This rank's share of each average and of its parameter."""
-        parameters = self._parallel.parameters()
-        return [(local(average), local(parameters[name])) for name, average in self._averages.items()]
+        return [(local(average), local(named[name])) for name, average in self._averages.items()]
