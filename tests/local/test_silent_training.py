@@ -33,20 +33,27 @@ def changed_after_an_evaluation(run):
         seen.append(run.mean(found.item()))
     return seen
 
-def changed_after_a_forward_pass(run, change=None):
+def read_after_a_forward_pass(run):
     model, optimizer = made(run)
-    seen = []
+    seen, norms = [], []
     for step in range(3):
         found = loss(run, model, step)
+        if run.rank == 0:  # without the other ranks
+            for each in (model.norm, model.head):
+                norms.append(each.weight.data.norm().item())
         found.backward()
         optimizer.step()
         optimizer.zero_grad()
-        loss(run, model, step)  # with gradients, and without a backward pass
-        for each in model.parameters():
-            (change or halve_data)(each)
         run.step()
         seen.append(run.mean(found.item()))
-    return seen
+    return seen + norms
+
+def changed_after_a_forward_pass(run, change, **options):
+    model, optimizer = made(run, **options)
+    loss(run, model)  # with gradients, and without a backward pass
+    for each in model.parameters():
+        change(each)
+    optimizer.step()
 
 def halve_data(parameter):
     parameter.data.mul_(0.5)
@@ -267,6 +274,26 @@ def only_in_no_sync(run):
         loss(run, model).backward()
     optimizer.step()
 
+def averaged_by_the_script(run, inside=True):
+    model, optimizer = made(run)
+    seen = []
+    for step in range(3):
+        with run.no_sync() if inside else contextlib.nullcontext():
+            found = loss(run, model, step)
+        with run.no_sync():
+            found.backward()
+        if inside:
+            for each in model.parameters():
+                each.grad = flk.all_reduce(each.grad, "mean")
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+def averaged_by_ddp_in_no_sync(run):
+    return averaged_by_the_script(run, inside=False)
+
 def without_bias(run, bias=None):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     run.parallelize(model)
@@ -467,7 +494,7 @@ def combined_view(run):
 
 RIGHT = (
     changed_after_an_evaluation,
-    changed_after_a_forward_pass,
+    read_after_a_forward_pass,
     shared_modules,
     changed_outputs,
     frozen_in_the_middle,
@@ -485,15 +512,16 @@ RIGHT = (
     combined_itself,
     combined_view,
 )
+UNDER_DDP = (averaged_by_the_script, averaged_by_ddp_in_no_sync)
 with group():
     if "RANK" not in os.environ:
         with init("none") as run:
-            for each in (*RIGHT, forces):
+            for each in (*RIGHT, *UNDER_DDP, forces):
                 tell(each.__name__, each(run))
         with init("ddp") as run:
             bounded(run)  # it changes all that it should in one process
     for strategy in ("ddp", "full_shard") if "RANK" in os.environ else ():
-        for each in RIGHT:
+        for each in (*RIGHT, *UNDER_DDP) if strategy == "ddp" else RIGHT:
             with init(strategy) as run:
                 tell(f"{each.__name__} {strategy}", each(run))
         wrong = {"has a max_norm": bounded, "of shape (1,) of SGD was frozen or absent": added}
@@ -525,6 +553,7 @@ with group():
                 "an assignment to .data of a sharded parameter would be lost": assigned,
                 "an assignment to .data": functools.partial(changed_after_a_forward_pass, change=replace_data),
                 "after a forward pass with gradients": functools.partial(changed_after_a_forward_pass, change=halve),
+                "changes the parameter": functools.partial(changed_after_a_forward_pass, change=halve_data),
             }
         else:
             wrong |= {
@@ -554,6 +583,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 37
+    assert len(found) == 39
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

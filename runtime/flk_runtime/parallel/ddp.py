@@ -16,10 +16,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from flk_runtime.distributed import parameters_in
+from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.ddp_calls import adapt_calls
 from flk_runtime.parallel.model import UNAVERAGED, ParallelModel
+from flk_runtime.system.bits import bit_sum
 
 
 class DDPModel(ParallelModel):
@@ -103,10 +104,10 @@ class _Passes:
 
     def _accumulated(self, name: str, _: torch.Tensor) -> None:
         self._has_passed = True
-        if not self._module.require_backward_grad_sync:
-            self._unaveraged.add(id(self._trained[name]))
-            return
         if self._passed is None or name in self._passed:
+            if not self._module.require_backward_grad_sync:
+                self._unaveraged.add(id(self._trained[name]))
+                return
             raise SetupError(
                 f"strategy ddp does not average this gradient of {name!r}: before each backward pass, call the module "
                 "that parallelize returned, outside of no_sync"
@@ -132,10 +133,17 @@ class _Passes:
             )
 
     def _refuse_unaveraged(self, optimizer: Optimizer) -> None:
-        """Raise SetupError if ``optimizer`` would step with gradients of passes in no_sync alone."""
-        held = [each.grad for each in parameters_in(optimizer) if id(each) in self._unaveraged]
-        if any(each is not None and each.any() for each in held):
-            raise SetupError(UNAVERAGED)
+        """Raise SetupError if gradients of passes in no_sync alone differ between ranks. Collective.
+
+        A script may have averaged them itself.
+        """
+        own = [each.grad for each in parameters_in(optimizer) if id(each) in self._unaveraged]
+        held = [bit_sum(each.to_dense()) for each in own if each is not None]
+        if held:
+            key = hash(tuple(torch.stack(held).tolist())) >> 1
+            least, largest = process_group.maximum(-key, key)
+            if least != -largest:
+                raise SetupError(f"{UNAVERAGED}, or average them with flk.all_reduce before the step")
 
     def _refuse_lack(self, optimizer: Optimizer, passed: set[str]) -> None:
         """Raise SetupError if ``optimizer`` trains the model, since DDP has not averaged its latest gradients."""
