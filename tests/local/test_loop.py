@@ -270,6 +270,11 @@ SHARED_STEPS = """
         def state_dict(self):
             return super().state_dict() if rank == 0 else {}
 
+    class Sparse(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step()
+            self.state[self.param_groups[0]["params"][0]]["pairs"] = torch.eye(2).to_sparse()
+
     def train(kind, place, *ends, wrap=lambda model: model, declare=lambda optimizer: optimizer):
         losses = []
         for until in ends:
@@ -293,7 +298,8 @@ SHARED_STEPS = """
             return str(error)
 
     print("=", json.dumps(["refused", [
-        refused(Shared), refused(Eager), refused(Eager, wrap=DistributedDataParallel), refused(Noting), refused(Unlike)
+        refused(Shared), refused(Eager), refused(Eager, wrap=DistributedDataParallel), refused(Noting),
+        refused(Unlike), refused(Sparse),
     ]]))
     resumed = train(Shared, "resumed", 2, 4, 6, declare=flk.per_rank)
     print("=", json.dumps(["found", [train(Shared, "whole", 6, declare=flk.per_rank), resumed]]))
@@ -303,13 +309,14 @@ SHARED_STEPS = """
 def test_state_that_each_rank_has_a_part_of_is_refused_unless_each_saves_its_own(ranks: Ranks, tmp_path: Path) -> None:
     result = ranks(SHARED_STEPS + "    dist.barrier()\n", 2, {"FOLDER": f"{tmp_path}/"})
     for each in result:
-        *parts, unlike = told(each)["refused"]
+        *parts, unlike, sparse = told(each)["refused"]
         words = ("Shared", "momentum"), ("Eager", "momentum"), ("Eager", "momentum"), ("Noting", "notes")
         for (kind, key), message in zip(words, parts, strict=True):
             assert message.startswith(
                 f"{kind} has another {key!r} of '0.weight' on other ranks, and a checkpoint has one"
             )
         assert unlike.startswith("cannot save the optimizer Unlike, whose state_dict() is not like torch's")
+        assert sparse.startswith("cannot save 'optimizer.state.0.weight.pairs': it has the layout torch.sparse_coo")
     whole, resumed = told(result[0])["found"]
     assert len(set(whole)) == 6
     assert resumed == pytest.approx(whole, abs=1e-6)

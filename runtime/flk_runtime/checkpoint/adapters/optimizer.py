@@ -240,8 +240,9 @@ class OptimizerState(DistributedStateful):
         """The chunks that this rank offers of ``value``, which belongs to ``parameter``."""
         if is_shard:
             return [each._replace(path=path, tensor=value.detach()) for each in chunks_of(path, parameter)]
+        found = chunks_of(path, value)  # on all ranks, which refuse alike what cannot be saved
         offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
-        return chunks_of(path, value) if offers else []
+        return found if offers else []
 
 
 def _shards(parameters: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
