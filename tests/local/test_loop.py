@@ -301,6 +301,7 @@ SHARED_STEPS = """
         refused(Shared), refused(Eager), refused(Eager, wrap=DistributedDataParallel), refused(Noting),
         refused(Unlike), refused(Sparse),
     ]]))
+    train(Noting, "replicated", 2, 4, declare=flk.replicated)
     resumed = train(Shared, "resumed", 2, 4, 6, declare=flk.per_rank)
     print("=", json.dumps(["found", [train(Shared, "whole", 6, declare=flk.per_rank), resumed]]))
 """

@@ -229,8 +229,8 @@ class OptimizerState(DistributedStateful):
                     raise MismatchError(
                         f"{type(self._optimizer).__name__} has another {key!r} of {name!r} on other ranks, and a "
                         "checkpoint has one of each: keep it alike on all ranks, or in the shape of each rank's shard, "
-                        "or save each rank's own: pass flk.per_rank(optimizer) to flk.adopt, or to run.register after "
-                        "parallelize without the optimizer"
+                        "or pass flk.per_rank(optimizer), to save each rank's, or flk.replicated(optimizer), if rank "
+                        "0's is right for all, to flk.adopt, or to run.register after parallelize without the optimizer"
                     )
         if held is not None:
             plain["numbers"] = {key: kind for _, numbers, _ in everywhere for key, kind in numbers.items()}
