@@ -54,9 +54,7 @@ COVERED = {
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
         "flk_runtime.distributed.reducer"
     ),
-    "tests/local/test_hosts_accelerate.py": "flk_runtime.hosts.accelerate",
     "tests/local/test_hosts_accelerate_launch.py": "flk_runtime.hosts.accelerate_launch",
-    "tests/local/test_hosts_lightning.py": "flk_runtime.hosts.lightning",
     "tests/local/test_hosts_torchtitan.py": "flk_runtime.hosts.torchtitan",
     "tests/local/test_hosts_transformers.py": "flk_runtime.hosts.transformers",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
