@@ -100,10 +100,9 @@ def gather_for_weights() -> None:
                 unit.unshard()
         return backward(stage, backward_type, *args, **kwargs)
 
-    kind.backward_maybe_with_nosync = gathered
-    for name in ("backward_maybe_with_nosync", "perform_reduce_grad"):
-        if hasattr(kind, name):  # the second one not in older releases of torch
-            setattr(kind, name, _paused(getattr(kind, name)))
+    kind.backward_maybe_with_nosync = _paused(gathered)
+    if hasattr(kind, "perform_reduce_grad"):  # not in older releases of torch
+        kind.perform_reduce_grad = _paused(kind.perform_reduce_grad)
 
 
 def _paused(method: Any) -> Any:
