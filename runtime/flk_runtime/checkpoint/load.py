@@ -120,7 +120,8 @@ class SavedObject:
 
     def is_of_model(self) -> bool:
         """Whether it is the state of a module, whose tensors stand at its top. Those of an optimizer do not."""
-        return any(len(path) == 2 for _, path in self.checkpoint.names((self.name,)))
+        tensors = self.checkpoint.saved_tensors
+        return any(len(path) == 2 and name in tensors for name, path in self.checkpoint.names((self.name,)))
 
     def state_dict(self) -> Any:
         """The whole state, with full tensors on the CPU."""
