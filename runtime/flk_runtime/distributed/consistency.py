@@ -29,18 +29,26 @@ def check_consistent(call: str, lines: Sequence[Line]) -> None:
         raise SetupError(f"{call}: the ranks differ, so nothing was exchanged: {found}")
 
 
+def is_alike(value: object) -> bool:
+    """Whether the text of ``value`` is the same on all ranks. Collective."""
+    own = _digest(value)
+    largest, negative_smallest = maximum(own, -own)
+    return largest == -negative_smallest
+
+
+def _digest(value: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
+
+
 def find_difference(call: str, lines: Sequence[Line]) -> str | None:
     """The first difference between the ranks' ``lines``, in words, with the ranks on each side. Collective.
 
     None if there is none. ``call`` names where the rank is, and is compared too.
     """
     lines = [("the call", call), *lines]
-    digest = hashlib.blake2b(repr(lines).encode(), digest_size=8).digest()
-    own = int.from_bytes(digest, "big") >> 1
-    largest, negative_smallest = maximum(own, -own)
-    if largest == -negative_smallest:
+    if is_alike(lines):
         return None
-    digests = all_gather(own)
+    digests = all_gather(_digest(lines))
     usual, _ = Counter(digests).most_common(1)[0]  # of several, the digest of the lowest rank
     first, other = digests.index(usual), next(rank for rank, one in enumerate(digests) if one != usual)
     contents = [list(lines)], [list(lines)]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from flk_runtime.distributed import parameters_in, process_group
+from flk_runtime.distributed import is_alike, parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.ddp_calls import adapt_calls
 from flk_runtime.parallel.model import UNAVERAGED, ParallelModel
@@ -139,11 +139,8 @@ class _Passes:
         """
         own = [each.grad for each in parameters_in(optimizer) if id(each) in self._unaveraged]
         held = [bit_sum(each.to_dense()) for each in own if each is not None]
-        if held:
-            key = hash(tuple(torch.stack(held).tolist())) >> 1
-            least, largest = process_group.maximum(-key, key)
-            if least != -largest:
-                raise SetupError(f"{UNAVERAGED}, or average them with flk.all_reduce before the step")
+        if held and not is_alike(torch.stack(held).tolist()):
+            raise SetupError(f"{UNAVERAGED}, or average them with flk.all_reduce before the step")
 
     def _refuse_lack(self, optimizer: Optimizer, passed: set[str]) -> None:
         """Raise SetupError if ``optimizer`` trains the model, since DDP has not averaged its latest gradients."""

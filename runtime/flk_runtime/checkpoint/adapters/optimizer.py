@@ -13,7 +13,6 @@ state_dict() that torch's optimizers do not have.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,7 +34,7 @@ from flk_runtime.checkpoint.state import (
     split_tensors,
 )
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
-from flk_runtime.distributed import parameters_in, process_group
+from flk_runtime.distributed import is_alike, parameters_in, process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.bits import bit_sum
 from flk_runtime.system.pytree import map_leaves
@@ -218,7 +217,7 @@ class OptimizerState(DistributedStateful):
         error of its own.
         """
         own = None if held is None else (map_leaves(held, _mark), plain["numbers"], plain["shards"])
-        if not _differ(own):
+        if is_alike(own):
             return
         everywhere = [each for each in process_group.all_gather(own) if each is not None]
         lacking: Any = None if self._of_parts else {}
@@ -271,13 +270,6 @@ def _mark(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape), int(bit_sum(value.detach()))
     return value if value is None else repr(value)
-
-
-def _differ(value: Any) -> bool:
-    """Whether ``value`` is another one on another rank, by its text. Collective."""
-    key = int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
-    least, most = process_group.maximum(-key, key)
-    return -least != most
 
 
 class _Content(NamedTuple):
