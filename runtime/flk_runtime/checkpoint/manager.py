@@ -170,21 +170,24 @@ class CheckpointManager:
         with own_page().during(Phase.RESTORING):
             shared = offered.processes, memory.folder, offered.copies
             checkpoint = SavedCheckpoint(_IN_MEMORY, PodReader(offered.readers, memory.open_shard, *shared))
-        place = checkpoint.value(value_name(0))["place"]
-        if not process_group.on_main(lambda: is_same_place(place, self.place)):  # paths may differ between pods
-            self._log(f"flk: the checkpoint in {_IN_MEMORY} is of another place, {place}, and is not used here")
-            return False
-        self._resume(checkpoint, len(offered.readers))
-        return True
+        return self._resume(checkpoint, len(offered.readers), of_any_place=False)
 
-    def _resume(self, checkpoint: SavedCheckpoint, world_size: int) -> None:
-        """Take steps, random state and plain states from a checkpoint that ``world_size`` ranks have written."""
+    def _resume(self, checkpoint: SavedCheckpoint, world_size: int, *, of_any_place: bool = True) -> bool:
+        """Take steps, random state and plain states from a checkpoint that ``world_size`` ranks have written.
+
+        Returns whether it did: unless ``of_any_place``, the checkpoint has to be of this place. Collective then.
+        """
         from flk_runtime.checkpoint.load import SavedObject
 
         rank = process_group.rank()
         own = value_name(rank if rank < world_size else 0)
         values = checkpoint.read((), sorted({value_name(0), own}))
         content = values[value_name(0)]
+        # Rank 0 decides, since paths may differ between pods.
+        if not (of_any_place or process_group.on_main(lambda: is_same_place(content["place"], self.place))):
+            place = content["place"]
+            self._log(f"flk: the checkpoint in {checkpoint.place} is of another place, {place}, and is not used here")
+            return False
         self._checkpoint = checkpoint
         self.steps = content["steps"]
         self._restored = {name: SavedObject(checkpoint, name, plain) for name, plain in content["objects"].items()}
@@ -199,6 +202,7 @@ class CheckpointManager:
             self._rng_state = self._fresh_rng_state()
         self._saved = _progress(self.steps, content["objects"])
         self._log(f"flk: resumed at step {self.steps} from {checkpoint.place}")
+        return True
 
     def register(self, name: str, thing: Stateful | DistributedStateful, *, internal: bool = False) -> None:
         """Save ``thing`` in checkpoints under ``name``, and restore it now if the newest one has it. Collective.
