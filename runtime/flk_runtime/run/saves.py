@@ -40,7 +40,8 @@ class Saves:
         self._context = context
         if kept and pod_env.MEMORY in os.environ:
             context.say(
-                "the memory of the pods keeps only the first training of a process: this one is saved in storage alone"
+                "the memory of the pods keeps only the first training of a process: this one is saved in storage, if "
+                "there is any"
             )
         self.timeouts = process_group.Timeouts(options.timeout, options.step_timeout)
         self.manager = CheckpointManager(
