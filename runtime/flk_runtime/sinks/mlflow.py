@@ -70,7 +70,7 @@ class MLflow:
 
     def _name(self, text: str) -> str:
         """A name that MLflow takes, with a checksum if it is already that of another text."""
-        name = _name(text)
+        name = _accepted(text)
         if self._names.setdefault(name, text) == text:
             return name
         return f"{name[: _NAME_LENGTH - 9]}-{zlib.crc32(text.encode()):08x}"
@@ -92,7 +92,7 @@ class MLflow:
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
 
-def _name(text: str) -> str:
+def _accepted(text: str) -> str:
     """A name that MLflow takes. It refuses a whole request for a name that is no path in its shortest form."""
     parts = [part for part in _NOT_IN_NAMES.sub("_", text).split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_NAME_LENGTH].rstrip("/") or "_"
