@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     )
     from flk.jobs.handle import JobHandle, get
     from flk.jobs.handle import list as list
-    from flk.jobs.handle import list_jobs as list_jobs
     from flk.jobs.state import State
     from flk.jobs.submission import render, submit
     from flk.spec.job import Job
@@ -73,7 +72,6 @@ _MODULES: Final = {
     "State": "flk.jobs.state",
     "get": "flk.jobs.handle",
     "list": "flk.jobs.handle",
-    "list_jobs": "flk.jobs.handle",  # the former name of list
     "render": "flk.jobs.submission",
     "submit": "flk.jobs.submission",
 }

@@ -84,6 +84,9 @@ class MissingApiError(ApiError):
 class ConflictError(ApiError):
     """An object of that name exists already, and this request has not created it."""
 
+    def __init__(self, message: str, *, hint: str = "", status: int = 409) -> None:
+        super().__init__(message, hint=hint, status=status)
+
 
 class JobNotFoundError(FlkError):
     """There is no job of that name."""

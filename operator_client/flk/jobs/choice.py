@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from flk.errors import ApiError, ForbiddenError, MissingApiError
-from flk.kube import Object, RequestTarget, Resource
+import contextlib
+
+from flk.errors import ForbiddenError, MissingApiError
+from flk.kube import RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.resources import POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
 from flk.spec.job import Job
@@ -57,16 +59,6 @@ def _serves(client: JobClient, resource: Resource) -> bool:
 
 
 def _has_runtime(client: JobClient) -> bool:
-    return _found(client, RequestTarget(TRAINING_RUNTIMES, None, RUNTIME)) is not None
-
-
-def _found(client: JobClient, target: RequestTarget) -> Object | None:
-    """Return the object at a path of the API; None if there is none or the user may not read it."""
-    try:
-        return client.api.call("get", target)
-    except ForbiddenError:
-        return None
-    except ApiError as error:
-        if error.status == 404:
-            return None
-        raise
+    with contextlib.suppress(ForbiddenError):
+        return client.find_at(RequestTarget(TRAINING_RUNTIMES, None, RUNTIME)) is not None
+    return False

@@ -240,6 +240,3 @@ def get(name: str, *, namespace: str | None = None, context: str | None = None) 
 def list(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> JobList:
     """Return the states of all jobs of a namespace, or of all namespaces, the newest last. A notebook shows a table."""
     return list_states(JobClient.connect(context, namespace), all_namespaces=all_namespaces)
-
-
-list_jobs = list  # its former name

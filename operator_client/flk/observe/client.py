@@ -330,9 +330,13 @@ class JobClient:
         return RequestTarget(resource, self.namespace, name)
 
     def find(self, resource: Resource, name: str, *, metadata_only: bool = False) -> Object | None:
-        """Return the object of a kind and name, None if there is none."""
+        """Return the object of a kind and name in this namespace, None if there is none."""
+        return self.find_at(RequestTarget(resource, self.namespace, name, metadata_only=metadata_only))
+
+    def find_at(self, target: RequestTarget) -> Object | None:
+        """Return the object at a path of the API, None if there is none."""
         try:
-            return self.api.call("get", RequestTarget(resource, self.namespace, name, metadata_only=metadata_only))
+            return self.api.call("get", target)
         except JobNotFoundError:
             return None
         except ApiError as error:

@@ -175,7 +175,6 @@ def test_python_has_the_names_of_the_commands() -> None:
     assert sorted([*IN_PYTHON, *ON_A_TERMINAL_ONLY]) == sorted(COMMANDS)
     methods = {name for name in vars(flk.JobHandle) if callable(getattr(flk.JobHandle, name)) and name[0] != "_"}
     functions = {getattr(flk, name).__name__ for name in dir(flk) if inspect.isfunction(getattr(flk, name))}
-    assert flk.list_jobs is flk.list
     assert (methods | functions) - OTHER_NAMES <= set(IN_PYTHON)
     for command, function in IN_PYTHON.items():
         assert function.__name__ == command

@@ -17,6 +17,7 @@ from typing import Final
 from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, MissingApiError
 from flk.health.admission import lacks_dry_run
+from flk.jobs.lifecycle.placement import change_job
 from flk.jobs.lifecycle.suspension import merge, starting
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, age
@@ -128,12 +129,12 @@ def _suspended(manifest: Object) -> Object:
 
 def _release(client: JobClient, manifest: Object, job: Object) -> Object:
     """Let its controller start the job. A job that is in a queue stays suspended: Kueue starts it."""
-    change: Object = {"metadata": {"uid": job["metadata"]["uid"], "annotations": {labels.INCOMPLETE: None}}}
+    change: Object = {"metadata": {"annotations": {labels.INCOMPLETE: None}}}
     queued = labels.QUEUE in labels.of(job)  # a webhook may have put it into a default queue
     target = target_of(manifest)
     if not (queued or target.suspended(manifest)):
         change |= starting(client, manifest)
-    return client.api.call("patch", client.target(resource_of(manifest), job["metadata"]["name"]), body=change)
+    return change_job(client, job, change)
 
 
 def _resource(manifest: Object) -> Resource:
@@ -162,7 +163,6 @@ def _create_owned(client: JobClient, manifest: Object, owner: Object) -> None:
                 raise ConflictError(
                     f"there is a {kind} {name} in namespace {client.namespace} already, which is not this job's",
                     hint="choose another --name",
-                    status=409,
                 )
             time.sleep(0.5)
 
@@ -194,7 +194,6 @@ def _share(client: JobClient, manifest: Object, owner: Object) -> None:
                 f"there is a {manifest['kind']} {name} in namespace {client.namespace} already, which is not the "
                 "archive that flk has made",
                 hint=f"delete it, then submit again: {client.commands.kubectl(f'delete configmap {name}')}",
-                status=409,
             )
         if _keeps(found, owner):
             return
@@ -237,7 +236,6 @@ def _find_created(client: JobClient, manifest: Object) -> Object | None:
         raise ConflictError(
             f"a job {name} in namespace {client.namespace}{created}, is still being deleted",
             hint=f"wait until it is gone: {client.commands.flk('delete', name)}; or choose another --name",
-            status=409,
         )
     if _is_same_submission(manifest, found):
         return found
@@ -246,14 +244,12 @@ def _find_created(client: JobClient, manifest: Object) -> Object | None:
             f"there is a job {name} in namespace {client.namespace} already{created}, whose submission has not ended "
             "or was interrupted: it is suspended and has no pods",
             hint=f"if nobody is submitting it now, delete it and submit again: {client.commands.flk('delete', name)}",
-            status=409,
         )
     command = client.commands.flk
     raise ConflictError(
         f"there is a job {name} in namespace {client.namespace} already{created}",
         hint=f"choose another --name, or look at that one: {command('status', name)}; {command('delete', name)} frees "
         f"the name, {command('restart', name)} runs it again",
-        status=409,
     )
 
 

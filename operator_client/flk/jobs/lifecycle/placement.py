@@ -52,11 +52,15 @@ def report_absent(client: JobClient, nodes: Sequence[str], report: Callable[[str
 
 def place(client: JobClient, job: Object, placed: Object) -> None:
     """Write the affinity of ``placed`` into exactly this job; only for targets that are ``placeable``."""
-    change = _difference(job, placed)
-    if change:
-        meta = job["metadata"]
-        body = {"metadata": {"uid": meta["uid"]}, **change}
-        client.api.call("patch", client.target(resource_of(job), meta["name"]), body=body)
+    if change := _difference(job, placed):
+        change_job(client, job, change)
+
+
+def change_job(client: JobClient, job: Object, change: Object) -> Object:
+    """Change exactly this job by a merge patch, and return it. Raises ConflictError if another has its name now."""
+    meta, body = job["metadata"], {"metadata": {}, **change}
+    body["metadata"] = {"uid": meta["uid"], **body["metadata"]}
+    return client.api.call("patch", client.target(resource_of(job), meta["name"]), body=body)
 
 
 def refuse_other_nodes(client: JobClient, job: Object, nodes: Sequence[str]) -> NoReturn:

@@ -7,11 +7,11 @@ launchers let all ranks save after the same step and go on with the pods that ar
 from __future__ import annotations
 
 from flk.errors import UsageError
-from flk.jobs.lifecycle.suspension import refuse_ended, refuse_queued
+from flk.jobs.lifecycle.placement import change_job
+from flk.jobs.lifecycle.suspension import changeable_job
 from flk.jobs.state import derive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
-from flk.observe.resources import resource_of
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract.ranges import plural
@@ -23,9 +23,7 @@ def scale(client: JobClient, name: str, pods: int) -> int:
     Raises UsageError if the job is not elastic, has ended, is in a queue, or may not have as many pods, and
     JobNotFoundError if there is none.
     """
-    job = client.get_job(name)
-    refuse_ended(client, job)
-    refuse_queued(client, job)
+    job = changeable_job(client, name)
     state = derive(JobView(Observation(job)))
     if state.min_size >= state.max_size:
         raise UsageError(
@@ -35,7 +33,5 @@ def scale(client: JobClient, name: str, pods: int) -> int:
     if not state.min_size <= pods <= state.max_size:
         raise UsageError(f"PODS: must be from {state.min_size} to {state.max_size} for job {name} (is {pods})")
     if pods != state.replicas:
-        meta = job["metadata"]
-        change = {"metadata": {"uid": meta["uid"]}, **target_of(job).scaling(job, pods)}
-        client.api.call("patch", client.target(resource_of(job), meta["name"]), body=change)
+        change_job(client, job, target_of(job).scaling(job, pods))
     return state.replicas

@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from flk import labels
 from flk.errors import FlkError, JobDeletedError, UsageError
 from flk.jobs.lifecycle.ending import watch_pods_end
-from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
+from flk.jobs.lifecycle.placement import (
+    avoiding,
+    change_job,
+    place,
+    quarantined,
+    refuse_other_nodes,
+    report_absent,
+)
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
-from flk.observe.resources import resource_of
 from flk.targets import target_of
 from flk_runtime.contract import user_env
 
@@ -29,9 +35,7 @@ def suspend(client: JobClient, name: str, *, wait: bool, timeout: float | None, 
     if the job has ended or Kueue manages it, JobNotFoundError if there is none, and WaitTimeoutError if pods are left
     after ``timeout`` seconds.
     """
-    job = client.get_job(name)
-    refuse_ended(client, job)
-    refuse_queued(client, job)
+    job = changeable_job(client, name)
     changed = not is_suspended(job)
     if changed:
         set_suspended(client, job, True)
@@ -54,9 +58,7 @@ def resume(
     others have room. Raises UsageError if the job has ended, if Kueue manages it, if not all of its objects were
     created, or if its pods cannot be given other nodes.
     """
-    job = client.get_job(name)
-    refuse_ended(client, job)
-    refuse_queued(client, job)
+    job = changeable_job(client, name)
     refuse_incomplete(client, job)
     suspended = is_suspended(job)
     if avoid and not target_of(job).placeable:
@@ -74,10 +76,7 @@ def resume(
 
 def set_suspended(client: JobClient, job: Object, suspended: bool) -> None:
     """Set or clear the field suspend of exactly this job. Raises ConflictError if another has its name now."""
-    meta = job["metadata"]
-    change = target_of(job).suspension(True) if suspended else starting(client, job)
-    change = {"metadata": {"uid": meta["uid"]}, **change}
-    client.api.call("patch", client.target(resource_of(job), meta["name"]), body=change)
+    change_job(client, job, target_of(job).suspension(True) if suspended else starting(client, job))
 
 
 def starting(client: JobClient, job: Object) -> Object:
@@ -189,11 +188,13 @@ def stopping_hint(client: JobClient) -> str:
     return f"{shown} shows its Workload, whose spec.active: false stops it, and true has the queue start it again"
 
 
-def refuse_queued(client: JobClient, job: Object) -> None:
-    """Raise UsageError if Kueue decides when the job runs."""
-    queue = queue_of(job)
-    if queue:
+def changeable_job(client: JobClient, name: str) -> Object:
+    """Return a job. Raises UsageError if it has ended, or Kueue decides when it runs, and JobNotFoundError."""
+    job = client.get_job(name)
+    refuse_ended(client, job)
+    if queue := queue_of(job):
         raise UsageError(
-            f"job {job['metadata']['name']} is in queue {queue}: Kueue decides when it runs, and would undo this",
+            f"job {name} is in queue {queue}: Kueue decides when it runs, and would undo this",
             hint=stopping_hint(client),
         )
+    return job
