@@ -99,10 +99,18 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             return replace(seen, progress=[*seen.progress, *read_progress(answer.lines)])
         case "log" | "peer":
             return replace(seen, logs={**seen.logs, need.name: answer.lines})
-        case "nodes" | "claims" | "volumes" as field_name:
-            return replace(seen, **{field_name: {**getattr(seen, field_name), **by_name}})
-        case "workloads" | "pending_workloads" | "pod_groups" as field_name:
-            return replace(seen, **{field_name: answer.items})
+        case "nodes":
+            return replace(seen, nodes={**seen.nodes, **by_name})
+        case "claims":
+            return replace(seen, claims={**seen.claims, **by_name})
+        case "volumes":
+            return replace(seen, volumes={**seen.volumes, **by_name})
+        case "workloads":
+            return replace(seen, workloads=answer.items)
+        case "pending_workloads":
+            return replace(seen, pending_workloads=answer.items)
+        case "pod_groups":
+            return replace(seen, pod_groups=answer.items)
         case "other_pods" | "foreign_pods":
             return replace(seen, other_pods=[*seen.other_pods, *answer.items])
         case _:
