@@ -35,15 +35,20 @@ _ROUNDS = 10  # of killing the processes that a process group has started meanwh
 def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Number of CPUs that this container may use: its affinity, or its CPU limit rounded up if that is less."""
     count = len(os.sched_getaffinity(0)) if platform.LINUX else os.cpu_count() or 1
+    limit = cpu_limit(root)
+    return count if limit is None else min(count, max(1, math.ceil(limit)))
+
+
+def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The CPU limit of this container; None: it has none."""
     with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
         quota, period = (root / "cpu.max").read_text().split()
-        return min(count, max(1, math.ceil(int(quota) / int(period))))
+        return int(quota) / int(period)
     with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 means no limit
         quota_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
         period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-        if quota_us > 0:
-            return min(count, max(1, math.ceil(quota_us / period_us)))
-    return count
+        return quota_us / period_us if quota_us > 0 else None
+    return None
 
 
 # They hide GPUs from a process: NVIDIA's, and AMD's from the most to the least specific.

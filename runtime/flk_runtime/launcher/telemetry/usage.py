@@ -32,7 +32,7 @@ class Counters:
 def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Counters:
     """The readings of this container, which takes less than a millisecond."""
     v2 = (group / "cgroup.controllers").exists()
-    seconds, cpu_limit = (_cpu_v2 if v2 else _cpu_v1)(group)
+    seconds = _cpu_v2(group) if v2 else _cpu_v1(group)
     if seconds is None:  # the root of the control groups: no container
         seconds = _cpu_of_processes(proc)
     of_group = (group, "memory.current", "") if v2 else (group / "memory", "memory.usage_in_bytes", "total_")
@@ -45,7 +45,7 @@ def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Co
     received, sent = _network(proc / "net" / "dev")
     return Counters(
         seconds,
-        cpu_limit or float(host.cpu_count()),
+        host.cpu_limit(group) or float(host.cpu_count()),
         memory,
         host.memory_limit(group, proc / "meminfo") if "MemTotal" in machine else None,
         received,
@@ -58,18 +58,14 @@ def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Co
 _BLKIO: Final = "blkio.throttle.io_service_bytes"
 
 
-def _cpu_v2(group: Path) -> tuple[float | None, float | None]:
+def _cpu_v2(group: Path) -> float | None:
     used = _named(group / "cpu.stat").get("usage_usec")
-    quota, _, period = (_text(group / "cpu.max") or "max").partition(" ")
-    limit = int(quota) / int(period) if quota.isdigit() and period.strip().isdigit() else None
-    return None if used is None else used / 1e6, limit
+    return None if used is None else used / 1e6
 
 
-def _cpu_v1(group: Path) -> tuple[float | None, float | None]:
+def _cpu_v1(group: Path) -> float | None:
     used = _number(group / "cpuacct" / "cpuacct.usage")
-    quota, period = _number(group / "cpu" / "cpu.cfs_quota_us"), _number(group / "cpu" / "cpu.cfs_period_us")
-    limit = quota / period if quota and period and quota > 0 else None
-    return None if used is None else used / 1e9, limit
+    return None if used is None else used / 1e9
 
 
 def _cpu_of_processes(proc: Path) -> float | None:
