@@ -18,12 +18,11 @@ from flk_runtime.contract.telemetry import GpuUsage
 from flk_runtime.launcher import health, start
 from flk_runtime.launcher.telemetry import gpus, meter
 
-class Nvml:
-    def read(self):
-        return [GpuUsage(0.01 if pathlib.Path("idle").exists() else 1.0, 1, 2)]
+def read():
+    return [GpuUsage(0.01 if pathlib.Path("idle").exists() else 1.0, 1, 2)]
 
 case = sys.argv.pop(1)
-gpus.Gpus.open = classmethod(lambda cls: Nvml() if case in ("sleeps", "trains") else None)
+gpus.open_gpus = lambda: read if case in ("sleeps", "trains") else list
 meter.INTERVAL = 0.1
 start._check_build_of_torch = lambda settings: None  # this torch is for CPUs
 start.main(sys.argv[2:])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.telemetry import usage
 from flk_runtime.launcher.telemetry.usage import Counters
-
-if TYPE_CHECKING:
-    from flk_runtime.launcher.telemetry.gpus import Gpus
 
 INTERVAL: Final = 10.0  # seconds between two readings
 
@@ -59,13 +56,13 @@ class Meter:
         )
 
     def _run(self) -> None:
-        gpus = _open_gpus() if self._settings.gpus else None
+        read_gpus = _open_gpus() if self._settings.gpus else list
         while True:
-            self.measure(time.monotonic(), time.time(), usage.read(), gpus.read() if gpus else [])
+            self.measure(time.monotonic(), time.time(), usage.read(), read_gpus())
             time.sleep(INTERVAL if self.latest and self.latest.cpu is not None else 1.0)
 
 
-def _open_gpus() -> Gpus | None:
-    from flk_runtime.launcher.telemetry.gpus import Gpus  # only jobs with GPUs have this module
+def _open_gpus() -> Callable[[], list[GpuUsage]]:
+    from flk_runtime.launcher.telemetry.gpus import open_gpus  # only jobs with GPUs have this module
 
-    return Gpus.open()
+    return open_gpus()

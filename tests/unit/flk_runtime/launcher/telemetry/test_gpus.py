@@ -6,7 +6,7 @@ from typing import Any
 
 from flk_runtime.contract.telemetry import GpuUsage
 from flk_runtime.launcher import nvml
-from flk_runtime.launcher.telemetry.gpus import Gpus
+from flk_runtime.launcher.telemetry.gpus import open_gpus, read
 
 _UNKNOWN = 999  # NVML_ERROR_UNKNOWN
 
@@ -41,9 +41,9 @@ class Nvml:
 
 
 def test_a_gpu_that_answers_is_read_and_another_one_left_out() -> None:
-    assert Gpus(Nvml()).read() == [GpuUsage(0.97, 5520809984, 85520809984, 312.5, None)]
+    assert read(Nvml()) == [GpuUsage(0.97, 5520809984, 85520809984, 312.5, None)]
 
 
 def test_there_are_none_without_the_library(monkeypatch: Any) -> None:
     monkeypatch.setattr(nvml, "NVML", "libno-such-library.so.1")
-    assert Gpus.open() is None
+    assert open_gpus()() == []
