@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from flk.units import timestamp
 from flk_runtime.contract import metrics_line
 from flk_runtime.contract.metrics_line import MetricsLine
-from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry
+from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, overlaid
 from flk_runtime.contract.telemetry_archive import thinned
 
 _METRICS: Final = re.compile(r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d+)\] )?(?P<json>\{.*\})\s*")
@@ -39,9 +39,6 @@ class Progress:
         return max(0, self.total - self.step) * self.step_time
 
 
-T = TypeVar("T", Progress, Sample)
-
-
 def read_progress(lines: Sequence[str]) -> list[Progress]:
     """Return the progress of the ranks whose metrics are among lines of a log, each of which begins with its time.
 
@@ -60,7 +57,7 @@ def read_progress(lines: Sequence[str]) -> list[Progress]:
         total = found.total if found.total is not None else before.total if before else None  # another line may say it
         measured = found.loss, found.samples_per_s, found.mfu, found.communication, found.data_wait
         progress = Progress(rank, found.step, time, total, step_time, *measured)
-        last[rank] = _overlaid(before, progress) if before and before.step == progress.step else progress
+        last[rank] = overlaid(before, progress) if before and before.step == progress.step else progress
     return [last[rank] for rank in sorted(last)]
 
 
@@ -81,13 +78,8 @@ def read_telemetry_of(lines: Sequence[str], now: float) -> Telemetry:
         while by_step and next(reversed(by_step)) > found.step:
             by_step.popitem()
         sample = Sample(time, 0, found.step, **found.measured)
-        by_step[found.step] = _overlaid(by_step[found.step], sample) if found.step in by_step else sample
+        by_step[found.step] = overlaid(by_step[found.step], sample) if found.step in by_step else sample
     return Telemetry(now, 0, total, thinned(list(by_step.values()), HISTORY_LIMIT), diverged=diverged)
-
-
-def _overlaid(former: T, later: T) -> T:
-    """Return the later one of two values about a step, with what only the former one has."""
-    return replace(later, **{name: value for name, value in vars(former).items() if vars(later)[name] is None})
 
 
 def _read(line: str) -> tuple[float, int, MetricsLine] | None:

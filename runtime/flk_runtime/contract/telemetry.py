@@ -7,8 +7,13 @@ the archived record of the job holds the last ones. All lists are bounded, whate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 HISTORY_LIMIT: Final = 500  # samples of a job's history; with more, neighbours are merged
 RANKS_LIMIT: Final = 256  # ranks that are listed, the slowest first
@@ -116,3 +121,8 @@ def latest_sample(history: Sequence[Sample]) -> Sample | None:
         return next((found for sample in reversed(same) if (found := getattr(sample, name)) is not None), None)
 
     return Sample(**{each.name: value(each.name) for each in fields(Sample)})
+
+
+def overlaid(former: T, later: T) -> T:
+    """The later one of two values about a step, with what only the former one has."""
+    return replace(later, **{name: value for name, value in vars(former).items() if vars(later)[name] is None})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Final
+from typing import Final
 
-from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample
+from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, overlaid
 
-_NAMES: Final = [field.name for field in fields(Sample)]
-_MEASURED: Final = [name for name in _NAMES if name not in ("time", "attempt", "step", "slowest_rank", "memory")]
+_KEPT: Final = ("time", "attempt", "step", "slowest_rank", "memory")
+_MEASURED: Final = [field.name for field in fields(Sample) if field.name not in _KEPT]
 
 
 class History:
@@ -31,7 +31,7 @@ class History:
         """
         latest = self.latest
         if latest and sample.step == latest.step and sample.attempt == latest.attempt:
-            self.latest = _overlaid(latest, sample)
+            self.latest = overlaid(latest, sample)
             return
         if latest and sample.step > latest.step:
             self._keep(latest)
@@ -58,11 +58,6 @@ def halved(entries: Sequence[tuple[Sample, int]]) -> list[tuple[Sample, int]]:
     """The entries with each pair of neighbours merged into one."""
     pairs = [_mean(*pair) for pair in zip(entries[::2], entries[1::2], strict=False)]
     return pairs + list(entries[len(pairs) * 2 :])
-
-
-def _overlaid(former: Sample, later: Sample) -> Sample:
-    found: dict[str, Any] = {name: getattr(later, name) for name in _NAMES}
-    return Sample(**{name: getattr(former, name) if value is None else value for name, value in found.items()})
 
 
 def _mean(former: tuple[Sample, int], later: tuple[Sample, int]) -> tuple[Sample, int]:
