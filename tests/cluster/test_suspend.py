@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 import flk as api
 from flk.jobs.lifecycle import create_job
+from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.submission import prepare
 from flk.observe.client import JobClient
-from tests.support.commands import WITHOUT_TORCH
+from flk.targets import target_of
+from tests.support.commands import SPAWN, WITHOUT_TORCH
 
 SMALL = ["--cpu", "50m", "--restarts", "0", *WITHOUT_TORCH]
 
@@ -47,6 +50,33 @@ def test_submission_that_is_killed_holds_no_node(
     assert flk("delete", "killed").code == 0
     assert flk("submit", "train.py", "--name", "killed", "--image", image, *SMALL, cwd=folder).code == 0
     assert flk("wait", "killed").code == 0
+
+
+@pytest.mark.parametrize("target", ["pytorchjob", "job"])
+def test_pods_that_a_queue_starts_early_wait_for_the_secret(
+    flk: Any, kubectl: Any, kubeconfig: Path, image: str, folder: Path, eventually: Any, target: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    job = api.Job(
+        name="early", command=["train.py"], image=image, target=target, replicas=2, resources={"cpu": "50m"}, env=SPAWN
+    )
+    ready = prepare(job, folder, JobClient.connect())
+
+    def owned(created: Any) -> list[Any]:
+        """What Kueue does when it admits the job at this moment."""
+        change = target_of(created).suspension(False)
+        kubectl("patch", f"{target}/early", "--type=merge", "-p", json.dumps(change))
+        waiting = "jsonpath={.items[*].status.containerStatuses[*].state.waiting.reason}"
+        eventually(
+            "both pods wait",
+            lambda: kubectl("get", "pods", "-o", waiting).split() == ["CreateContainerConfigError"] * 2,
+        )
+        assert json.loads(flk("status", "early", "-o", "json").stdout)["phase"] == "Starting"
+        return objects_with_uid(created)
+
+    create_job(ready.client, ready.manifests, owned)
+    waited = flk("wait", "early")
+    assert waited.code == 0, waited.stderr
 
 
 def uids(kubectl: Any, name: str) -> tuple[str, str]:

@@ -179,9 +179,11 @@ def _follow_to_end(
 
 
 def note_detached(chosen: Chosen, verb: str = "logs") -> None:
-    """Say that the jobs go on although flk does not follow them any more; ``verb`` is the command that does again."""
-    what = f"{len(chosen.jobs)} jobs go on" if chosen.are_several else f"job {chosen.jobs[0].name} goes on"
-    note(f"detached: {what}. To attach again: {chosen.client.commands.flk(verb, chosen.names)}")
+    """Say that the jobs are left as they are, running or suspended; ``verb`` is the command that follows them again."""
+    what = f"{len(chosen.jobs)} jobs" if chosen.are_several else f"job {chosen.jobs[0].name}"
+    note(
+        f"detached: this changes nothing for {what}. To attach again: {chosen.client.commands.flk(verb, chosen.names)}"
+    )
 
 
 def parse_ranks(text: str | None) -> frozenset[int]:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Find, tell, waiting
+from flk.health.cause import Cause, Find, Trace, tell, waiting
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
+from flk.observe.view import JobView
+from flk.targets.rendezvous import secret_name_of
 
 CONFIG_ERRORS: Final = ("CreateContainerConfigError", "CreateContainerError")
 _MOUNTED: Final = "which the pods mount"
@@ -56,12 +58,15 @@ def _create_command(kind: str, name: str, key: str, purpose: str) -> str:
 
 
 def _object_missing(kind: str, create: str) -> Find:
+    def remedy(view: JobView, trace: Trace) -> str:
+        if kind == "Secret" and trace[1] == secret_name_of(view.job):
+            return f"flk makes it only when it creates the job: {view.flk('delete')}, then submit the job again"
+        return f"{view.kubectl(f'create {create} {trace[1]} --from-literal=KEY=VALUE')} creates it; the pods start then"
+
     return tell(
         waiting(CONFIG_ERRORS, re.compile(rf'{kind.lower()} "([^"]+)" not found')),
         lambda view, trace: f"{trace} cannot start: the {kind} {trace[1]} does not exist in namespace {view.namespace}",
-        lambda view, trace: (
-            f"{view.kubectl(f'create {create} {trace[1]} --from-literal=KEY=VALUE')} creates it; the pods start then"
-        ),
+        remedy,
     )
 
 

@@ -41,7 +41,8 @@ def rendezvous_secret(job_manifest: dict[str, Any], secret: str) -> dict[str, An
 def secret_variables(job: Job) -> list[dict[str, Any]]:
     """Return the variables of a pod that come from the Secret.
 
-    They are optional, so that a job that kubectl creates, without a Secret, starts as well.
+    They are optional, so that a job that kubectl creates, without a Secret, starts as well. `flk.jobs.lifecycle`
+    requires them in the jobs for which it makes the Secret.
     """
     name = secret_name(str(job.name))
     return [

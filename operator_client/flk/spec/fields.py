@@ -326,7 +326,10 @@ class Checkpoint(StrictModel):
                 "write {volume: s3, path: /PATH}"
             )
         if ":" not in value:
-            raise ValueError(f"must be PVC:/PATH or s3://BUCKET/PREFIX (is {value!r})")
+            raise ValueError(
+                f"must be PVC:/PATH or s3://BUCKET/PREFIX (is {value!r}); `flk run` has a folder for each PVC, "
+                ".flk/volumes/PVC"
+            )
         claim, _, path = value.partition(":")
         return {
             "volume": names.checked("the PersistentVolumeClaim", names.object_name, claim),

@@ -1,4 +1,4 @@
-"""The name of the Secret by which the pods of a job recognise each other, which their variables have."""
+"""The Secret by which the pods of a job recognise each other: its name, and the variables that refer to it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from flk import labels
+from flk.targets import target_of
 from flk.targets.model import Object
 from flk_runtime.contract import pod_env
+from flk_runtime.contract.pod_layout import on_volume
+from flk_runtime.contract.user_env import CHECKPOINT
 
 KEYS: Final = {pod_env.JOB_UID: "uid", pod_env.RDZV_SECRET: "secret"}  # of the Secret, by the variables that have them
 
@@ -27,13 +30,38 @@ def secret_name_of(job: Object) -> str:
     return secret_name(job["metadata"]["name"], labels.annotations_of(job).get(labels.SUBMISSION, ""))
 
 
+def needs_secret(job: Object) -> bool:
+    """Return whether flk makes a Secret for the job: unless it has one launcher, which keeps no record by its UID."""
+    values = {
+        each.get("name"): str(each.get("value") or "") for variables in environments(job["spec"]) for each in variables
+    }
+    keeps_record = pod_env.RECORDS in values or bool(on_volume(values.get(CHECKPOINT, "")))
+    pods = sum(role.count for role in target_of(job).replicas(job).values())
+    return pods > 1 or keeps_record or "elasticPolicy" in job["spec"]
+
+
 def name_secret(job: Object) -> None:
-    """Have the variables of a job's pods name the Secret of its submission, if they name one of flk's."""
+    """Have the variables of a job's pods name the Secret of its submission, if they name one of flk's.
+
+    The pods start without it: kubectl, with which such a manifest can be created, makes no Secret.
+    """
+    for reference in _references(job):
+        reference |= {"name": secret_name_of(job), "optional": True}
+
+
+def require_secret(job: Object) -> None:
+    """Have the pods of a job wait for their Secret: Kueue, and who resumes the job, may start them before it exists."""
+    for reference in _references(job):
+        reference["optional"] = False
+
+
+def _references(job: Object) -> Iterator[Object]:
+    """Yield the references of a job's variables to a Secret of flk's."""
     own = re.compile(re.escape(secret_name(job["metadata"]["name"])) + "(-[0-9a-f]{8})?")
     for variable in (each for variables in environments(job["spec"]) for each in variables):
         reference = (variable.get("valueFrom") or {}).get("secretKeyRef") or {}
         if variable.get("name") in KEYS and own.fullmatch(str(reference.get("name"))):
-            reference["name"] = secret_name_of(job)
+            yield reference
 
 
 def environments(value: Any) -> Iterator[list[Object]]:

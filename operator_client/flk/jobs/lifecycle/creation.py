@@ -23,6 +23,7 @@ from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, age
 from flk.observe.resources import WORKLOADS, owned_resource, resource_of
 from flk.targets import target_of
+from flk.targets.rendezvous import needs_secret, require_secret
 
 GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the objects of a deleted job of the same name should be deleted
 OwnedObjects = Callable[[Object], Sequence[Object]]
@@ -124,6 +125,8 @@ def _suspended(manifest: Object) -> Object:
     job = copy.deepcopy(manifest)
     merge(job, target_of(job).suspension(True))
     job["metadata"].setdefault("annotations", {})[labels.INCOMPLETE] = "true"
+    if needs_secret(job):
+        require_secret(job)
     return job
 
 

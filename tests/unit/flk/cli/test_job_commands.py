@@ -421,6 +421,12 @@ def test_interrupted_wait_detaches(fake: Any, run: Run, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("flk.jobs.wait.wait_for", interrupt)
     code, _, stderr = run("wait", "gpt")
-    assert (code, stderr) == (130, "flk: detached: job gpt goes on. To attach again: flk wait gpt -n team\n")
+    assert (code, stderr) == (
+        130,
+        "flk: detached: this changes nothing for job gpt. To attach again: flk wait gpt -n team\n",
+    )
     code, _, stderr = run("wait", "job.batch/gpt")
-    assert (code, stderr) == (130, "flk: detached: job gpt goes on. To attach again: flk wait job.batch/gpt -n team\n")
+    assert (code, stderr) == (
+        130,
+        "flk: detached: this changes nothing for job gpt. To attach again: flk wait job.batch/gpt -n team\n",
+    )

@@ -230,6 +230,15 @@ def test_an_image_without_python_is_to_be_replaced() -> None:
     assert found.remedy.endswith(" has no python3: --image")
 
 
+def test_only_a_new_job_has_a_new_secret_of_its_own() -> None:
+    job = waiting("CreateContainerConfigError", 'secret "gpt-rendezvous-89abcdef" not found')
+    job.job["metadata"]["annotations"] = {"flk.dev/submission": "89abcdef-0123"}
+    found = find(job.view())[0]
+    assert found.code == "SecretMissing"
+    made = "flk makes it only when it creates the job: flk delete gpt -n team, then submit the job again"
+    assert found.remedy == made
+
+
 def test_without_a_record_the_cause_gives_the_exit_code() -> None:
     job = JobBuilder().all("ended", 1).condition("Failed")
     lines = [

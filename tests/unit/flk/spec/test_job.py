@@ -60,7 +60,11 @@ def error_of(**fields: Any) -> UsageError:
             {"checkpoint": {"volume": "a"}},
             "flk.yaml: checkpoint: path is missing: write PVC:/PATH or s3://BUCKET/PREFIX",
         ),
-        ({"checkpoint": "ckpt"}, "flk.yaml: checkpoint: must be PVC:/PATH or s3://BUCKET/PREFIX (is 'ckpt')"),
+        (
+            {"checkpoint": "./ckpt"},
+            "flk.yaml: checkpoint: must be PVC:/PATH or s3://BUCKET/PREFIX (is './ckpt'); `flk run` has a folder for "
+            "each PVC, .flk/volumes/PVC",
+        ),
         (
             {"checkpoint": "gs://bucket/a"},
             "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX (is 'gs://bucket/a')",

@@ -17,6 +17,7 @@ from flk.manifest import Bundle, render
 from flk.observe.client import JobClient
 from flk.observe.resources import RESOURCES
 from flk.spec.job import validated
+from flk.targets.rendezvous import environments
 from tests.support.api_server import JOBS, MAPS, SECRETS, WORKLOADS
 from tests.support.jobs import MADE
 
@@ -80,24 +81,28 @@ def test_objects_with_the_uid_of_the_job_belong_to_it(fake: Any, client: JobClie
 
 def rendered(replicas: int, **fields: Any) -> list[dict[str, Any]]:
     job = validated({"command": "a.py", "name": "gpt", "replicas": replicas, **fields})
-    return render(job, Bundle(), submission="mine")
+    return render(job, Bundle(), submission="89abcdef")
 
 
 def test_pods_of_a_job_recognise_each_other_by_a_secret_of_its_own(fake: Any, client: JobClient) -> None:
     created = create_job(client, rendered(replicas=2), objects_with_uid)
-    data = fake.objects[SECRETS]["gpt-rendezvous-mine"]["stringData"]
+    data = fake.objects[SECRETS]["gpt-rendezvous-89abcdef"]["stringData"]
     assert data["uid"] == created["metadata"]["uid"]
     assert len(data["secret"]) >= 43  # 32 random bytes
     assert data["secret"] != objects_with_uid(created)[0]["stringData"]["secret"]
     container = created["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     references = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in container["env"]}
-    assert references["FLK_JOB_UID"] == {"name": "gpt-rendezvous-mine", "key": "uid", "optional": True}
-    assert references["FLK_RDZV_SECRET"] == {"name": "gpt-rendezvous-mine", "key": "secret", "optional": True}
+    assert references["FLK_JOB_UID"] == {"name": "gpt-rendezvous-89abcdef", "key": "uid", "optional": False}
+    assert references["FLK_RDZV_SECRET"] == {"name": "gpt-rendezvous-89abcdef", "key": "secret", "optional": False}
 
 
 def test_a_job_of_one_pod_has_no_secret(fake: Any, client: JobClient) -> None:
-    create_job(client, rendered(replicas=1), objects_with_uid)
+    created = create_job(client, rendered(replicas=1), objects_with_uid)
     assert not fake.objects.get(SECRETS)
+    (variables,) = environments(created["spec"])
+    references = [each["valueFrom"].get("secretKeyRef") for each in variables if "valueFrom" in each]
+    # So that the pod does not wait for one.
+    assert [reference["optional"] for reference in references if reference] == [True, True]
 
 
 def test_secret_of_a_job_that_was_just_deleted_is_waited_for_without_reading_it(fake: Any, kubeconfig: Any) -> None:

@@ -168,7 +168,7 @@ def test_a_job_that_is_created_again_has_a_secret_of_its_own_though_the_one_befo
     (name,) = fake.objects[SECRETS].keys() - {"gpt-rendezvous"}
     submission = fake.objects[JOBS]["gpt"]["metadata"]["annotations"]["flk.dev/submission"]
     assert name == f"gpt-rendezvous-{submission[:8]}"
-    assert variable["valueFrom"]["secretKeyRef"] == OLD_SECRET | {"name": name}
+    assert variable["valueFrom"]["secretKeyRef"] == OLD_SECRET | {"name": name, "optional": False}
 
 
 def test_a_job_that_would_be_refused_is_not_deleted(fake: Any, run: Run, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_without_its_workload_a_queued_job_keeps_its_nodes_and_says_so(fake: Any
 
 def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run: Run) -> None:
     template = add_ended(fake)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    secret = OLD_SECRET | {"name": "gpt-rendezvous-0123abcd"}
+    secret = OLD_SECRET | {"name": "gpt-rendezvous-0123abcd", "optional": False}
     template["containers"] = [{"env": [{"name": "FLK_RDZV_SECRET", "valueFrom": {"secretKeyRef": secret}}]}]
     post = f"{JOBS}"
     fake.created = lambda item: None
