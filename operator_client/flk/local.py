@@ -177,8 +177,8 @@ class LocalRun:
             return self._folder
         folder = pods_folder(self._job, self._folder) / str(index)
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)  # a rank of the killed launcher may still have written
-        return folder
+        # A rank of the killed launcher may still have written.
+        return _made(folder, "--pod-folders needs a folder that you can write")
 
     def _start(self, index: int) -> None:
         folder = self._folder_of(index)
@@ -390,7 +390,7 @@ def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, s
     """Return the folder in which the packages of a job are installed, in the user's cache.
 
     It is another one for each Python, each change of the requirements or of what they name here, and each setting of
-    pip. Raises UsageError for a file that cannot be read.
+    pip. Raises UsageError for a file that cannot be read, and if the folder cannot be made.
     """
     files = requirement_files(job.requirements, folder) if job.requirements else []
     texts = [(folder / file).read_text("utf-8") for file in files]
@@ -402,7 +402,18 @@ def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, s
     pip = sorted((name, value) for name, value in environ.items() if name.startswith("PIP_"))
     state = os.stat(python)
     made_from = [python, state.st_mtime_ns, str(folder), job.pip, texts, contents, sources and time.time(), pip]
-    return cache_folder() / "packages" / hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16] / "venv"
+    name = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+    hint = "set XDG_CACHE_HOME to a folder that you can write"
+    return _made(cache_folder() / "packages" / name, hint) / "venv"
+
+
+def _made(folder: Path, hint: str) -> Path:
+    """Return a folder that exists from now on. Raises UsageError with ``hint`` if it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made ({error.strerror})", hint=hint) from None
+    return folder
 
 
 def free_port() -> int:

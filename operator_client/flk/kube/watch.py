@@ -21,7 +21,7 @@ OUTAGE: Final = 300.0  # seconds that the API server or a credentials plugin may
 # An API server that has just started may answer with these statuses to what it allowed before, for so many seconds: it
 # reads roles and definitions after it has begun to answer.
 _WHILE_STARTING: Final = frozenset({401, 403, 404})
-_STARTING: Final = 30.0
+STARTING: Final = 30.0
 _BACKOFFS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between attempts
 
 
@@ -88,7 +88,7 @@ def list_and_watch(
             elif not listed or (400 <= error.status < 500 and error.status != 429 and not starting):
                 raise
             failing_since = clock() if failing_since is None else failing_since
-            if clock() - failing_since > (_STARTING if starting else outage):
+            if clock() - failing_since > (STARTING if starting else outage):
                 raise
         sleep(_BACKOFFS[min(failures, len(_BACKOFFS) - 1)])
         failures += 1

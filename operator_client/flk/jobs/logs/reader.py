@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError
 from flk.jobs.logs.lines import LineFilter, LogLine
 from flk.jobs.logs.position import LogPosition
 from flk.kube import Object
+from flk.kube.watch import STARTING
 from flk.observe.client import JobClient
 from flk.observe.pods import phase_of
 from flk.observe.stamps import split_stamp
@@ -50,6 +52,7 @@ class PodLog:
         self._ends = fresh and bool(chosen.options.tail)  # whether the next request is for the last lines only
         self._query = chosen.options.query() if fresh else {}
         self._position = LogPosition(cut=fresh and chosen.options.cuts)
+        self._refused = 0.0  # since when the API server does not accept the credentials; 0: it does
 
     def read(self, *, follow: bool) -> bool:
         """Send one request, pass on what is new, and return whether there was anything. Raises nothing.
@@ -82,11 +85,14 @@ class PodLog:
                         self._pass_on(line)
                     if self._closed.is_set():
                         return new_lines
-            self.complete = container == _Container.ENDED
+            self.complete, self._refused = container == _Container.ENDED, 0.0
         except ForbiddenError:
             raise
         except ApiError as error:
             self.complete = error.status == 404 or (container == _Container.ENDED and error.status == 400)
+            self._refused = (self._refused or monotonic()) if error.status == 401 else 0.0
+            if self._refused and monotonic() - self._refused > STARTING:
+                raise
         since = self._position.resume()
         if since:
             self._query = {"sinceTime": since}

@@ -253,6 +253,22 @@ def test_log_without_new_lines_is_requested_with_growing_pauses(fake: Any, clien
     assert (log.error, log.complete) == (None, False)
 
 
+@pytest.mark.parametrize("expired", [False, True])
+def test_credentials_that_are_refused_for_long_end_the_reading(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, expired: bool
+) -> None:
+    """An API server that has just started refuses them for a while."""
+    add_job(fake, 1, "Running")
+    pod = client.find_pod("gpt-worker-0")
+    for path in (f"{PODS}/gpt-worker-0", f"{PODS}/gpt-worker-0/log"):
+        fake.refused[path] = (401, "")
+    if expired:
+        monkeypatch.setattr("flk.jobs.logs.reader.STARTING", 0.0)
+    _, log = read(client, pod, Closed(3))
+    assert log.complete == expired
+    assert ("does not accept the credentials" in str(log.error)) == expired
+
+
 def test_log_of_a_replaced_pod_is_not_read_from_its_successor(fake: Any, client: JobClient) -> None:
     add_job(fake, 1, "Running")
     old = client.find_pod("gpt-worker-0")

@@ -90,6 +90,13 @@ def test_flk_run_installs_anew_where_something_differs(tmp_path: Path, monkeypat
     (tmp_path / "r.txt").write_text("b\n")
     seen.append(folder({}))
     assert len({*seen}) == len(seen)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(python))
+    with pytest.raises(UsageError) as caught:
+        folder({})
+    assert (str(caught.value).endswith(" cannot be made (Not a directory)"), caught.value.hint) == (
+        True,
+        "set XDG_CACHE_HOME to a folder that you can write",
+    )
 
 
 def test_an_absolute_path_is_not_looked_up_before_the_job_is_submitted(tmp_path: Path) -> None:
