@@ -11,9 +11,15 @@ used, so ``import flk`` alone imports no library. Everybody may import this pack
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from flk.shipped import without_shipped
+
+if "flk_runtime" not in sys.modules:
+    sys.path[1:] = without_shipped(sys.path[1:])
 
 from flk_runtime.contract import VERSION as __version__
 

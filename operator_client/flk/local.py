@@ -31,6 +31,7 @@ from typing import IO
 from flk import local_gpus, units
 from flk.errors import FlkError, UsageError
 from flk.manifest.environment import environment
+from flk.shipped import without_shipped
 from flk.spec.job import Job
 from flk.spec.packages import requirement_files
 from flk.user_files import cache_folder
@@ -150,8 +151,8 @@ class LocalRun:
             (scratch / "code" / f"{pod_layout.CODE_ARCHIVE}.000").write_bytes(self._code)
         if job.pip or job.requirements:
             values[pod_env.PACKAGES] = str(packages_folder(job, self._folder, self._python, values))
-        if self._path:
-            values["PYTHONPATH"] = os.pathsep.join(filter(None, [self._path, values.get("PYTHONPATH", "")]))
+        if path := without_shipped([self._path, *values.pop("PYTHONPATH", "").split(os.pathsep)]):
+            values["PYTHONPATH"] = os.pathsep.join(path)
         return values
 
     def _outer_rendezvous(self) -> dict[str, str]:

@@ -230,6 +230,21 @@ def test_an_image_without_python_is_to_be_replaced() -> None:
     assert found.remedy.endswith(" has no python3: --image")
 
 
+@pytest.mark.parametrize(
+    ("reason", "phase"), [("Deactivated", Phase.PREEMPTED), ("DeactivatedDueToRequeuingLimitExceeded", Phase.STUCK)]
+)
+def test_a_queue_does_not_start_a_workload_that_is_deactivated(reason: str, phase: Phase) -> None:
+    found = workload() | {"spec": {"active": False}}
+    said = "The workload is deactivated due to exceeding the maximum number of re-queuing retries"
+    found["status"]["conditions"] = [condition("Evicted", reason, said)]
+    view = suspended().view(workloads=[found])
+    cause = find(view)[0]
+    assert cause.sentence == f"the job's Workload is deactivated, and queue gold does not start it ({reason}): {said}"
+    activate = 'kubectl patch workload pytorchjob-gpt --type merge -p \'{"spec": {"active": true}}\' -n team'
+    assert cause.remedy.startswith(f"{activate} has the queue start it again; ")
+    assert derive(view).phase == phase
+
+
 def test_only_a_new_job_has_a_new_secret_of_its_own() -> None:
     job = waiting("CreateContainerConfigError", 'secret "gpt-rendezvous-89abcdef" not found')
     job.job["metadata"]["annotations"] = {"flk.dev/submission": "89abcdef-0123"}
