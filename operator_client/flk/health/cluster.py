@@ -75,6 +75,7 @@ class Cluster:
     gang_api: Resource | Unreadable | None = None  # its PodGroups; None: no gang
     runtime: Object | Unreadable | None = None  # flk's ClusterTrainingRuntime; None: the target needs none
     admission: Object | Unreadable | None = None  # a pod of the job as the API server would admit it; None: not tried
+    accepted: Object | Unreadable | None = None  # a ConfigMap as it would be created in the namespace; None: not tried
 
 
 class Pods:

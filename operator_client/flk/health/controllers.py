@@ -17,6 +17,7 @@ from flk.targets.trainjob import RUNTIME
 from flk.units import short_duration, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 
+NAMESPACE: Final = "namespace"  # the check without which no check of a job says anything
 OLDEST_KUBERNETES: Final = (1, 25)
 _INSTALL: Final = {
     "pytorchjob": "; `k8s/install-operator` installs it",
@@ -38,8 +39,9 @@ _LACKS: Final[Mapping[str, Sequence[tuple[tuple[int, ...], Level, str]]]] = {
 
 
 def before(cluster: Cluster) -> Iterator[Result]:
-    """Check the API server, the API of the target, and its controllers."""
+    """Check the API server, the namespace, the API of the target, and its controllers."""
     yield from _check_server(cluster)
+    yield from _check_namespace(cluster)
     yield from _check_api(cluster)
     yield from _check_runtime(cluster)
     yield from _check_controllers(cluster)
@@ -63,6 +65,17 @@ def _check_server(cluster: Cluster) -> Iterator[Result]:
         side = "behind" if cluster.skew > 0 else "ahead of"
         found = f"this machine's clock is {abs(cluster.skew):.0f} s {side} the server's"
         yield Result("clock", Level.WARNING, found, "set this machine's clock: credentials may count as expired")
+
+
+def _check_namespace(cluster: Cluster) -> Iterator[Result]:
+    """Check that the namespace exists and is not being deleted. What the user may create in it is another check."""
+    refusal = cluster.accepted if isinstance(cluster.accepted, Unreadable) else Unreadable("")
+    if refusal.missing:
+        yield Result(NAMESPACE, Level.FAILED, refusal.reason, refusal.remedy)
+    elif "being terminated" in refusal.reason:
+        found = f"namespace {cluster.namespace} is being deleted, and nothing can be created in it"
+        shown = cluster.commands.kubectl(f"get namespace {cluster.namespace} -o yaml", namespaced=False)
+        yield Result(NAMESPACE, Level.FAILED, found, f"choose another --namespace; {shown} shows what it waits for")
 
 
 def _check_api(cluster: Cluster) -> Iterator[Result]:

@@ -21,6 +21,7 @@ _QUOTA_NEEDS: Final = re.compile(r"failed quota: (\S+): must specify (.+?)(?: fo
 _LIMIT: Final = re.compile(
     r"((?:minimum|maximum|max) .+? per (?:Container|Pod|PersistentVolumeClaim) is [^\],]+(?:, but .+?)?)(?:[\],]|\.$|$)"
 )
+_ABOVE_LIMIT: Final = re.compile(r'Invalid value: "([^"]+)": must be less than or equal to (\S+) limit of ([^\s,\]]+)')
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -177,6 +178,31 @@ def _exceeded(view: JobView) -> Found | None:
     )
 
 
+def _outside_limits(view: JobView) -> Found | None:
+    trace = refusal(_LIMIT)(view)
+    if trace is not None:
+        why = f"a LimitRange of the namespace forbids it ({trace[1]})"
+    else:
+        trace = refusal(_ABOVE_LIMIT)(view)
+        if trace is None or trace[2] in _own_limits(view):
+            return None
+        why = (
+            f"a LimitRange of the namespace limits a container to {trace[3]} {trace[2]}, less than its request of "
+            f"{trace[1]}"
+        )
+    return trace.found(
+        f"{not_created(view, trace)}: {why}",
+        f"{view.kubectl('describe limitrange')} shows the limits; choose --cpu, --memory or --gpu within them",
+    )
+
+
+def _own_limits(view: JobView) -> set[str]:
+    """Return the resources for which a container of the job has a limit of its own."""
+    specs = [role.template.get("spec") or {} for role in view.roles.values()]
+    containers = [container for spec in specs for container in spec.get("containers") or []]
+    return {name for each in containers for name in (each.get("resources") or {}).get("limits") or {}}
+
+
 CAUSES: Final = (
     Cause(
         EXCEEDED,
@@ -206,13 +232,7 @@ CAUSES: Final = (
         "The pods ask for more or less than a LimitRange of the namespace allows",
         f"A LimitRange bounds what one container or pod may request. {READ}",
         "Choose --cpu, --memory and --gpu within the limits of the namespace.",
-        refused(
-            _LIMIT,
-            lambda view, trace: f"a LimitRange of the namespace forbids it ({trace[1]})",
-            lambda view, trace: (
-                f"{view.kubectl('describe limitrange')} shows the limits; choose --cpu, --memory or --gpu within them"
-            ),
-        ),
+        _outside_limits,
         grace=10,
     ),
 )

@@ -94,7 +94,7 @@ def cause_of(code: str) -> Cause | None:
 def examine(cluster: Cluster, pods: Pods | None) -> list[Result]:
     """Return the results of all checks of a cluster and, given the pods of a job, of all checks of the job."""
     results = [result for check in OF_CLUSTER for result in check(cluster)]
-    if pods is None:
+    if pods is None or any(result.check == controllers.NAMESPACE for result in results):
         return results
     of_job = [result for check in OF_JOB for result in check(cluster, pods)]
     # The API server's refusal of a pod repeats what a check of its own has found.

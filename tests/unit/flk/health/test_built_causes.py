@@ -230,6 +230,17 @@ def test_an_image_without_python_is_to_be_replaced() -> None:
     assert found.remedy.endswith(" has no python3: --image")
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_limit_that_is_not_the_jobs_is_of_a_limit_range(own: bool) -> None:
+    said = 'spec.containers[0].resources.requests: Invalid value: "50m": must be less than or equal to cpu limit of 20m'
+    job = refused(said)
+    job.container["resources"] = {"requests": {"cpu": "50m"}, **({"limits": {"cpu": "20m"}} if own else {})}
+    found = find(job.view())[0]
+    assert found.code == ("PodRefused" if own else "LimitRangeViolated")
+    if not own:
+        assert found.sentence.endswith("limits a container to 20m cpu, less than its request of 50m")
+
+
 @pytest.mark.parametrize(
     ("reason", "phase"), [("Deactivated", Phase.PREEMPTED), ("DeactivatedDueToRequeuingLimitExceeded", Phase.STUCK)]
 )

@@ -19,7 +19,7 @@ from flk.observe.resources import POD_GROUPS, RESOURCES
 from flk.spec.gpus import gpu_terms
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
-from tests.support.api_server import JOBS
+from tests.support.api_server import JOBS, MAPS
 from tests.support.chart import template
 from tests.support.commands import Run
 
@@ -115,6 +115,20 @@ SPOT = [{"key": "spot", "effect": "NoSchedule"}]
 CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     "no version": ("kubernetes", {"version": FORBIDDEN}, None, Level.UNKNOWN, "no permission"),
     "old server": ("kubernetes", {"version": {"gitVersion": "v1.22.1-gke"}}, None, Level.WARNING, "1.25 or newer"),
+    "no namespace": (
+        "namespace",
+        {"accepted": Unreadable("there is no namespace team", missing=True, remedy="list them")},
+        None,
+        Level.FAILED,
+        "there is no namespace team",
+    ),
+    "namespace that is being deleted": (
+        "namespace",
+        {"accepted": Unreadable("configmaps is forbidden: namespace team is being terminated")},
+        None,
+        Level.FAILED,
+        "namespace team is being deleted, and nothing can be created in it",
+    ),
     "clock": ("clock", {"skew": 600.0}, None, Level.WARNING, "600 s behind the server's"),
     "no API": ("pytorchjobs", {"api": NOT_SERVED}, None, Level.FAILED, "does not serve X"),
     "API that cannot be read": ("pytorchjobs", {"api": FORBIDDEN}, None, Level.UNKNOWN, "no permission"),
@@ -433,6 +447,16 @@ def test_nothing_is_wrong_with_a_small_job() -> None:
     assert {result.level for result in results} == {Level.OK}, results
 
 
+def test_where_nothing_can_be_created_a_job_is_not_checked() -> None:
+    """Such a namespace lacks the ServiceAccount, among others."""
+    absent = {("serviceaccounts", "default"): MISSING}
+    gone = Unreadable("there is no namespace team", missing=True, remedy="list them")
+    results = examine(replace(CLUSTER, accepted=gone, named=absent), pods(1))
+    assert [r.check for r in results if r.level is Level.FAILED] == ["namespace"]
+    results = examine(replace(CLUSTER, accepted=FORBIDDEN, named=absent), pods(1))
+    assert [r.check for r in results if r.level is Level.FAILED] == ["service account"]
+
+
 def test_a_refusal_of_the_api_server_that_repeats_a_check_is_not_told() -> None:
     refusal = Unreadable('pods "flk-doctor-x" is forbidden: exceeded quota: tight')
     results = examine(replace(CLUSTER, admission=refusal, quotas=quota(pods=("1", "0"))), pods(2))
@@ -518,6 +542,15 @@ def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: st
     assert any((r.check, r.level) == (check, level) and found in r.found for r in results), results
     assert not any(r.check == "operator" for r in results)
     assert all(r.remedy for r in results if r.level is Level.FAILED)
+
+
+def test_doctor_in_a_namespace_that_is_being_deleted(fake: Any, run: Run) -> None:
+    fake.documents["/version"] = {"gitVersion": "v1.34.4"}
+    fake.refused[MAPS] = (403, "unable to create new content in namespace team because it is being terminated")
+    code, stdout, _ = run("doctor")
+    assert code == 104
+    assert any(line.split()[:2] == ["failed", "namespace"] for line in stdout.splitlines())
+    assert not fake.objects.get(MAPS)
 
 
 def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run) -> None:
