@@ -6,14 +6,13 @@ The bytes of memory are compared from 1,000 on: in the first saves allocators gr
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
-from tests.support.memory import folder_of
+from tests.support.held import count_in, of_launcher, of_process
 from tests.support.pods import Pods
 from tests.support.processes import until
 
@@ -21,30 +20,6 @@ SAVES = (20, 1_000, 10_000)
 LEFT = (SAVES[2] - SAVES[1]) // 10  # objects or entries: less than a tenth of one for each save
 MEMORY = 2 << 20  # bytes: less than 250 for each save; an allocator keeps some that are free
 
-# Counts what a process holds. Each interpreter of Python imports the module with the name sitecustomize at its start.
-COUNT = """
-    import collections, gc, os, pathlib, sys, threading, time
-
-    def held():
-        gc.collect()
-        found = gc.get_objects()
-        tables = [each for each in found if type(each) in (dict, list, set, collections.deque)]
-        return {"objects": len(found), "entries": sum(map(len, tables))}
-
-    def answer():
-        while True:
-            for path in folder.glob("ask.*"):
-                path.unlink()
-                text = repr(held())
-                (folder / f"new{path.suffix}").write_text(text)
-                (folder / f"new{path.suffix}").rename(folder / f"held{path.suffix}")
-            time.sleep(0.1)
-
-    if sys.orig_argv[1:3] == ["-m", "flk_runtime"]:
-        folder = pathlib.Path("count", os.environ["FLK_POD_INDEX"]).resolve()
-        folder.mkdir(parents=True)
-        threading.Thread(target=answer, daemon=True).start()
-"""
 TRAIN = """
     import os, pathlib, sys, time, torch, flk_runtime as flk
     from flk_runtime.distributed import process_group
@@ -69,35 +44,11 @@ TRAIN = """
 """
 
 
-def of_process(pid: int) -> dict[str, int]:
-    """Open files, threads, and bytes of anonymous memory of a process."""
-    proc = Path("/proc", str(pid))
-    fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
-    return {
-        "files": len(os.listdir(proc / "fd")),
-        "threads": int(fields["Threads"]),
-        "memory": int(fields["RssAnon"].split()[0]) << 10,
-    }
-
-
-def of_launcher(job: Pods, pod: int, root: Path) -> dict[str, int]:
-    folder = job.folder / "count" / str(pod)
-    (folder / "ask.1").touch()
-    answer = folder / "held.1"
-    until(answer.exists, f"the launcher of pod {pod} counts", context=job.logs_of_all)
-    counts: dict[str, int] = ast.literal_eval(answer.read_text())
-    answer.unlink()
-    shards = list(folder_of(root, pod).iterdir())
-    shared = {"shards": len(shards), "bytes of shards": sum(path.stat().st_size for path in shards)}
-    return counts | shared | of_process(job.running[pod].pid)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_what_is_held_after_10_000_saves_is_what_was_held_after_20(pods: Callable[..., Pods], root: Path) -> None:
     job = pods(2, 1, script=TRAIN, **{pod_env.MEMORY_ROOT: str(root), user_env.MEMORY_LIMIT: str(64 << 20)})
-    job.write(COUNT, "sitecustomize.py")
-    job.variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(job.folder), os.environ.get("PYTHONPATH"))))
+    count_in(job)
     job.start("train.py", *map(str, SAVES))
     found: dict[str, list[dict[str, int]]] = {}
     for saves in SAVES:

@@ -7,11 +7,14 @@ import tempfile
 from collections.abc import MutableMapping
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.system import host
+
+ATTEMPT_FOLDER: Final = "attempt_{number}"  # of the files of an attempt's ranks
 
 
 def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: int, error_folder: str) -> dict[str, str]:
@@ -22,7 +25,7 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
     """
     rank = str(attempt.ranks(settings.pod, settings.processes)[local_rank])
     world_size = str(len(attempt.pods) * settings.processes)
-    folder = Path(error_folder, f"attempt_{attempt.number}", str(local_rank))
+    folder = Path(error_folder, ATTEMPT_FOLDER.format(number=attempt.number), str(local_rank))
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "RANK": rank,

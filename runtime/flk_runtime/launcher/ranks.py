@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.launcher.environment import rank_environment
+from flk_runtime.launcher.environment import ATTEMPT_FOLDER, rank_environment
 from flk_runtime.launcher.forkserver import ForkServer
 from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.output import Output
@@ -123,6 +124,8 @@ class Ranks:
         self._attempt = attempt.number
         self._oom_kills = host.oom_kills()
         self._orphans_since = self._orphans_at = None
+        for left in Path(self._error_folder).glob(ATTEMPT_FOLDER.format(number="*")):
+            shutil.rmtree(left, ignore_errors=True)  # else a job of many attempts fills the disk
         for local_rank in range(self._settings.processes):
             self._start_one(attempt, local_rank, variables)
 

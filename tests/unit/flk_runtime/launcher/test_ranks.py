@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Kind
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.settings import Settings
@@ -117,3 +118,22 @@ def test_processes_that_sigkill_does_not_end_are_given_up_until_the_next_attempt
     left = False
     assert ranks.orphans_have_ended()
     assert ranks.next_kill is None
+
+
+def test_the_files_of_the_ranks_of_an_attempt_are_removed_when_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server: Any = SimpleNamespace(pid=0, launch=lambda *arguments: 1 << 30)
+    selector = selectors.DefaultSelector()
+    ranks = Ranks(
+        Settings(("train.py",)), server, selector, NOTHING_WRITTEN, str(tmp_path), lambda lines: None, NOTHING
+    )
+    monkeypatch.setattr(ranks, "_status_variables", lambda prefix: {})
+    (tmp_path / "kept").touch()
+    for number in (0, 1, 1):  # where the leader is lost, attempts may be counted anew
+        ranks.start(AttemptStarted(number, "", 0, [0], "0"), {})
+        observer = Path(next(iter(ranks)).environment[pod_env.OBSERVER])
+        assert not observer.exists()
+        observer.touch()
+        ranks.remove(1 << 30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attempt_1", "kept"]
