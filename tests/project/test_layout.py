@@ -32,8 +32,7 @@ COVERED = {
     "tests/local/test_curves.py": "flk_runtime.sinks.wandb",
     "tests/local/test_diloco.py": (
         "flk_runtime.diloco.__main__ flk_runtime.diloco.exchange flk_runtime.diloco.fragments "
-        "flk_runtime.diloco.lead flk_runtime.diloco.messages flk_runtime.diloco.server flk_runtime.diloco.worker "
-        "flk_runtime.launcher.hub"
+        "flk_runtime.diloco.lead flk_runtime.diloco.messages flk_runtime.diloco.server flk_runtime.diloco.worker"
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
     "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process flk_runtime.system.rng",

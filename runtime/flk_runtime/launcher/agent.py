@@ -163,7 +163,7 @@ class Agent:
             while self.final_record is None and not self.wakeup.events.empty():
                 self._handle_event(self.wakeup.events.get())
             self._handle_timeouts()
-            host.reap_orphans(self.hub.pids if self.hub else ())
+            host.reap_orphans(self.hub.pids if self.hub else list)
             code = self._go_on()
         return code
 

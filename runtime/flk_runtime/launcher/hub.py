@@ -34,13 +34,14 @@ class HubProcess:
         self._log = log
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()  # while the hub runs and its process id is not known
         self._thread = threading.Thread(target=self._keep_running, daemon=True)
         self._thread.start()
 
-    @property
     def pids(self) -> list[int]:
-        """The process id of the hub, if it runs."""
-        return [self._process.pid] if self._process else []
+        """The process id of the hub, if it runs. Waits while it starts: its process exists before its id is known."""
+        with self._starting:
+            return [self._process.pid] if self._process else []
 
     def close(self, code: int) -> None:
         """Wait until the other workers have finished if this launcher ends with code 0, else end the hub at once.
@@ -61,7 +62,8 @@ class HubProcess:
     def _keep_running(self) -> None:
         while not self._closing.is_set():
             pipe, command = subprocess.PIPE, [*self._command, *(["--others"] if self._others else [])]
-            self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, env=self._environ)
+            with self._starting:
+                self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, env=self._environ)
             for line in self._process.stderr or ():
                 self._log(line.decode(errors="replace").rstrip())
             self._process.wait()

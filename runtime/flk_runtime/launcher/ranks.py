@@ -259,7 +259,10 @@ class Ranks:
         """
         now = time.monotonic()
         since = self._orphans_since or now
-        keep = [self._server.pid, *self._kept, *(self._hub.pids if self._hub else ())]
+
+        def keep() -> list[int]:
+            return [self._server.pid, *self._kept, *(self._hub.pids() if self._hub else ())]
+
         found = host.kill_adopted(keep, spare_trackers=now < since + _TRACKERS_TIMEOUT)
         self._orphans_since = since if found else None
         waits = found and now < since + _ORPHANS_TIMEOUT

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -240,17 +240,18 @@ def _watch_parent(parent: int, number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def reap_orphans(keep: Collection[int] = ()) -> None:
+def reap_orphans(keep: Callable[[], Collection[int]] = list) -> None:
     """Wait for adopted processes that have ended, which would stay zombies otherwise (Linux only).
 
-    ``keep`` are processes that others in this process wait for. If one of them has ended, the rest is left for later.
+    ``keep`` returns processes that others in this process wait for. If one of them has ended, the rest is left for
+    later.
     """
     if not platform.LINUX:
         return  # it has adopted none
     with contextlib.suppress(ChildProcessError):
         while True:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None or ended.si_pid in keep:
+            if ended is None or ended.si_pid in keep():
                 return
             os.waitpid(ended.si_pid, 0)
 
@@ -300,14 +301,15 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def kill_adopted(keep: Iterable[int], *, spare_trackers: bool) -> int:
-    """Send SIGKILL to all child processes of this process but ``keep``. Returns how many there were.
+def kill_adopted(keep: Callable[[], Iterable[int]], *, spare_trackers: bool) -> int:
+    """Send SIGKILL to all child processes of this process but those that ``keep`` returns. Returns how many there were.
 
     After `adopt_orphans` they are processes that others have left behind, also in a session of their own. When one of
     them ends, its children become children of this process, so call it again until it returns 0. ``spare_trackers``:
     let Python's resource trackers, which count too, end by themselves (see `kill_group`).
     """
-    left = children().difference(keep)
+    left = children()  # before `keep` is asked, so that it knows all of them
+    left.difference_update(keep())
     for child in left:
         if not (spare_trackers and _is_resource_tracker(child)):
             _kill(child)

@@ -93,7 +93,7 @@ def test_the_exit_code_of_a_process_that_somebody_waits_for_is_not_taken_away() 
     adopted = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], os.environ)
     for pid in (hub.pid, adopted):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    host.reap_orphans([hub.pid])
+    host.reap_orphans(lambda: [hub.pid])
     assert hub.wait() == 2
     host.reap_orphans()
     with pytest.raises(ChildProcessError):
