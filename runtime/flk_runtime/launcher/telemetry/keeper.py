@@ -56,6 +56,7 @@ class Keeper:
         self._newest: dict[bool, int] = {}  # step of the newest save of the attempt, by whether it is in storage
         self._idle = IdleGpus()
         self._look_at = 0.0  # time of the next look, by time.monotonic
+        self._sample_at = 0.0  # from when on a status becomes a sample, by time.monotonic
 
     def resume(self, former: Telemetry) -> None:
         """Go on after the measurements that former launchers have kept."""
@@ -84,9 +85,10 @@ class Keeper:
         with self._lock:
             self._total = found.total or self._total
             self._diverged = found.diverged(self._diverged)
-            self._look(time.monotonic())
+            now = time.monotonic()
+            self._look(now)
             made = round(found.time(time.time()), 3)
-            self._history.add(Sample(made, self._attempt, found.step, **found.measured, **self._of_all))
+            self._add(Sample(made, self._attempt, found.step, **found.measured, **self._of_all), now)
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Add the status of a pod. That of pod 0 becomes a sample where its ranks print no metrics."""
@@ -97,11 +99,10 @@ class Keeper:
             if status.attempt != self._attempt or pod not in self._places:
                 return
             self._ranks.put(pod, status.ranks)
-            latest = self._history.latest
-            step = max((rank.step for rank in status.ranks), default=-1)
-            if pod == 0 and (latest is None or time.time() - latest.time >= _LOOK) and self._is_ahead(step):
-                self._look(time.monotonic())
-                self._history.add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all))
+            step, now = max((rank.step for rank in status.ranks), default=-1), time.monotonic()
+            if pod == 0 and now >= self._sample_at and self._is_ahead(step):
+                self._look(now)
+                self._add(Sample(round(time.time(), 3), self._attempt, step, **self._of_all), now)
 
     def note_saves(self, saved: int, stored: int) -> None:
         """Note the newest checkpoints of a rank in the attempt, in memory and in storage; negative: there is none."""
@@ -144,6 +145,10 @@ class Keeper:
                 thinned(self._saves, SAVES_LIMIT),
                 self._saves_noted,
             )
+
+    def _add(self, sample: Sample, now: float) -> None:
+        self._sample_at = now + _LOOK
+        self._history.add(sample)
 
     def _is_ahead(self, step: int) -> bool:
         latest = self._history.latest

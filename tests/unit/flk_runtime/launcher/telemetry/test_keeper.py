@@ -64,6 +64,18 @@ def test_a_script_without_metrics_has_samples_of_its_steps() -> None:
     assert [(each.step, each.step_seconds) for each in made.read().history] == [(4, 0.5)]
 
 
+def test_a_clock_that_is_set_back_stops_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, passed, clock = keeper(), time.monotonic(), time.time()
+    monkeypatch.setattr(time, "monotonic", lambda: passed)
+    monkeypatch.setattr(time, "time", lambda: clock)
+    made.heartbeat(0, PodStatus(0, [status(0, step=4)]))
+    passed, clock = passed + 5, clock - 3600
+    made.heartbeat(0, PodStatus(0, [status(0, step=5)]))
+    passed, clock = passed + 5, clock + 5
+    made.heartbeat(0, PodStatus(0, [status(0, step=6)]))
+    assert [each.step for each in made.read().history] == [4, 6]
+
+
 def test_a_rank_that_does_not_tell_how_long_it_waits_for_data_has_no_share() -> None:
     made = keeper()
     made.heartbeat(0, PodStatus(0, [status(0), status(1)._replace(data_wait=0.25)]))
