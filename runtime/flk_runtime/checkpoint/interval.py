@@ -81,7 +81,10 @@ class AutoInterval:
 
     def completed(self, steps: int) -> None:
         """Note that the save after ``steps`` steps is complete. Another thread may call it."""
-        begin = self._begun.pop(steps, None)
+        begin = self._begun.get(steps)
+        for each in list(self._begun):
+            if each <= steps:  # an earlier save that is not complete has failed
+                self._begun.pop(each, None)
         if begin is not None:
             self._complete = time.monotonic() - begin
 

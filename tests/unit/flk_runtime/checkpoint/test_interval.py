@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from flk_runtime.checkpoint.interval import NODE_MTTF, FixedInterval, failure_interval, save_interval
+from flk_runtime.checkpoint.interval import NODE_MTTF, AutoInterval, FixedInterval, failure_interval, save_interval
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,11 @@ def test_failures_shorten_the_expected_time_and_training_without_any_lengthens_i
 )
 def test_a_save_is_due_also_where_one_call_does_many_steps(every: int, before: int, steps: int, passed: bool) -> None:
     assert FixedInterval(every).is_due(before, steps) == passed
+
+
+def test_a_save_that_failed_is_forgotten_when_a_later_one_is_complete() -> None:
+    interval = AutoInterval(0, 1, 0)
+    for step in (10, 20, 30):
+        interval.begin(step)
+    interval.completed(20)
+    assert list(interval._begun) == [30]
