@@ -283,3 +283,22 @@ def test_a_writer_to_s3_that_was_paused_does_not_move_the_pointer_back(
     paused.discard(8)
     assert others[0].last_good() == 12
     assert contents(others[0], 8) == {b"b 8"}
+
+
+def test_a_place_in_s3_that_somebody_empties_is_used_again_at_the_next_save(
+    writer: Callable[[str], S3Destination],
+) -> None:
+    emptied = writer("a")
+    emptied.commit(7, write(emptied, 7, 1))
+    for step, files in emptied._names().items():
+        emptied._delete(step, files)
+    for key in (".writer", "latest"):
+        emptied._client.delete(emptied._store, key)
+    emptied.keep()
+    emptied.commit(8, write(emptied, 8, 2))
+    assert (emptied.steps(), emptied.last_good()) == ([8], 8)
+    other = writer("b")
+    emptied.keep()
+    with pytest.raises(OSError, match="another run saves in"):
+        emptied.commit(9, write(emptied, 9, 3))
+    assert other.last_good() == 8

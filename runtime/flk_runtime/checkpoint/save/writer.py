@@ -93,7 +93,9 @@ class StorageWriter:
             self._get(f"{key}begin", "rank 0 to begin the checkpoint")
             return
         try:
-            if not self._owner:
+            if self._owner:
+                self.destination.keep()
+            else:
                 self.destination.claim()
                 self._owner = True
         finally:

@@ -31,6 +31,7 @@ class FolderDestination:
         self.path = path
         self.place = str(path)
         self.token = ""
+        self._device = 0  # number of the file system that this writer has claimed
 
     def prepare(self) -> str:
         """Make the folder, write a probe, and remove files that killed processes have left. Only rank 0 calls this."""
@@ -55,6 +56,19 @@ class FolderDestination:
             if other != self._own:
                 removed = other.rename(self.path / f".step-{self.token}-{number}.tmp")  # no rename finds a part of it
                 _remove(removed)
+        self._own.mkdir(exist_ok=True)
+        self._device = self.path.stat().st_dev
+
+    def keep(self) -> None:
+        """Own the folder again if it was removed or emptied, before another save. Only rank 0 calls this.
+
+        Raises OSError if a file system was mounted or unmounted there: what is written now would not be found again.
+        """
+        if exists(self._own) or any(self.path.glob(".writer-*")):
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.path.stat().st_dev != self._device:
+            raise OSError(f"{self.path} is in another file system than when this run began to save")
         self._own.mkdir(exist_ok=True)
 
     def make_mark(self, token: str) -> None:
@@ -179,13 +193,15 @@ class FolderDestination:
 
     @contextlib.contextmanager
     def _as_owner(self) -> Iterator[None]:
-        """Raise OSError with the reason where something fails because another writer has removed this one's folder."""
+        """Raise OSError with the reason where this writer's folder is gone: another writer removes it."""
         try:
             yield
         except FileNotFoundError as error:
             if self._own.exists():
                 raise
-            raise OSError(f"another run saves in {self.path} since then") from error
+            if any(self.path.glob(".writer-*")):
+                raise OSError(f"another run saves in {self.path} since then") from error
+            raise OSError(f"{self.path} was removed or emptied while the checkpoint was written") from error
 
 
 def exists(path: Path) -> bool:

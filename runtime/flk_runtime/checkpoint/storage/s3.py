@@ -92,6 +92,11 @@ class S3Destination:
             if MANIFEST not in files and all(_OWN_FILE.fullmatch(file) for file in files):
                 self._delete(step, files)
 
+    def keep(self) -> None:
+        """Own the place again if it was emptied, before another save. Only rank 0 calls this."""
+        if not self._exists(_WRITER):
+            self._replace(_WRITER, self.token.encode(), None)
+
     def make_mark(self, token: str) -> None:
         self._put(f".mark-{token}", b"")
 

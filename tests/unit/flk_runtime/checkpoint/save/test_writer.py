@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,3 +70,11 @@ def test_what_is_no_trouble_of_the_storage_is_final(
     with pytest.raises(kind, match=str(error.args[-1])) as caught:
         writer_of(0, destination, dist.HashStore()).write(SHARD, header(1))
     assert type(caught.value) is kind
+
+
+def test_saves_go_on_after_somebody_has_removed_the_folder(destination: FolderDestination) -> None:
+    saves = writer_of(0, destination, dist.HashStore())
+    saves.write(SHARD, header(1))
+    shutil.rmtree(destination.path)
+    saves.write(SHARD, header(1))
+    assert destination.last_good() == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,37 @@ def test_a_writer_that_is_paused_before_it_moves_the_pointer_does_not_move_it_ba
     with pytest.raises(OSError, match="another run saves in"):
         paused.commit(8, b"late")
     assert paused.last_good() == 12
+
+
+def test_a_folder_that_somebody_removes_is_made_again_at_the_next_save(tmp_path: Path) -> None:
+    destination = writer(folder := tmp_path / "checkpoints", "a")
+    save(destination, 7, b"first")
+    write(destination, 8, b"late")
+    shutil.rmtree(folder)
+    with pytest.raises(OSError, match=f"{folder} was removed or emptied while the checkpoint was written"):
+        destination.commit(8, b"late")
+    destination.keep()
+    save(destination, 9, b"second")
+    assert (destination.steps(), destination.last_good()) == ([9], 9)
+
+
+def test_a_writer_does_not_make_a_folder_again_in_which_another_one_saves(tmp_path: Path) -> None:
+    paused = writer(tmp_path, "a")
+    writer(tmp_path, "b")
+    paused.keep()
+    with pytest.raises(OSError, match="another run saves in"):
+        write(paused, 8, b"late")
+
+
+def test_nothing_is_saved_in_the_place_of_a_file_system_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = writer(tmp_path, "a")
+    shutil.rmtree(tmp_path / ".writer-a")  # what was mounted there had it
+    monkeypatch.setattr(destination, "_device", -1)
+    with pytest.raises(OSError, match=f"{tmp_path} is in another file system than when this run began to save"):
+        destination.keep()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_only_reads_does_not_keep_another_from_saving(tmp_path: Path) -> None:
