@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -103,10 +104,15 @@ class ForkServer:
             sys.stderr.flush()
             pid = os.fork()
             if pid == 0:
-                for each in (ours, *inherited):
-                    each.close()
-                host.die_with_parent(parent)
-                _Server(theirs, fork=True).run()
+                try:
+                    for each in (ours, *inherited):
+                        each.close()
+                    host.die_with_parent(parent)
+                    _Server(theirs, fork=True).run()
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)  # an exception would unwind into the launcher's frames, which write its record
         else:
             # posix_spawn and not fork: this process may have threads that hold locks.
             theirs.set_inheritable(True)
@@ -121,7 +127,7 @@ class ForkServer:
         """Start one rank in a process group of its own, and return its process id.
 
         ``stdout``, ``stderr`` and ``report`` are descriptors to write to; the rank gets copies of them. Raises
-        ServerDiedError, and OSError if they cannot be sent.
+        ServerDiedError, and OSError if they cannot be sent or no process can be made.
         """
         request = {"command": list(command), "environment": dict(environment), "folder": folder}
         self._ask(request, [stdout, stderr, report])
@@ -129,6 +135,8 @@ class ForkServer:
             answer = self._receive()
             if "started" in answer:
                 return int(answer["started"])
+            if "refused" in answer:
+                raise OSError(answer["refused"], _why_no_fork(answer["refused"]))
             if exited := self._exited_in(answer):
                 self._exited.append(exited)
 
@@ -258,19 +266,31 @@ class _Server:
             for fd in fds:
                 os.close(fd)
             return
-        pid = os.fork()
-        if pid == 0:
-            self._become_rank(request, list(fds))
-        with contextlib.suppress(PermissionError, ProcessLookupError):  # it has executed a program, or has ended
-            os.setpgid(pid, pid)  # as the rank itself does, so that the group exists when the launcher hears of it
+        try:
+            pid = os.fork()
+        except OSError as error:
+            answer = {"refused": error.errno or errno.EAGAIN}
+        else:
+            if pid == 0:
+                self._become_rank(request, list(fds))
+            with contextlib.suppress(PermissionError, ProcessLookupError):  # it has executed a program, or has ended
+                os.setpgid(pid, pid)  # as the rank itself does, so that the group exists when the launcher hears of it
+            answer = {"started": pid}
         for fd in fds:
             os.close(fd)
-        self._tell(started=pid)
+        self._tell(**answer)
 
     def _prepare(self) -> None:
         """Fork a server that executes the statements of the request."""
         ours, theirs = socket.socketpair()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # the ranks go on
+            ours.close()
+            theirs.close()
+            self._unprepared = self._unprepared or _why_no_fork(error.errno or errno.EAGAIN)
+            self._tell_unprepared()
+            return
         if pid == 0:
             ours.close()
             self._become_prepared(theirs)
@@ -333,7 +353,7 @@ class _Server:
             if found["safe"]:
                 self._prepare()
                 return
-        self._connection.sendall(json.dumps({"unprepared": self._unprepared}).encode() + b"\n")
+        self._tell_unprepared()
 
     def _reap(self) -> None:
         while True:
@@ -345,7 +365,10 @@ class _Server:
                 return
             self._tell(exited=pid, status=status)
 
-    def _tell(self, **values: int) -> None:
+    def _tell_unprepared(self) -> None:
+        self._tell(unprepared=self._unprepared)
+
+    def _tell(self, **values: int | str) -> None:
         self._connection.sendall(json.dumps(values).encode() + b"\n")
 
     def _become_rank(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
@@ -378,6 +401,11 @@ class _Server:
         finally:
             # sys.exit would unwind into the server's own frames.
             os._exit(code)
+
+
+def _why_no_fork(number: int) -> str:
+    limit = ": is the limit of processes reached (pids.max of the pod, ulimit -u)?" if number == errno.EAGAIN else ""
+    return f"no process can be made: {os.strerror(number)}{limit}"
 
 
 def _without_output(function: Callable[[], T]) -> T:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,3 +203,43 @@ def test_requests_that_arrive_together_are_taken_apart(monkeypatch: pytest.Monke
         for fd in server._fds:
             os.close(fd)
         server._opened.close()
+
+
+def test_where_no_process_can_be_made_the_server_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit of processes, and the ranks that run go on."""
+    why = "no process can be made: Resource temporarily unavailable: is the limit of processes reached"
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asked, server = forkserver.ForkServer(ours, 1, forks=True), forkserver._Server(theirs, fork=True)
+        monkeypatch.setattr(os, "fork", fork)
+        server._prepare()
+        assert asked.ended() is None
+        assert asked.unprepared.startswith(why)
+        server._launch({})
+        with pytest.raises(OSError, match=why):
+            asked.launch(["train.py"], {}, ".", 0, 0, 0)
+        server._opened.close()
+
+
+def test_an_exception_in_the_server_does_not_go_on_in_the_frames_of_the_launcher() -> None:
+    script = """
+        from flk_runtime.launcher import forkserver
+
+        def fail(server):
+            raise OSError("broken")
+
+        forkserver._Server.run = fail
+        try:
+            forkserver.ForkServer.start(fork=True).ended()
+        except forkserver.ServerDiedError:
+            print("the server died", flush=True)
+        except OSError:
+            print("in the launcher", flush=True)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "the server died\n")
+    assert done.stderr.endswith("OSError: broken\n")
