@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flk_runtime.errors import SetupError
 
 _CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."  # of activation checkpointing, in names
+_DDP = "module."  # of DDP, before each name
 
 
 class Parts(nn.Module):
@@ -63,6 +64,8 @@ def user_name(module: nn.Module, name: str) -> str:
 
     The numbers of `Parts` are left out too.
     """
+    if isinstance(module, DistributedDataParallel) and name.startswith(_DDP):  # the rest has no wrapper in most models
+        return user_name(module.module, name[len(_DDP) :])
     if "module" not in name and "_orig_mod" not in name and not isinstance(module, Parts):
         return name
     return ".".join(_user_parts(module, name.replace(_CHECKPOINT_WRAPPER, "").split(".")))

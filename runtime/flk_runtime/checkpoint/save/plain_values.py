@@ -12,14 +12,17 @@ import torch
 from flk_runtime.errors import MismatchError
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
-_NAMES = re.compile(rb"c[\w.]{1,200}\n[\w.]{1,200}\n")  # of classes and functions in a pickle
+# A pickle names a class or a function by c, its module, a newline, its name and a newline.
+_LONGEST = 200
+_MODULE = re.compile(rb"c[\w.]{1,%d}\Z" % _LONGEST)
+_NAME = re.compile(rb"[\w.]{1,%d}" % _LONGEST)
 
 
 class PlainValues:
     """Serializes the plain values of one save after another, and reads them back if they have new classes."""
 
     def __init__(self) -> None:
-        self._checked: set[bytes] | None = None  # names in values that were read back; None: none were yet
+        self._checked: set[tuple[bytes, bytes]] | None = None  # names in values that were read back; None: none were yet
 
     def to_bytes(self, plain: Mapping[str, Any]) -> bytes:
         """The result of torch.save. Raises CheckpointError if a value cannot be saved, or not be read back."""
@@ -27,7 +30,7 @@ class PlainValues:
         try:
             torch.save(plain, buffer)
             values = buffer.getvalue()
-            names = set(_NAMES.findall(values))
+            names = _names_in(values)
             if self._checked is None or not names <= self._checked:
                 torch.load(io.BytesIO(values), weights_only=True)
                 self._checked = names.union(self._checked or ())
@@ -37,6 +40,20 @@ class PlainValues:
                 "lists, tuples and dictionaries"
             ) from error
         return values
+
+
+def _names_in(values: bytes) -> set[tuple[bytes, bytes]]:
+    """The modules and names of classes and functions in the result of torch.save; a few more may be none.
+
+    Only what is around newlines is looked at. Digits of random states are full of c's, and to try a pattern at each
+    one takes five times as long as torch.save.
+    """
+    lines = values.split(b"\n")
+    return {
+        (module[0], name)
+        for before, name in zip(lines, lines[1:-1], strict=False)
+        if _NAME.fullmatch(name) and (module := _MODULE.search(before, max(0, len(before) - _LONGEST - 1)))
+    }
 
 
 def _refusal(plain: Mapping[str, Any], error: Exception) -> str:

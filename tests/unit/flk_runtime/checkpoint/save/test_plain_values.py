@@ -23,10 +23,12 @@ class Unsaved:
 def test_values_are_read_back_as_they_were_and_once_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
     values, load, loaded = PlainValues(), torch.load, []
     monkeypatch.setattr(torch, "load", lambda *args, **named: loaded.append(load(*args, **named)))
-    for plain in ({"steps": 1}, {"steps": 2}, {"steps": OrderedDict(a=3)}, {"steps": OrderedDict(a=4)}):
+    digits, size = {"random": "c0ffee" * 200}, torch.Size([2])
+    states = [{"steps": 1}, {"steps": 2}, {"steps": OrderedDict(a=3)}, {"steps": OrderedDict(a=4)}, digits]
+    for plain in [*states, digits | {"steps": OrderedDict(a=5)}, digits | {"steps": size}, {"steps": [size]}]:
         found = values.to_bytes(plain)
         assert load(io.BytesIO(found), weights_only=True) == plain
-    assert loaded == [{"steps": 1}, {"steps": OrderedDict(a=3)}]
+    assert loaded == [{"steps": 1}, {"steps": OrderedDict(a=3)}, digits | {"steps": size}]
 
 
 @pytest.mark.parametrize(
