@@ -98,3 +98,29 @@ with group():
     assert len(found) == 15
     for case, losses in found.items():
         assert losses == pytest.approx(expected, abs=1e-6), case
+
+
+def test_torch_save_of_shards_is_refused_by_name(ranks: Ranks) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+import copy, io, pickle
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+with group(), init("full_shard") as run:
+    model, optimizer = run.parallelize(*build())
+    train(run, model, optimizer, steps=1)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    weight = model.state_dict()["head.weight"]
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(weight)))  # as it travels to another process
+    assert torch.equal(copied.full_tensor(), copy.copy(weight).full_tensor())
+    torch.save({"model": whole, "step": run.steps, "shard": weight.to_local()}, io.BytesIO())
+    if run.rank == 0:
+        for what, words in ((model, "Net"), (model.state_dict(), "tensor"), (optimizer.state_dict(), "tensor")):
+            refused(f"this rank's shards of a sharded {words} alone: call run.save() or run.export(FILE)",
+                    lambda: torch.save(what, io.BytesIO()))
+            refused("a sharded", lambda: torch.save(what, io.BytesIO(), _use_new_zipfile_serialization=False))
+"""
+    )
+    ranks(script, 2)
+    ranks(script.replace("if run.rank == 0", "for _ in ()"), 1)

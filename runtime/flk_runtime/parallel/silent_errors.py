@@ -30,6 +30,30 @@ _OF_SHARDS: Final = (
     "sharded parameters gives no gradients: call backward(), which gives them in parameter.grad, or use strategy ddp "
     "without precision="
 )
+_PROTOCOL: Final = torch.serialization.DEFAULT_PROTOCOL  # of torch.save; copies and other processes get a later one
+_REDUCE: Final[Any] = DTensor.__reduce_ex__
+
+
+def reduce_module(module: Any, protocol: Any) -> Any:
+    """``__reduce_ex__`` of a module of FSDP2."""
+    if protocol == _PROTOCOL:
+        _refuse_save(type(module).__name__.removeprefix("FSDP"))
+    return super(type(module), module).__reduce_ex__(protocol)
+
+
+def _reduce_tensor(tensor: Any, protocol: Any) -> Any:
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    if protocol == _PROTOCOL and any(size > 1 and not each.is_replicate() for size, each in sizes):
+        _refuse_save("tensor")
+    return _REDUCE(tensor, protocol)
+
+
+def _refuse_save(what: str) -> None:
+    raise SetupError(
+        f"torch.save would write this rank's shards of a sharded {what} alone: call run.save() or run.export(FILE) on "
+        "all ranks, or save what get_model_state_dict of torch.distributed.checkpoint.state_dict returns on all ranks "
+        "with StateDictOptions(full_state_dict=True)"
+    )
 
 
 @functools.cache
@@ -69,6 +93,7 @@ def refuse_silent_errors() -> None:
         return redistribute(*args, **kwargs)
 
     DTensor.redistribute = redistribute_at_once  # type: ignore[method-assign]
+    DTensor.__reduce_ex__ = _reduce_tensor  # type: ignore[method-assign]
     dispatcher: Any = DTensor._op_dispatcher
     dispatcher._custom_op_handlers[_ATEN._local_scalar_dense.default] = _read
     if hasattr(dispatcher, "_dispatch_get_local_results_slow_path"):  # not in older releases of torch
