@@ -274,6 +274,21 @@ def only_in_no_sync(run):
         loss(run, model).backward()
     optimizer.step()
 
+def only_in_no_sync_of_the_last_rank(run):
+    model, optimizer = made(run)
+    with run.no_sync():
+        found = loss(run, model)
+        if run.rank == run.world_size - 1:
+            found.backward()
+    optimizer.step()
+
+def in_no_sync_after_an_average(run):
+    model, optimizer = made(run)
+    loss(run, model).backward()
+    with run.no_sync():
+        loss(run, model).backward()
+    optimizer.step()
+
 def averaged_by_the_script(run, inside=True):
     model, optimizer = made(run)
     seen = []
@@ -562,6 +577,8 @@ with group():
                 "outside of no_sync": called_in_no_sync,
                 "call optimizer.step() after backward()": steps_in_hooks,
                 "backward passes that were all in no_sync": only_in_no_sync,
+                "passes that were all in no_sync": only_in_no_sync_of_the_last_rank,
+                "leave the last backward pass before each step out of no_sync": in_no_sync_after_an_average,
                 "of shape (11, 6) of SGD was frozen": thawed,
                 "the script has set them itself, as with torch.autograd.grad": own_gradients,
             }

@@ -22,6 +22,8 @@ from flk_runtime.parallel.ddp_calls import adapt_calls
 from flk_runtime.parallel.model import UNAVERAGED, ParallelModel
 from flk_runtime.system.bits import bit_sum
 
+_MARK = "_flk_local"  # attribute of a gradient with a pass in no_sync: the passes that DDP had averaged before
+
 
 class DDPModel(ParallelModel):
     """A model in DistributedDataParallel."""
@@ -86,7 +88,9 @@ class _Passes:
         # Parameters that have got a gradient since the latest call; None: DDP was not ready.
         self._passed: set[str] | None = None
         self._has_passed = False  # a backward pass has reached a parameter
-        self._unaveraged: set[int] = set()  # ids of parameters with a pass in no_sync since the latest one outside
+        self._averaged = 0  # passes that DDP has averaged, which all ranks have made: it waits for each other rank
+        # The number of them at the latest step of each optimizer.
+        self._at_step: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         module.register_forward_pre_hook(self._call)
         for name, parameter in trained.items():
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
@@ -106,20 +110,20 @@ class _Passes:
         self._has_passed = True
         if self._passed is None or name in self._passed:
             if not self._module.require_backward_grad_sync:
-                self._unaveraged.add(id(self._trained[name]))
+                setattr(self._trained[name].grad, _MARK, self._averaged)
                 return
             raise SetupError(
                 f"strategy ddp does not average this gradient of {name!r}: before each backward pass, call the module "
                 "that parallelize returned, outside of no_sync"
             )
+        if not self._passed:
+            self._averaged += 1  # DDP averages what earlier passes have left, too
         self._passed.add(name)
-        self._unaveraged.clear()  # DDP averages what earlier passes have left, too
 
     def _check(self, optimizer: Optimizer) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         if self._has_passed and not in_backward:  # as in almost all steps
-            if self._unaveraged:
-                self._refuse_unaveraged(optimizer)
+            self._refuse_unaveraged(optimizer)
             if self._passed and len(self._passed) < len(self._own) and not self._module.find_unused_parameters:
                 self._refuse_lack(optimizer, self._passed)
             return
@@ -131,15 +135,22 @@ class _Passes:
                 "strategy ddp averages the gradients of backward(), and the script has set them itself, as with "
                 "torch.autograd.grad: call backward(), or use strategy none and average them with flk.all_reduce"
             )
+        self._refuse_unaveraged(optimizer)  # other ranks may have made passes
 
     def _refuse_unaveraged(self, optimizer: Optimizer) -> None:
-        """Raise SetupError if gradients of passes in no_sync alone differ between ranks. Collective.
+        """Raise SetupError if gradients of passes in no_sync differ between ranks, since DDP has not averaged them.
 
-        A script may have averaged them itself.
+        A script may have averaged them itself. So all ranks compare them in a step for which DDP has averaged nothing,
+        whatever passes each has made. Collective then.
         """
-        own = [each.grad for each in parameters_in(optimizer) if id(each) in self._unaveraged]
-        held = [bit_sum(each.to_dense()) for each in own if each is not None]
-        if held and not is_alike(torch.stack(held).tolist()):
+        before, self._at_step[optimizer] = self._at_step.get(optimizer, 0), self._averaged
+        own = [each.grad for each in parameters_in(optimizer) if id(each) in self._own]
+        if before < self._averaged:
+            differs = any(getattr(each, _MARK, None) == self._averaged for each in own)
+        else:
+            held = [None if each is None else int(bit_sum(each.to_dense())) for each in own]
+            differs = bool(own) and not is_alike(held)
+        if differs:
             raise SetupError(f"{UNAVERAGED}, or average them with flk.all_reduce before the step")
 
     def _refuse_lack(self, optimizer: Optimizer, passed: set[str]) -> None:

@@ -9,19 +9,23 @@ import torch
 _FIRST: Final = 8
 _EVERY: Final = 512
 _WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
-_PART: Final = 1 << 12  # elements; a large copy, once freed, makes malloc keep what saves free
+_PART: Final = 1 << 16  # bytes; a large copy, once freed, makes malloc keep what saves free
 
 
 def bit_sum(values: torch.Tensor) -> torch.Tensor:
-    """The sum of the bits of ``values`` as integers, of shape (); the same in any order."""
+    """The sum of the bits of ``values`` as integers, of shape (); the same in any layout in memory."""
     real = torch.view_as_real(values) if values.is_complex() else values
-    words = real.contiguous().view(_WORDS.get(real.element_size(), torch.uint8)).flatten()
-    if words.device.type != "cpu":
-        return words.sum(dtype=torch.int64)
-    # In parts, because a CPU copies what it sums in another type.
-    total = torch.zeros((), dtype=torch.int64)
-    for begin in range(0, len(words), _PART):
-        total += words[begin : begin + _PART].sum(dtype=torch.int64)
+    flat = real.contiguous().flatten()
+    if flat.device.type != "cpu":
+        return flat.view(_WORDS.get(flat.element_size(), torch.uint8)).sum(dtype=torch.int64)
+    # As int64, since a CPU copies what it sums in another type.
+    data = flat.view(torch.uint8)
+    words, rest = data.split((len(data) // 8 * 8, len(data) % 8))
+    total = rest.sum(dtype=torch.int64)
+    if not words.storage_offset() % 8:
+        return total + words.view(torch.int64).sum()
+    for part in words.split(_PART):
+        total += part.clone().view(torch.int64).sum()
     return total
 
 

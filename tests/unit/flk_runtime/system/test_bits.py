@@ -12,9 +12,18 @@ from flk_runtime.system.bits import bit_sum, is_compared
 def test_the_sum_tells_any_change_and_no_other_layout(dtype: torch.dtype) -> None:
     values = torch.arange(10_000).view(100, 100).to(dtype)
     before = bit_sum(values)
-    assert before == bit_sum(values.t())
+    assert before == bit_sum(values.t().contiguous().t())
     values[70, 3] = 5
     assert before != bit_sum(values)
+
+
+def test_the_sum_is_the_same_wherever_the_values_begin_and_tells_their_last_bits() -> None:
+    values = torch.arange(50_001, dtype=torch.int16)  # no whole number of int64
+    moved = torch.cat((values[:1], values))[1:]
+    assert moved.storage_offset()
+    assert bit_sum(moved) == bit_sum(values)
+    moved[-1] += 1
+    assert bit_sum(moved) == bit_sum(values) + 1
 
 
 def test_the_first_times_are_compared_and_later_ones_now_and_then() -> None:
