@@ -16,12 +16,14 @@ from tests.support.collection import skip_without
 
 skip_without("accelerate")
 
-# It tells the variables of accelerate, its arguments and whether it is the main module.
+# It tells the variables of accelerate, its arguments, whether it is the main module, and the types that it annotates.
 SHOW = """
 import json, os, sys
+class Options:
+    rate: float = 0.1
 names = ("ACCELERATE_", "FSDP_", "PARALLELISM_", "KMP_")
 found = {name: value for name, value in os.environ.items() if name.startswith(names)}
-print("SHOWN " + json.dumps([found, sys.argv[1:], __name__, os.path.basename(__file__)]), flush=True)
+print("SHOWN " + json.dumps([found, sys.argv[1:], __name__, os.path.basename(__file__), str(Options.__annotations__)]), flush=True)
 """
 # For two machines of eight processes: flk starts as many ranks as it was told to.
 FSDP = """

@@ -146,7 +146,9 @@ def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Ca
         import __main__, os, sys
         seen = [sys.argv, sys.orig_argv[1:], sys.path[0], os.getcwd(), __file__, __name__, __main__.__file__]
         seen += [__spec__, __package__, __cached__, type(__loader__).__name__, os.path.basename(__loader__.path)]
-        print("sees", *seen)
+        class Options:
+            rate: float = 0.1  # dataclasses make the types of arguments of it
+        print("sees", *seen, Options.__annotations__)
     """
     job = pods(script=script)
     arguments = ["train.py", "a b", "--x"]
