@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flk.cli.screen import cut
 from flk.cli.table import table
+from flk.observe.progress import Progress
 from flk.terminal import printable
 from flk.units import bytes_text, short_duration
 from flk_runtime.contract.ranges import plural
@@ -58,35 +58,11 @@ class TopData:
     events: Sequence[tuple[float, str]] = field(default_factory=list)  # oldest first
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How far and how fast a job is. A value that is not known is None."""
-
-    step: int | None = None
-    total: int | None = None
-    step_seconds: float | None = None
-    loss: float | None = None
-    rate: float | None = None  # samples or tokens per second
-    unit: str = "samples/s"
-
-    @property
-    def remaining(self) -> float | None:
-        """Seconds until the last step at this speed."""
-        if self.step is None or self.total is None or not self.step_seconds:
-            return None
-        return max(0, self.total - self.step) * self.step_seconds
-
-
-def pace_of(state: State, telemetry: Telemetry | None) -> Pace:
-    """Return the pace of a job from its telemetry, else from the metrics that it prints."""
+def pace_of(state: State, telemetry: Telemetry | None) -> Progress | None:
+    """Return how far and how fast a job is by its telemetry, else by the metrics that it prints."""
     if telemetry is not None and (last := latest_sample(telemetry.history)):
-        unit, rate = ("tokens/s", last.tokens_per_s) if last.tokens_per_s else ("samples/s", last.samples_per_s)
-        loss = last.loss if telemetry.diverged is None else math.nan
-        return Pace(last.step, telemetry.total_steps, last.step_seconds, loss, rate, unit)
-    first = max(state.progress, key=lambda progress: progress.step, default=None)
-    if first is None:
-        return Pace()
-    return Pace(first.step, first.total, first.step_time, first.loss, first.rate)
+        return Progress(0, last.step, last.time, telemetry.total_steps, last.step_seconds)
+    return max(state.progress, key=lambda progress: progress.step, default=None)
 
 
 def job_lines(data: TopData, width: int, sort: str = SORTS[0]) -> list[Line]:
@@ -129,9 +105,9 @@ def jobs_lines(states: Sequence[State], now: float, width: int, sort: str = JOB_
                 str(state.phase),
                 str(state.attempt) if state.attempts else "",
                 _step(pace),
-                "" if pace.remaining is None or state.finished else short_duration(pace.remaining),
+                "" if pace is None or pace.remaining is None or state.finished else short_duration(pace.remaining),
                 _rate(pace),
-                "" if pace.loss is None else f"{pace.loss:.4g}",
+                "" if pace is None or pace.loss is None else f"{pace.loss:.4g}",
                 f"{state.ready}/{state.replicas}",
                 short_duration(now - (state.since or state.created)),
                 state.reason,
@@ -154,13 +130,15 @@ def _head(data: TopData) -> list[Line]:
     if state.message:
         lines.append(Line(f"{state.reason}: {state.message}" if state.reason else state.message, "warn"))
     pace = pace_of(state, telemetry)
-    parts = [f"step {_step(pace)}"] if pace.step is not None else []
-    if pace.step is not None and pace.total:
-        parts.append(f"{pace.step / pace.total:.0%}")
-    if pace.step_seconds:
-        parts.append(f"{pace.step_seconds:.3g} s/step")
-    if pace.remaining is not None and not state.finished:
-        parts.append(f"{short_duration(pace.remaining)} left")
+    parts = []
+    if pace is not None:
+        parts.append(f"step {_step(pace)}")
+        if pace.total:
+            parts.append(f"{pace.step / pace.total:.0%}")
+        if pace.step_time:
+            parts.append(f"{pace.step_time:.3g} s/step")
+        if pace.remaining is not None and not state.finished:
+            parts.append(f"{short_duration(pace.remaining)} left")
     if state.goodput and state.goodput.share is not None:
         parts.append(f"goodput {state.goodput.share:.0%}")
     last = latest_sample(telemetry.history) if telemetry else None
@@ -365,16 +343,18 @@ def _remark(rank: RankMeasurements, furthest: int) -> str:
     return f"{behind:,} steps behind" if late else ""
 
 
-def _step(pace: Pace) -> str:
-    if pace.step is None:
+def _step(pace: Progress | None) -> str:
+    if pace is None:
         return ""
     return f"{pace.step:,}" + (f" of {pace.total:,}" if pace.total else "")
 
 
-def _rate(pace: Pace) -> str:
+def _rate(pace: Progress | None) -> str:
+    if pace is None:
+        return ""
     if pace.rate is not None:
-        return f"{_short(pace.rate)} {pace.unit}"
-    return f"{1 / pace.step_seconds:.3g} steps/s" if pace.step_seconds else ""
+        return f"{_short(pace.rate)} samples/s"
+    return f"{1 / pace.step_time:.3g} steps/s" if pace.step_time else ""
 
 
 def _short(value: float) -> str:
