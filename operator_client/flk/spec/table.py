@@ -73,11 +73,7 @@ class JobOptions(StrictModel):
     ] = Field(default=None, description="container image with torch")
     image_pull_policy: Annotated[
         PullPolicy | None,
-        Option(
-            "POLICY",
-            help=f"when nodes pull the image: {', '.join(PULL_POLICIES)}. Default: {PULL_POLICIES[0]}",
-            example=PULL_POLICIES[0],
-        ),
+        Option("POLICY", example=PULL_POLICIES[0]),
     ] = Field(
         default=None,
         description=f"when nodes pull the image: {', '.join(PULL_POLICIES)}; left out: {PULL_POLICIES[0]}",
