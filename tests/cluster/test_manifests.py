@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,8 +28,8 @@ from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
 from flk.targets.indexed import COMPLETION_INDEX, IndexedTarget
 from flk.targets.model import WORKER
-from flk.targets.trainjob import training_runtime
 
+RUNTIME = Path(__file__).parents[2] / "k8s" / "training-runtime.yaml"
 GOLDEN = Path(__file__).parents[1] / "unit" / "flk" / "manifest" / "golden"
 JOBS = sorted(GOLDEN.glob("*.job.yaml"))
 SMALL = Bundle(runtime=b"runtime", code=b"code")
@@ -66,7 +67,7 @@ def jobs_between(job: Job, manifest: dict[str, Any], name: str, template: dict[s
     """The indexed Job that JobSet's controller creates of a JobSet, or of the JobSet that Trainer creates."""
     if manifest["kind"] not in ("JobSet", "TrainJob"):
         return []
-    holder = manifest if manifest["kind"] == "JobSet" else training_runtime()["spec"]["template"]
+    holder = manifest if manifest["kind"] == "JobSet" else yaml.safe_load(RUNTIME.read_text())["spec"]["template"]
     spec = dict(holder["spec"]["replicatedJobs"][0]["template"]["spec"])
     size = {"completions": job.replicas, "parallelism": job.replicas}
     spec |= size | {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}

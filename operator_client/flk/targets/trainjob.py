@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import UsageError
-from flk.targets.indexed import IndexedTarget, job_spec, named
+from flk.targets.indexed import IndexedTarget, named
 from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas
 from flk.units import created_at, timestamp
 from flk_runtime.contract import VERSION, pod_layout
@@ -21,7 +21,6 @@ RUNTIME: Final = "flk"  # name of the ClusterTrainingRuntime
 NODE: Final = "node"  # Trainer looks for a Job and a container with this name
 _MANAGER: Final = "flk.dev/flk"  # of the patch: who has written it
 _JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
-_RESTART_LIMIT: Final = 10_000  # a runtime does not know the budgets of a job
 # Fields of a pod and of a container that runtimePatches may set (trainer.kubeflow.org/v1alpha1, 2.3).
 PATCHABLE: Final = (
     "affinity",
@@ -132,26 +131,6 @@ class TrainJob(IndexedTarget):
             made["spec"]["runtimePatches"] = [{k: v for k, v in patch.items() if k != "time"} for patch in own]
         made["spec"].pop("managedBy", None)
         return made
-
-
-def training_runtime() -> Object:
-    """Return the ClusterTrainingRuntime of flk's TrainJobs, which charts/flk and k8s/training-runtime.yaml install."""
-    spec: Object = {**job_spec(NODE, _RESTART_LIMIT), "template": runtime_template()}
-    step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "ClusterTrainingRuntime",
-        "metadata": {"name": RUNTIME, "labels": dict(labels.MANAGED_BY)},
-        "spec": {
-            "mlPolicy": {"numNodes": 1},  # not torch: flk's launcher finds the other pods by itself
-            "template": {
-                "spec": {
-                    "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-                    "replicatedJobs": [{"name": NODE, "template": {"metadata": {"labels": step}, "spec": spec}}],
-                }
-            },
-        },
-    }
 
 
 def runtime_template() -> Object:

@@ -20,7 +20,8 @@ from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
-from flk.targets.trainjob import training_runtime
+from flk.targets.indexed import job_spec
+from flk.targets.trainjob import NODE, RUNTIME, runtime_template
 from tests.support.api_server import PODS
 from tests.support.jobs import MADE, NOW
 
@@ -208,4 +209,13 @@ def test_a_required_topology_is_a_constraint_of_a_native_group(topology: str | N
 
 
 def test_the_runtime_in_k8s_is_the_one_that_trainjobs_need() -> None:
-    assert yaml.safe_load((K8S / "training-runtime.yaml").read_text()) == training_runtime()
+    runtime = yaml.safe_load((K8S / "training-runtime.yaml").read_text())
+    assert runtime["metadata"]["name"] == RUNTIME
+    assert runtime["spec"]["mlPolicy"] == {"numNodes": 1}  # not torch: flk's launcher finds the other pods by itself
+    spec = runtime["spec"]["template"]["spec"]
+    assert spec["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+    (only,) = spec["replicatedJobs"]
+    assert only["name"] == NODE
+    assert only["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    # A runtime does not know the budgets of a job.
+    assert only["template"]["spec"] == {**job_spec(NODE, 10_000), "template": runtime_template()}
