@@ -46,7 +46,6 @@ class Unit:
 
     block: int  # index of the block that it is, or is a part of; OUTSIDE if there is none
     parameters: tuple[Parameter, ...]
-    is_root: bool = False  # it is gathered before all others, kept until the end of the step, and reduced after them
     is_kept: bool = False  # between the forward and the backward pass, whatever the strategy
 
     @property
@@ -108,7 +107,7 @@ def units_of(
                 _described(each, states.get(id(each), ()), place[id(each)], (shapes or {}).get(id(each)))
                 for each in own
             )
-            units.append(Unit(part.get(id(module), OUTSIDE), described, module is model, module in kept))
+            units.append(Unit(part.get(id(module), OUTSIDE), described, module in kept))
     return units[::-1]
 
 

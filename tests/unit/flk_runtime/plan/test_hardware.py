@@ -27,7 +27,7 @@ def workload(seconds: float = 0.0) -> Workload:
 
     def unit(block: int, numel: int) -> Unit:
         parameter = Parameter((numel,), 4, trained=True, state=((numel, 4), (numel, 4)))
-        return Unit(block, (parameter,), is_root=block == OUTSIDE, is_kept=block == OUTSIDE)
+        return Unit(block, (parameter,), is_kept=block == OUTSIDE)
 
     segments = [
         Segment(OUTSIDE, backward=False, peak=0, seconds=seconds),

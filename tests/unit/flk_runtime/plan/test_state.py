@@ -108,21 +108,16 @@ def test_units_are_those_that_fsdp_makes() -> None:
     model = Words()
     blocks = find_blocks(model, None)
     apart = units_of(model, blocks, {})  # the embedding and the head are larger than a block
-    assert [(unit.block, unit.is_root, unit.is_kept) for unit in apart] == [
-        (-1, False, False),
-        (0, False, False),
-        (1, False, False),
-        (-1, False, True),
-    ]
+    assert [(unit.block, unit.is_kept) for unit in apart] == [(-1, False), (0, False), (1, False), (-1, True)]
     again = [each for each in collectives("full_shard", apart, 4, 4) if each.when.name == "BACKWARD"]
     assert [each.unit for each in again] == apart[:3]  # the head is there
     plain = units_of(model, blocks, {}, ends=False)
-    assert [(unit.block, unit.is_root) for unit in plain] == [(-1, True), (0, False), (1, False)]
+    assert [unit.block for unit in plain] == [-1, 0, 1]
     mixed = units_of(model, blocks, {}, Precision(), ends=False)  # batch norms compute in float32, and are units
     assert sorted(unit.block for unit in mixed) == [-1, 0, 0, 1, 1]
     assert sum(unit.numel for unit in mixed) == sum(unit.numel for unit in plain)
     gathered = [each for each in collectives("full_shard", mixed, 4, 4) if each.when.name == "FORWARD"]
-    assert [each.unit.is_root for each in gathered if each.unit] == [True, False, False, False, False]
+    assert [each.unit.block == -1 for each in gathered if each.unit] == [True, False, False, False, False]
 
 
 def test_buckets_of_ddp_end_with_the_parameters_that_are_registered_first() -> None:
