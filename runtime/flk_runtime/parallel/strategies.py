@@ -276,13 +276,11 @@ def _check_shared(model: nn.Module) -> None:
 
 
 def _check_model(model: nn.Module, strategy: str, options: ParallelOptions) -> None:
-    if strategy == "none":
-        found = options.precision is not None and _parallelized_by_script(model)
-        if found:
-            raise SetupError(f"{found}, and precision= would have no effect on it: give its wrapper the dtypes")
-        return
-    if found := _parallelized_by_script(model):
+    found = _parallelized_by_script(model)
+    if found and strategy != "none":
         raise SetupError(f"{found}: pass the model that is not wrapped, or use strategy none")
+    if found and options.precision is not None:
+        raise SetupError(f"{found}, and precision= would have no effect on it: give its wrapper the dtypes")
 
 
 def _check_max_norm(model: nn.Module) -> None:
