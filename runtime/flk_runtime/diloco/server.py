@@ -16,7 +16,7 @@ from flk_runtime.diloco.messages import Data, FromHub, Peer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
-from flk_runtime.wire import LEASE, Lease, Refused, Stream, VersionError, connections, listen
+from flk_runtime.wire import LEASE, Lease, Refused, Stream, VersionError, listen, serve
 
 _TICK = 0.5  # seconds
 _HANDSHAKE_TIMEOUT = 10.0  # seconds, of TLS
@@ -52,7 +52,7 @@ class Hub:
 
     def start(self) -> None:
         """Serve in threads of this process."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=serve, args=(self._socket, self._serve, "worker"), daemon=True).start()
         threading.Thread(target=self._tick, daemon=True).start()
 
     @property
@@ -86,10 +86,6 @@ class Hub:
         with self._lock:
             for peer in self._peers.values():
                 peer.stream.close()
-
-    def _accept(self) -> None:
-        for sock in connections(self._socket):
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, tcp: socket.socket) -> None:
         worker, peer, reason = -1, None, ""

@@ -8,6 +8,7 @@ job. Both find the launcher by a Unix socket in the launcher's folder, and write
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.launcher.hangs import report
-from flk_runtime.wire import connections
+from flk_runtime.wire import serve
 
 FOLDER_PREFIX: Final = "flk-"  # of the launcher's temporary folder
 _SOCKET: Final = "control"
@@ -41,12 +42,13 @@ class Control:
         self._ask = ask
         self._log = log
         self._answers: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}  # by the name under which the leader was asked
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):  # a path that is too long
             self._listener.bind(os.path.join(folder, _SOCKET))
             self._listener.listen()
-            threading.Thread(target=self._accept, name="control", daemon=True).start()
+            arguments = self._listener, self._serve, "question"
+            threading.Thread(target=serve, args=arguments, name="control", daemon=True).start()
 
     def print_stacks(self) -> None:
         """Print the stacks of all ranks into the log, as soon as they are gathered."""
@@ -60,17 +62,13 @@ class Control:
         elif answers := self._answers.get(asker):
             answers.put(found)
 
-    def _accept(self) -> None:
-        for connection in connections(self._listener):
-            self._count += 1
-            threading.Thread(target=self._serve, args=(connection, str(self._count)), daemon=True).start()
-
-    def _serve(self, connection: socket.socket, asker: str) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         """Read the question of a process, ask the leader, and send what it answers in time."""
         with connection, contextlib.suppress(OSError, queue.Empty):
             connection.settimeout(_TIMEOUT)
             question = connection.makefile(errors="replace").readline(_QUESTION_LIMIT).strip()
             if ask := self._ask.get(question):
+                asker = str(next(self._numbers))
                 answers = self._answers[asker] = queue.SimpleQueue()
                 try:
                     ask(asker)

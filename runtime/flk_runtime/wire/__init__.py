@@ -19,7 +19,7 @@ the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_ru
 from flk_runtime.wire.backoff import Backoff
 from flk_runtime.wire.connection import Connection, was_closed
 from flk_runtime.wire.lease import LEASE, Lease
-from flk_runtime.wire.listener import accept, connections, listen
+from flk_runtime.wire.listener import accept, listen, serve
 from flk_runtime.wire.registry import Done, Failed, MessageError, Refused, Registry, Unreadable
 from flk_runtime.wire.session import Session, StrangerError, VersionError
 from flk_runtime.wire.stream import Stream, reason
@@ -40,8 +40,8 @@ __all__ = [
     "Unreadable",
     "VersionError",
     "accept",
-    "connections",
     "listen",
     "reason",
+    "serve",
     "was_closed",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 LOOPBACK: Final = "127.0.0.1"
@@ -47,12 +48,20 @@ def accept(listener: socket.socket) -> tuple[socket.socket, Any] | None:
         return None
 
 
-def connections(listener: socket.socket) -> Iterator[socket.socket]:
-    """Yield the connections that arrive, until the listener is closed."""
+def serve(listener: socket.socket, handle: Callable[[socket.socket], None], name: str) -> None:
+    """Call ``handle`` with each connection that arrives, in a thread with this name, until the listener is closed.
+
+    A connection is closed where no thread can be made for it: at a limit of processes, which its other end may outlast.
+    """
     while True:
         try:
             accepted = accept(listener)
         except OSError:
             return
-        if accepted:
-            yield accepted[0]
+        if accepted is None:
+            continue
+        try:
+            threading.Thread(target=handle, args=accepted[:1], name=name, daemon=True).start()
+        except RuntimeError:
+            accepted[0].close()
+            time.sleep(_PAUSE)

@@ -16,7 +16,7 @@ from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import ShardError, read_preamble, verify
-from flk_runtime.wire import Backoff, Done, Failed, Stream, VersionError, connections
+from flk_runtime.wire import Backoff, Done, Failed, Stream, VersionError, serve
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
 _RETRY: Final = (0.2, 2.0)  # seconds between two times that all holders of a shard are asked: first, at most
@@ -34,13 +34,12 @@ class Exchange:
 
     def run(self) -> None:
         """Accept connections, until the listener is closed."""
-        for sock in connections(self._listener):
-            if not self._strangers.acquire(blocking=False):
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock,), name="memory-peer", daemon=True).start()
+        serve(self._listener, self._serve, "memory-peer")
 
     def _serve(self, sock: socket.socket) -> None:
+        if not self._strangers.acquire(blocking=False):
+            sock.close()
+            return
         peer: Peer | None = None
         known = False
         try:

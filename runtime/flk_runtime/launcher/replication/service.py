@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flk_runtime.contract.ranges import numbered, size_text
 from flk_runtime.errors import CheckpointError
@@ -22,7 +21,7 @@ from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer
 from flk_runtime.shared.shard_file import ShardError
 from flk_runtime.system import host
-from flk_runtime.wire import Done, Failed, Stream, connections, listen, reason
+from flk_runtime.wire import Done, Failed, Stream, listen, reason, serve
 from flk_runtime.wire.listener import LOOPBACK
 
 _SOCKET: Final = "socket"
@@ -231,13 +230,18 @@ class MemoryService:
             self._store.remove()
 
     def _start_thread(self, name: str, function: Callable[[], None]) -> None:
-        def run() -> None:
+        threading.Thread(target=self._telling(function), name=name, daemon=True).start()
+
+    def _telling(self, function: Callable[..., None]) -> Callable[..., None]:
+        """The function of a thread, which tells of the exception that it ends with."""
+
+        def run(*arguments: Any) -> None:
             try:
-                function()
+                function(*arguments)
             except BaseException as error:
                 self._failed(error)
 
-        threading.Thread(target=run, name=name, daemon=True).start()
+        return run
 
     def transfer(
         self, pod: int, address: tuple[str, int], shards: list[ShardId], done: Callable[[int, list[ShardId]], None]
@@ -261,8 +265,7 @@ class MemoryService:
     # Requests of ranks -------------------------------------------------------------------------------------------
 
     def _accept_ranks(self) -> None:
-        for sock in connections(self._ranks_listener):
-            self._start_thread("memory-rank", functools.partial(self._serve_rank, sock))  # some requests wait
+        serve(self._ranks_listener, self._telling(self._serve_rank), "memory-rank")  # some requests wait
 
     def _serve_rank(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):  # the rank was killed, or is no rank of flk's

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from typing import Any
 
 import pytest
 
-from flk_runtime.wire import accept, connections, listen
+from flk_runtime.wire import accept, listen, serve
 from flk_runtime.wire import listener as listener_module
 
 
@@ -47,7 +48,7 @@ def test_a_connection_that_cannot_be_accepted_takes_a_pause_and_not_the_listener
     pauses: list[float] = []
     monkeypatch.setattr(listener_module.time, "sleep", pauses.append)
     busy: Any = Busy(errno.EMFILE, errno.ECONNABORTED, errno.EMFILE)
-    assert list(connections(busy)) == []
+    serve(busy, pytest.fail, "nobody")
     assert (len(pauses), busy.errors) == (2, [])  # none for the end that has gone
 
 
@@ -61,4 +62,30 @@ def test_without_a_connection_there_is_no_pause(monkeypatch: pytest.MonkeyPatch)
             assert accepted
             with accepted[0]:
                 assert accepted[1] == client.getsockname()
-    assert list(connections(listener)) == [], "it is closed"
+    serve(listener, pytest.fail, "nobody")  # it is closed
+
+
+def test_a_connection_for_which_no_thread_can_be_made_is_closed_and_later_ones_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At a limit of processes, which counts threads too."""
+    served: list[str] = []
+    start, failing = threading.Thread.start, [RuntimeError("can't start new thread")]
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "limited" and failing:
+            raise failing.pop()
+        start(thread)
+
+    def handle(connection: socket.socket) -> None:
+        with connection:
+            served.append(threading.current_thread().name)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with listen("127.0.0.1", 0) as listener:
+        threading.Thread(target=serve, args=(listener, handle, "limited"), daemon=True).start()
+        for _ in range(2):
+            with socket.create_connection(listener.getsockname()) as client:
+                assert client.recv(1) == b"", "it is closed"
+        assert served == ["limited"]
+        listener.shutdown(socket.SHUT_RDWR)
