@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,7 @@ class PlainValues:
     """Serializes the plain values of one save after another, and reads them back if they have new classes."""
 
     def __init__(self) -> None:
-        self._checked: set[tuple[bytes, bytes]] | None = None  # names in values that were read back; None: none were yet
+        self._checked: set[tuple[bytes, bytes]] | None = None  # names in values that were read back; None: none yet
 
     def to_bytes(self, plain: Mapping[str, Any]) -> bytes:
         """The result of torch.save. Raises CheckpointError if a value cannot be saved, or not be read back."""
@@ -51,7 +52,7 @@ def _names_in(values: bytes) -> set[tuple[bytes, bytes]]:
     lines = values.split(b"\n")
     return {
         (module[0], name)
-        for before, name in zip(lines, lines[1:-1], strict=False)
+        for before, name in itertools.pairwise(lines[:-1])
         if _NAME.fullmatch(name) and (module := _MODULE.search(before, max(0, len(before) - _LONGEST - 1)))
     }
 
