@@ -144,6 +144,30 @@ def unsaved(run, make, register=lambda run, optimizer: None):
     register(run, optimizer)
     train(run, model, optimizer, steps=2)
 
+def scheduled(run, register=lambda run, schedule: None, **of_sgd):
+    model = build()[0]
+    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1, **of_sgd))
+    register(run, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    train(run, model, optimizer, steps=2)
+
+def swapped(run):
+    model, optimizer = run.parallelize(*build())
+    train(run, model, optimizer, steps=1)
+    train(run, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), steps=2, first=1)
+
+class Twice(torch.optim.Optimizer):  # as many versions of SAM: its state_dict() lacks the state of the one inside
+    def __init__(self, parameters):
+        super().__init__(parameters, {{"lr": 0.1}})
+        self.inside = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.inside.param_groups
+    def step(self):
+        self.inside.step()
+
+class Sharing(Twice):
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.state = self.inside.state
+
 def place():
     place.number += 1
     return {str(tmp_path)!r} + f"/{{place.number}}"
@@ -166,6 +190,21 @@ with group():
     for strategy in ("ddp", "full_shard"):
         with init(strategy, checkpoint=place()) as run:
             refused("AdamW trains the model and is in no checkpoint", lambda: unsaved(run, adam))
+        for each in (swapped, lambda run: unsaved(run, Twice, as_it_is)):
+            with init(strategy, checkpoint=place()) as run:
+                refused("SGD trains the model and is in no checkpoint", lambda: each(run))
+        for momentum in (0, 0.9):
+            with init(strategy, checkpoint=place()) as run:
+                words = "the learning rate scheduler of SGD is in no checkpoint"
+                refused(words, lambda: scheduled(run, momentum=momentum))
+        with init(strategy) as run:
+            scheduled(run)  # there are no checkpoints
+        with init(strategy, checkpoint=place()) as run:
+            scheduled(run, lambda run, schedule: run.register("schedule", schedule))
+        with init(strategy, checkpoint=place()) as run:
+            scheduled(run, lambda run, schedule: run.register("all", Keeper(schedule)))
+        with init(strategy, checkpoint=place()) as run:
+            unsaved(run, Sharing, as_it_is)
         with init(strategy, checkpoint=place()) as run:
             refused("a group was added to AdamW after parallelize", lambda: extended(run))
         with init(strategy) as run:

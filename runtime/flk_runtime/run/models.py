@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from flk_runtime.checkpoint import (
     INTERNAL,
@@ -48,6 +49,7 @@ class Models:
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
         self._averages = 0
         self._optimizers: list[Optimizer] = []  # that are saved
+        self._scheduled: list[Optimizer] = []  # whose learning rate scheduler is saved
         self._groups: list[tuple[Optimizer, int]] = []  # optimizers with the number of groups that a restart restores
         self._has_others = False  # objects are saved that may have the state of any optimizer
         averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
@@ -132,6 +134,8 @@ class Models:
             self._optimizers.append(of_script)
         elif not type(of_script).__module__.startswith(("torch.", "flk_runtime.")):
             self._has_others = True
+        elif isinstance(of_script, LRScheduler):
+            self._scheduled.append(of_script.optimizer)
         if isinstance(thing, Optimizer):
             self._groups.append((thing, len(thing.param_groups)))
             shards = STRATEGIES[self._context.options.strategy].shards
@@ -141,7 +145,7 @@ class Models:
         self._saves.manager.register(name, saved)
 
     def check_step(self) -> None:
-        """Raise SetupError if the state of an optimizer is not saved or would not be restored, or ranks train apart."""
+        """Raise SetupError if a state of an optimizer is not saved or would not be restored, or ranks train apart."""
         for optimizer, groups in self._groups:
             if len(optimizer.param_groups) != groups and self._saves.manager.can_save:
                 raise SetupError(
@@ -150,7 +154,7 @@ class Models:
                     "they are trained"
                 )
         if self._watch.is_unchecked and self._saves.manager.can_save and not self._has_others:
-            self._watch.check_saved(self._optimizers)
+            self._watch.check_saved(self._optimizers, self._scheduled)
         if self._models and self._agreement and self._agreement.step():
             self._agreement.compare(self._models.values(), self._watch.stepped())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from flk_runtime.checkpoint import is_sharded
+from flk_runtime.checkpoint import has_own_state_dict, is_sharded
 from flk_runtime.distributed import is_settled, mean_loss, parameters_in, settle
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import is_wrapper, replaced
@@ -47,16 +47,29 @@ class OptimizerWatch:
         for hook in self._hooks:
             hook.remove()
 
-    def check_saved(self, saved: Iterable[Optimizer]) -> None:
-        """Raise SetupError if an optimizer of the models has a state, and is none of those ``saved``."""
-        for optimizer in [each for each, is_saved in self._stepped.items() if not is_saved and each.state]:
-            own = {id(each) for each in self._trained()} & {id(each) for each in optimizer.state}
-            if own.difference(id(each) for other in saved for each in parameters_in(other)):
+    def check_saved(self, saved: Sequence[Optimizer], scheduled: Sequence[Optimizer]) -> None:
+        """Raise SetupError if an optimizer of the models has a state, or a scheduler, that is not saved.
+
+        ``saved``: the optimizers that are saved. ``scheduled``: those whose learning rate scheduler is.
+        """
+        trained = {id(each) for each in self._trained()}
+        for optimizer in [each for each, is_saved in self._stepped.items() if not is_saved]:
+            is_scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched") and optimizer not in scheduled
+            if is_scheduled and not trained.isdisjoint(map(id, parameters_in(optimizer))):
+                raise SetupError(
+                    f"the learning rate scheduler of {type(optimizer).__name__} is in no checkpoint, so it would begin "
+                    "anew after a restart: call run.register('scheduler', scheduler)"
+                )
+            # The state_dict() of a wrapper may have the state of the optimizer inside, or both have one state.
+            whole = [each for each in saved if each is optimizer or has_own_state_dict(each)]
+            others = trained.difference(id(parameter) for each in whole for parameter in parameters_in(each))
+            own = [each for each in optimizer.state if id(each) in others]
+            if any(all(other.state.get(each) is not optimizer.state[each] for other in saved) for each in own):
                 raise SetupError(
                     f"{type(optimizer).__name__} trains the model and is in no checkpoint, so it would begin anew "
                     "after a restart: pass it to parallelize, or call run.register('optimizer', optimizer)"
                 )
-            self._stepped[optimizer] = True
+            self._stepped[optimizer] = bool(optimizer.state)
         self.is_unchecked = not all(self._stepped.values())
 
     def forget(self) -> None:

@@ -286,7 +286,7 @@ def _read(optimizer: Optimizer) -> _Content:
     The state_dict() of a wrapper has the state of the optimizer inside. Raises CheckpointError if it has another form
     than torch's.
     """
-    if not _has_own_state_dict(optimizer):
+    if not has_own_state_dict(optimizer):
         return _Content(optimizer.param_groups, optimizer.state, {})
     try:
         extra = dict(optimizer.state_dict())
@@ -310,7 +310,7 @@ def _read(optimizer: Optimizer) -> _Content:
         ) from error
 
 
-def _has_own_state_dict(optimizer: Optimizer) -> bool:
+def has_own_state_dict(optimizer: Optimizer) -> bool:
     """Whether state_dict() may return more than torch's, which takes long to ask at every save."""
     hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
     return type(optimizer).state_dict is not Optimizer.state_dict or any(getattr(optimizer, each, ()) for each in hooks)
