@@ -52,6 +52,19 @@ _TEXTS: Final[Sequence[tuple[Kind, frozenset[str] | None, tuple[str, ...]]]] = (
 )  # fmt: skip
 
 
+_OTHER_COLLECTIVES: Final = "op.preamble.length <= op.nbytes"  # gloo's; NCCL waits, and the launcher finds the hang
+
+
+def with_advice(message: str) -> str:
+    """``message`` of an exception, and before it the cause and the cure, where torch names none."""
+    if _OTHER_COLLECTIVES not in message:
+        return message
+    return (
+        "the ranks called different collectives, or one with other sizes, as where a rank skips a batch, ends its loop "
+        f"first, or evaluates, saves or takes a mean alone: do each of these on all ranks or on none ({message})"
+    )
+
+
 def kind_of_text(type_name: str, message: str) -> Kind:
     """The kind of a failure by the class and the message of its exception. Without a class: by lines on stderr."""
     for kind, types, words in _TEXTS:

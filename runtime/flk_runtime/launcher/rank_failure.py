@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flk_runtime.contract.failure import Failure, Kind, kind_of_end
-from flk_runtime.contract.failure_text import kind_of_text
+from flk_runtime.contract.failure_text import kind_of_text, with_advice
 from flk_runtime.contract.secrets import hidden
 from flk_runtime.system.text import last_exception
 
@@ -79,4 +79,4 @@ def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Fa
     words = [
         line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
     ]
-    return replace(failure, kind=kind, signal=-code, message=words[0] if words else "")
+    return replace(failure, kind=kind, signal=-code, message=with_advice(words[0]) if words else "")

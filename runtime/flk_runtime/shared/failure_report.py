@@ -16,7 +16,7 @@ from typing import Any
 
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Kind, kind_of_loss
-from flk_runtime.contract.failure_text import kind_of_text
+from flk_runtime.contract.failure_text import kind_of_text, with_advice
 from flk_runtime.contract.ranges import plural
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.system import faults, host
@@ -45,7 +45,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     leaves = faults.leaves(error)
     first = min(leaves, key=lambda leaf: (faults.kind_of(leaf) != kind, _has_secondary_cause(leaf)))
     name = type(first).__name__
-    message = _of_worker(name, text_of(first))[:_MESSAGE_LIMIT]
+    message = with_advice(_of_worker(name, text_of(first))[:_MESSAGE_LIMIT])
     if _OF_SHARDS.search(message) and not isinstance(first, RuntimeFailure):
         message = message.splitlines()[-1].strip() + _ADVICE
     others = f" (and {plural(len(leaves) - 1, 'other exception')})" if len(leaves) > 1 else ""

@@ -123,6 +123,15 @@ def test_failure_of_a_rank_by_its_exit_code(code: int, stderr: str, oom: bool, k
     assert (failure.exit_code, failure.signal) == ((code, None) if code >= 0 else (None, -code))
 
 
+def test_different_collectives_are_named_with_what_to_do() -> None:
+    message = ENFORCE_NOT_MET.splitlines()[1].partition("what():  ")[2]
+    aborted = from_exit_code(Failure(Kind.EXIT, 1, rank=2), -signal.SIGABRT, ENFORCE_NOT_MET, oom=False)
+    raised = describe(RuntimeError(message))
+    for told in (aborted.message, raised["message"]):
+        assert told.startswith("the ranks called different collectives, or one with other sizes, as where a rank skips")
+        assert told.endswith(f"do each of these on all ranks or on none ({message})")
+
+
 def test_the_last_lines_of_a_rank_are_kept_without_frames_of_the_launcher() -> None:
     frames = [
         '  File "train.py", line 9 in fail',
