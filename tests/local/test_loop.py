@@ -323,6 +323,87 @@ def test_state_that_each_rank_has_a_part_of_is_refused_unless_each_saves_its_own
     assert resumed == pytest.approx(whole, abs=1e-6)
 
 
+# Ranks of a script that averages gradients itself, whose models or optimizers of torch may be apart.
+APART = """
+    import json, os, torch, torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    import flk_runtime as flk
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def train(place, *ends, apart=None, wrap=lambda model: model, declare=lambda thing: thing):
+        seen = []
+        for until in ends:
+            torch.manual_seed(0)
+            model = nn.Linear(2, 1)
+            if apart == "model":
+                model.weight.data.add_(rank)  # as of experts that each rank has for itself
+            model = wrap(model)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            state = {"model": declare(model), "optimizer": declare(optimizer)}
+            with flk.adopt(checkpoint=os.environ["FOLDER"] + place, save_every=0, log_every=0, **state) as loop:
+                for step in range(loop.steps, until):
+                    optimizer.zero_grad()
+                    model(torch.full((2, 2), step + 1.0)).square().sum().backward()
+                    optimizer.step()
+                    for each in optimizer.state.values() if apart == "state" and rank else ():
+                        each["exp_avg"].mul_(2)
+                    if apart == "lack" and rank:
+                        optimizer.state.clear()
+                    for each in model.parameters() if apart == "rounding" else ():
+                        each.data.mul_(1 + 1e-7 * rank)
+                    loop.step()
+                loop.save()  # in the block, which is left without a save after an error
+                seen.append([each.tolist() for each in model.parameters()])
+        return seen
+
+    def refused(**options):
+        try:
+            train(f"{len(options)}", 1, **options)
+        except flk.CheckpointError as error:
+            return str(error)
+
+    def saved_by_hand():
+        try:
+            torch.manual_seed(rank)
+            flk.save(1, os.environ["FOLDER"] + "by hand", model=nn.Linear(2, 1))
+        except flk.CheckpointError as error:
+            return str(error)
+"""
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_what_a_checkpoint_has_once_is_alike_on_all_ranks_or_refused(
+    ranks: Ranks, tmp_path: Path, world_size: int
+) -> None:
+    script = (
+        APART
+        + """
+    print("=", json.dumps(["refused", [
+        refused(apart="model"), refused(apart="state"), refused(apart="state", wrap=DistributedDataParallel),
+        saved_by_hand(), refused(apart="lack"),
+    ]]))
+    train("rounding", 2, 3, apart="rounding")
+    train("replicated", 2, 3, apart="model", declare=flk.replicated)
+    print("=", json.dumps(["own", train("own", 2, 3, apart="model", declare=flk.per_rank)]))
+    print("=", json.dumps(["whole", train("whole", 3, apart="model", declare=flk.per_rank)]))
+    dist.barrier()
+"""
+    )
+    for each in ranks(script, world_size, {"FOLDER": f"{tmp_path}/"}):
+        model, state, of_ddp, by_hand, lacking = told(each)["refused"]
+        assert model.startswith("weight of 'model' has other values on other ranks, and a checkpoint has one of each")
+        assert state.startswith("exp_avg of weight of 'optimizer' has other values on other ranks")
+        assert of_ddp.startswith("exp_avg of weight of 'optimizer' has other values on other ranks")
+        assert by_hand.startswith("weight of 'model' has other values on other ranks")
+        assert lacking.startswith(
+            "exp_avg of weight of 'optimizer' is on rank 0 (a tensor of torch.float32 (1, 2)), and"
+        )
+        assert told(each)["own"][-1] == told(each)["whole"][-1]
+
+
 # The first training is left out by the second attempt, as scripts do with what they have finished.
 SKIPS_THE_FIRST = """
     import os, signal

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from flk_runtime.checkpoint.adapters.adapt import module_state
@@ -20,12 +21,13 @@ from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_re
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.data import EpochLoader
-from flk_runtime.distributed import process_group
+from flk_runtime.distributed import find_difference, first_far, process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, SetupError, checkpoint_error
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.shared.shard_file import value_name
 from flk_runtime.system import device as devices
 from flk_runtime.system import rng
+from flk_runtime.system.bits import is_compared
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
@@ -90,6 +92,7 @@ class CheckpointManager:
         self._finished = False  # restoring: the first step has been made
         self._saved: Any = None  # the progress at the latest checkpoint
         self._latest = 0  # its step
+        self._saves = 0  # of this manager
         self.has_saved = False
         """Whether `save` has been called."""
         self._saver: Saver | None = None
@@ -331,6 +334,9 @@ class CheckpointManager:
         if self._saver is None or not self._saver.can_save:
             return
         devices.synchronize()  # a script may step on a stream of its own, for which the copy does not wait
+        self._saves += 1
+        if process_group.world_size() > 1 and is_compared(self._saves):
+            self._compare()
         states, own, problem = self._collect()
         plain = {
             "steps": steps,
@@ -346,6 +352,25 @@ class CheckpointManager:
         self._latest = steps
         self._saved = self._current_progress(steps)
         self.has_saved = True
+
+    def _compare(self) -> None:
+        """Raise CheckpointError on all ranks if they hold apart what a checkpoint has only once. Collective."""
+        held = {
+            f"{key} of {name!r}": value
+            for name, thing in self._objects.items()
+            if isinstance(thing, DistributedStateful)
+            for key, value in thing.held_alike().items()
+        }
+        described = [(key, f"a tensor of {value.dtype} {tuple(value.shape)}") for key, value in held.items()]
+        found = find_difference("a save", described)
+        if not found and (key := first_far(held, dist.group.WORLD)):
+            found = f"{key} has other values on other ranks"
+        if found:
+            raise MismatchError(
+                f"{found}, and a checkpoint has one of each: keep it alike on all ranks, as DDP does, or pass "
+                "flk.per_rank(…) of the model and of its optimizer, to save each rank's, or flk.replicated(…), if rank "
+                "0's is right for all"
+            )
 
     def _is_stored(self, steps: int) -> bool:
         """Whether a multiple of the interval of storage has been reached since the newest checkpoint there."""

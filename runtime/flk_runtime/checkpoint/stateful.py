@@ -134,6 +134,10 @@ class DistributedStateful(ABC):
         """Whether it is the state of ``thing``, saved with these modules, for as long as that stays as it is."""
         return False
 
+    def held_alike(self) -> dict[str, torch.Tensor]:
+        """Tensors that all ranks have to hold alike, by name: a checkpoint has one of each. The default has none."""
+        return {}
+
     def reload_hyperparameters(self, saved: SavedObject) -> None:  # noqa: B027
         """Restore the hyperparameters in ``saved`` again, since an object that was made later may have changed them.
 

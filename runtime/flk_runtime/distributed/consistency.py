@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
 from flk_runtime.contract.ranges import numbered
-from flk_runtime.distributed.process_group import all_gather, maximum
+from flk_runtime.distributed.process_group import all_gather, comm_device, maximum
 from flk_runtime.errors import SetupError
+from flk_runtime.system import device as devices
+from flk_runtime.system.bits import bit_sum
+
+_TOLERANCE: Final = 1e-5  # of a tensor's norm, since devices of several types round differently
 
 Line = tuple[str, str]  # a path in the structure, and a description of the value there
 
@@ -74,3 +80,37 @@ def difference(here: Sequence[Line], there: Sequence[Line], these: str, those: s
         if path not in here_lines:
             return f"{path} is on {those} ({description}), and not on {these}"
     return "the same leaves in another order"
+
+
+@torch.no_grad()
+def first_far(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> str | None:
+    """The first of ``tensors`` whose replicas in a ``group`` differ by more than rounding. Collective of all ranks."""
+    return next((name for name in differing(tensors, group) if _is_far(tensors[name], group)), None)
+
+
+def differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> list[str]:
+    """The names of the ``tensors`` that differ in any ``group`` of ranks. Collective of all ranks.
+
+    All ranks of a group have the same names in the same order, and shapes and dtypes too.
+    """
+    if not tensors:
+        return []
+    devices.synchronize()  # the script may step on a stream of its own
+    device = comm_device(torch.device("cpu"))
+    sums = torch.stack([bit_sum(each).to(device) for each in tensors.values()])
+    extremes = torch.cat((sums, -sums))
+    dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
+    differs = (extremes[: len(sums)] != -extremes[len(sums) :]).to(torch.int32)
+    dist.all_reduce(differs, dist.ReduceOp.MAX)  # of all shards
+    return [name for name, found in zip(tensors, differs.tolist(), strict=True) if found]
+
+
+def _is_far(values: torch.Tensor, group: Any) -> bool:
+    """Whether ``values`` differ between replicas by more than rounding. Collective of all ranks."""
+    first = values.to(comm_device(values.device), copy=True)
+    dist.broadcast(first, dist.get_global_rank(group, 0), group)
+    first = first.to(values.device)
+    distance, norm = (values - first).abs().double().norm(), first.abs().double().norm()
+    far = torch.stack([(~(distance <= _TOLERANCE * norm)).int()]).to(comm_device(torch.device("cpu")))
+    dist.all_reduce(far, dist.ReduceOp.MAX)
+    return bool(far.item())

@@ -7,7 +7,7 @@ each rank draws for itself, gradients of torch.autograd.grad. Replicas then diff
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
@@ -15,14 +15,12 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.distributed import comm_device, find_difference, parameters_in
+from flk_runtime.distributed import differing, find_difference, first_far, parameters_in
 from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, local
-from flk_runtime.system import device as devices
-from flk_runtime.system.bits import bit_sum, is_compared
+from flk_runtime.system.bits import is_compared
 
-_TOLERANCE: Final = 1e-5  # of a parameter's norm, since devices of several types round differently
 _ADVICE: Final = (
     "give all ranks the same values, such as run.mean(loss) for a scheduler or a closure, change parameters alike on "
     "all ranks, or use strategy none"
@@ -49,7 +47,8 @@ class Agreement:
             raise SetupError(f"the ranks train apart: {found}: {_ADVICE}")
         for model in models:
             _compare_parameters(model)
-            if names := _differing(model.loose_buffers(), dist.group.WORLD):
+            buffers = {name: local(each) for name, each in model.loose_buffers().items()}
+            if names := differing(buffers, dist.group.WORLD):
                 model.tie_buffers(names)
 
 
@@ -80,8 +79,8 @@ def check_replicas(models: Iterable[ParallelModel]) -> None:
     for model in models:
         if has_fsdp1(model.module):
             continue
-        whole = {name: each for name, each in model.trained().items() if not is_sharded(each)}
-        if name := _first_far(whole, dist.group.WORLD):
+        whole = {name: each.detach() for name, each in model.trained().items() if not is_sharded(each)}
+        if name := first_far(whole, dist.group.WORLD):
             raise SetupError(
                 f"{name!r} has other values on other ranks under strategy none, and a checkpoint has one of each: make "
                 "them equal before a save, or keep each rank's own with flk.adopt(model=flk.per_rank(model))"
@@ -91,37 +90,5 @@ def check_replicas(models: Iterable[ParallelModel]) -> None:
 def _compare_parameters(model: ParallelModel) -> None:
     """Raise SetupError on all ranks if replicas of a model have other parameters. Collective."""
     group = model.replicas()
-    if group is not None and (name := _first_far(model.trained(), group)):
+    if group is not None and (name := first_far({key: local(each) for key, each in model.trained().items()}, group)):
         raise SetupError(f"the ranks train apart: {name!r} has other values on other ranks: {_ADVICE}")
-
-
-@torch.no_grad()
-def _first_far(parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> str | None:
-    """The first of ``parameters`` whose replicas in a ``group`` differ by more than rounding. Collective of all."""
-    differing = _differing(parameters, group)
-    return next((name for name in differing if _is_far(local(parameters[name]), group)), None)
-
-
-def _differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> list[str]:
-    """The names of the ``tensors`` of which this rank's share differs in any ``group`` of ranks. Collective of all."""
-    if not tensors:
-        return []
-    devices.synchronize()  # the script may step on a stream of its own
-    device = comm_device(torch.device("cpu"))
-    sums = torch.stack([bit_sum(local(each)).to(device) for each in tensors.values()])
-    extremes = torch.cat((sums, -sums))
-    dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
-    differs = (extremes[: len(sums)] != -extremes[len(sums) :]).to(torch.int32)
-    dist.all_reduce(differs, dist.ReduceOp.MAX)  # of all shards
-    return [name for name, found in zip(tensors, differs.tolist(), strict=True) if found]
-
-
-def _is_far(values: torch.Tensor, group: Any) -> bool:
-    """Whether ``values`` differ between replicas by more than rounding. Collective of all ranks."""
-    first = values.to(comm_device(values.device), copy=True)
-    dist.broadcast(first, dist.get_global_rank(group, 0), group)
-    first = first.to(values.device)
-    distance, norm = (values - first).abs().double().norm(), first.abs().double().norm()
-    far = torch.stack([(~(distance <= _TOLERANCE * norm)).int()]).to(comm_device(torch.device("cpu")))
-    dist.all_reduce(far, dist.ReduceOp.MAX)
-    return bool(far.item())

@@ -17,10 +17,12 @@ def bit_sum(values: torch.Tensor) -> torch.Tensor:
     real = torch.view_as_real(values) if values.is_complex() else values
     flat = real.contiguous().flatten()
     if flat.device.type != "cpu":
-        return flat.view(_WORDS.get(flat.element_size(), torch.uint8)).sum(dtype=torch.int64)
+        flat = flat.view(_WORDS.get(flat.element_size(), torch.uint8))
+        return flat.sum(dtype=torch.int64)
     # As int64, since a CPU copies what it sums in another type.
     data = flat.view(torch.uint8)
-    words, rest = data.split((len(data) // 8 * 8, len(data) % 8))
+    whole = len(data) // 8 * 8
+    words, rest = data[:whole], data[whole:]
     total = rest.sum(dtype=torch.int64)
     if not words.storage_offset() % 8:
         return total + words.view(torch.int64).sum()

@@ -78,6 +78,7 @@ class OptimizerState(DistributedStateful):
         self._count = len(parameters_in(optimizer))
         self._of_parts = any(isinstance(module, Parts) for module in modules.values())
         self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
+        self._is_of_torch = type(optimizer).__module__.startswith("torch.")
         self._cache = ChunkCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
 
@@ -91,7 +92,7 @@ class OptimizerState(DistributedStateful):
             found, held = self._split(name)
         except MismatchError as error:  # raised below: ranks without an error would wait for this one
             problem = error
-        if not type(self._optimizer).__module__.startswith("torch."):
+        if not self._is_of_torch:
             self._agree(found.plain, held)
         if problem:
             raise problem
@@ -196,6 +197,19 @@ class OptimizerState(DistributedStateful):
     def reload_hyperparameters(self, saved: SavedObject) -> None:
         for group, values in zip(self._optimizer.param_groups, saved.plain["param_groups"], strict=True):
             group.update({key: value for key, value in values.items() if key != "params"})
+
+    def held_alike(self) -> dict[str, torch.Tensor]:
+        if self._of_parts or not self._is_of_torch:  # `_agree` compares the others at each save
+            return {}
+        states = {
+            own: self._optimizer.state.get(each, {}) for each, own in self.names().items() if not is_sharded(each)
+        }
+        return {
+            f"{key} of {own}": value
+            for own, state in states.items()
+            for key, value in sorted(state.items())
+            if isinstance(value, torch.Tensor) and not is_sharded(value) and value.is_floating_point()
+        }
 
     def names(self) -> dict[nn.Parameter, str]:
         """The parameters in the optimizer's order, with the names of the user's model, or numbers if it has none."""
