@@ -17,7 +17,7 @@ from flk_runtime.diloco.lead import JOINED, STOP, Lead, say
 from flk_runtime.diloco.options import DiLoCo, Membership
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import ParallelModel
+from flk_runtime.parallel import ParallelModel, StepStreams
 from flk_runtime.shared import progress
 from flk_runtime.system import device as devices
 
@@ -45,6 +45,7 @@ class OuterLoop:
         # The step after which the result of each fragment that was sent is applied.
         self._apply_at: list[int | None] = [None] * len(self._fragments)
         self._lead: Lead | None = None
+        self._streams = StepStreams()
         start = [self._gather(number) for number in range(len(self._fragments))]
         if dist.get_rank() == 0:
             values = [each for each in start if each is not None]
@@ -168,7 +169,7 @@ class OuterLoop:
     def _gather(self, number: int) -> torch.Tensor | None:
         """This worker's parameters of a fragment: float32 of shape (size,) on the CPU of rank 0, None elsewhere."""
         main, parts = dist.get_rank() == 0, []
-        with torch.no_grad(), devices.across_streams():
+        with torch.no_grad(), self._streams.between_steps():
             for parameter in self._parameters(number):
                 full = self._parallel.full_tensor(parameter)
                 if main and full is not None:

@@ -13,6 +13,7 @@ from flk_runtime.parallel.model import ParallelModel, local
 from flk_runtime.parallel.options import ParallelArgs, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import adopt_optimizer
+from flk_runtime.parallel.step_streams import StepStreams
 from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, is_wrapper, parallelize
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ParallelModel",
     "ParallelOptions",
     "Precision",
+    "StepStreams",
     "adopt_optimizer",
     "choose_strategy",
     "find_blocks",

@@ -13,6 +13,7 @@ from flk_runtime.checkpoint import DistributedStateful, Parts, SplitState, chunk
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.parallel.model import ParallelModel, local
+from flk_runtime.parallel.step_streams import StepStreams
 from flk_runtime.system import device as devices
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Average(DistributedStateful):
             raise SetupError("an average needs the whole model, and each rank has a stage of a pipeline: leave it out")
         self._parallel, self._decay = parallel, decay
         self._updates, self._is_applied = 0, False
+        self._streams = StepStreams()
         self._averages = {name: each.detach().clone() for name, each in parallel.trained().items()}
 
     @torch.no_grad()
@@ -52,7 +54,7 @@ class Average(DistributedStateful):
                 "parameters that are trained later require gradients, and freeze them after it"
             )
         averages, parameters = zip(*self._pairs(named), strict=True)
-        with devices.across_streams():
+        with self._streams.between_steps():
             if self._updates:
                 torch._foreach_lerp_(averages, parameters, 1 - self._decay)
             else:
