@@ -11,6 +11,7 @@ import pytest
 from flk_runtime.data.map_style import step_sizes
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
+from tests.support.small_model import SMALL_MODEL, told
 
 # Trains until STEPS and prints, per rank, the data of every step and a hash of all parameters at the end.
 TRAIN = """
@@ -88,6 +89,63 @@ def test_a_loader_made_in_an_evaluation_does_not_keep_a_run_from_resuming(ranks:
         "flk: 'loader-1' was made after the first step without a name=, so its position is not saved, as is right for "
         "an evaluation"
     ]
+
+
+# Two phases with data of one length. A restart leaves out the first one when it is done.
+PHASES = (
+    SMALL_MODEL
+    + """
+def phases(place, until, both_at_once=False, **named):
+    first, second = (torch.utils.data.TensorDataset(torch.arange(base, base + 24.0).view(24, 1)) for base in (0, 100))
+    seen = []
+    with init("ddp", checkpoint=os.environ["FOLDER"] + place, save_every=1) as run:
+        model = nn.Linear(1, 1)
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+
+        def train(loader, count):
+            for (x,) in loader.steps(min(count, until)):
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+                run.step()
+                seen.extend(map(int, x.flatten()))
+
+        if run.steps < 2:
+            loader = run.loader(first, 2)
+            later = run.loader(second, 2) if both_at_once else None
+            train(loader, 2)
+        if until > 2:
+            train(later if run.steps == 2 and both_at_once else run.loader(second, 2, **named), 4)
+    return seen
+"""
+)
+
+
+def test_a_phase_that_a_restart_begins_with_does_not_get_the_position_of_another(ranks: Ranks, tmp_path: Path) -> None:
+    begin = (
+        PHASES
+        + """
+with group():
+    refused("and this step trains with it: pass run.loader a name=", lambda: phases("late", 3))
+    tell("seen", phases("named", 3, name="second"))
+    phases("both", 3, both_at_once=True)
+"""
+    )
+    resume = (
+        PHASES
+        + """
+with group():
+    tell("seen", phases("named", 4, name="second"))
+    refused("'loader-1' is in the checkpoint, and this script makes fewer loaders", lambda: phases("both", 4))
+"""
+    )
+    variables = {"FOLDER": f"{tmp_path}/"}
+    before = [sample for each in ranks(begin, 2, variables) for sample in told(each)["seen"] if sample >= 100]
+    after = [sample for each in ranks(resume, 3, variables) for sample in told(each)["seen"]]
+    assert len(before) == 4
+    assert len(after) == 6
+    assert len({*before, *after}) == 10
+    assert min(after) >= 100
 
 
 def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -> None:

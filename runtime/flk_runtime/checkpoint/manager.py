@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +233,11 @@ class CheckpointManager:
             if isinstance(earlier, DistributedStateful) and other in self._restored:
                 # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
                 earlier.reload_hyperparameters(self._restored[other])
+
+    @property
+    def unclaimed(self) -> Set[str]:
+        """The names in the checkpoint for which no object is registered yet, until the first step."""
+        return self._unclaimed
 
     def get(self, name: str) -> Stateful | DistributedStateful | None:
         """The object that is registered under ``name``; None if there is none."""

@@ -130,6 +130,7 @@ class EpochLoader:
         self.epoch = 0
         self.consumed = 0
         self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
+        self.is_saved = False  # a checkpoint has the position
         self._context, self._seed = context, context.seed  # a checkpoint brings its own seed
         self._rank, self._world_size, self._step_size = context.rank, context.world_size, context.step_size
         # DataLoader's own default draws the seed of its workers from the global generator.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
@@ -41,6 +42,7 @@ class Batches(LoaderEvents):
         self._count = 0  # of loaders
         self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
         self._evaluates = self._said_not_saved = False
+        self._goes_by_order = False  # the position of a loader is saved under a name by the order of calls
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
         self.latest = StepShare(context.world_size, 1, 1)
@@ -78,7 +80,9 @@ class Batches(LoaderEvents):
         shared = {"shuffle": options.shuffle, "drop_last": options.drop_last, "accumulate": options.accumulate}
         _compare(f"loader {name!r}", dataset, options, shared | {"seed": loader_context.seed})
         loader = make_loader(dataset, loader_context)
+        loader.is_saved = saved
         if saved:
+            self._goes_by_order |= options.name is None
             manager.register(name, loader)
         elif not self._said_not_saved:
             self._said_not_saved = True
@@ -122,9 +126,32 @@ class Batches(LoaderEvents):
         return self._loader.epoch if self._loader else None
 
     def take_samples(self) -> int:
-        """The number of samples that all ranks have got since the last call, which ends a step."""
+        """The number of samples that all ranks have got since the last call, which ends a step.
+
+        Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
+        """
+        if self._loader and not self._loader.is_saved and self._samples:
+            self._check_saved(self._loader)
+        if self._goes_by_order and not self._steps.began:
+            self._check_order()
         samples, self._samples, self._step_ended = self._samples, 0, True
         return samples
+
+    def _check_saved(self, loader: EpochLoader) -> None:
+        if loader in self._in_use and self._saves.manager.can_save:
+            raise SetupError(
+                f"{loader.name!r} was made after the first step without a name=, so its position is not saved, and "
+                "this step trains with it: pass run.loader a name=, by which a restart finds the position"
+            )
+
+    def _check_order(self) -> None:
+        left = sorted(each for each in self._saves.manager.unclaimed if re.fullmatch(r"loader(-\d+)?", each))
+        if left:
+            raise SetupError(
+                f"{left[0]!r} is in the checkpoint, and this script makes fewer loaders before its first step than the "
+                "one that has saved it, so their positions may be those of other loaders: without name=, they go by "
+                "the order of calls; pass each loader the name= that it has in the checkpoint"
+            )
 
     @property
     def accumulation(self) -> int:
