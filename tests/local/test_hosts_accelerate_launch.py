@@ -23,7 +23,8 @@ class Options:
     rate: float = 0.1
 names = ("ACCELERATE_", "FSDP_", "PARALLELISM_", "KMP_")
 found = {name: value for name, value in os.environ.items() if name.startswith(names)}
-print("SHOWN " + json.dumps([found, sys.argv[1:], __name__, os.path.basename(__file__), str(Options.__annotations__)]), flush=True)
+main = [__name__, os.path.basename(__file__), str(Options.__annotations__)]
+print("SHOWN " + json.dumps([found, sys.argv[1:], *main]), flush=True)
 """
 # For two machines of eight processes: flk starts as many ranks as it was told to.
 FSDP = """

@@ -153,7 +153,8 @@ def _error(client: JobClient, name: str, place: RankPlace, answer: dict[str, Any
     flk = client.commands.flk
     if answer["error"] == "no steps":
         made = answer["made"]
-        steps = f"made {answer['measured']} of the steps" if answer["measured"] else "made no step that flk sees"
+        measured = answer["measured"]
+        steps = f"made {measured} of the steps and then none" if measured else "made no step that flk sees"
         return ApiError(
             f"rank {place.rank} {steps} in {answer['seconds']} seconds"
             + (f"; it is at step {made}" if made >= 0 else ""),

@@ -33,6 +33,11 @@ _OWN_FILES: Final = {"flk.yaml", "flk.schema.json", ignore_file.NAME}  # pods do
 WALK_LIMIT: Final = 100_000  # files that are looked at outside of git
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # files in a message
+_NO_SCRIPTS: Final = {
+    ".yaml": ("a YAML file", "a job file follows -f: -f {name}"),
+    ".yml": ("a YAML file", "a job file follows -f: -f {name}"),
+    ".sh": ("a shell script", "name the Python script that it starts; --setup runs a shell command before that"),
+}
 _OF_ACCELERATE: Final = re.compile(rb"^compute_environment:", re.MULTILINE)  # in each file of `accelerate config`
 _USES_ACCELERATE: Final = (b"accelerate", b"transformers", b"trl")
 _CONFIG_LIMIT: Final = 1 << 16  # bytes; such a file has one or two thousand
@@ -163,6 +168,9 @@ def find_script(job: Job, root: Path, *, here: bool = False) -> Path | None:
         in_image = "if the script is in the image, use --no-ship"
         otherwise = "name a script by its path from this folder" if here else in_image
         raise UsageError(f"there is no script {job.command[0]} in {root}", hint=meant or otherwise)
+    if script.suffix in _NO_SCRIPTS:
+        what, hint = _NO_SCRIPTS[script.suffix]
+        raise UsageError(f"{job.command[0]} is {what}, not a Python script", hint=hint.format(name=job.command[0]))
     if script.is_relative_to(root):
         _refuse_relative_imports(job.command[0], script, root)
     return script

@@ -24,10 +24,10 @@ _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 class Entry(NamedTuple):
-    """A variable, its value and where the file sets it: ``FILE:LINE``."""
+    """A variable, its value, which is None if this shell has none, and where the file sets it: ``FILE:LINE``."""
 
     name: str
-    value: str
+    value: str | None
     place: str
 
 
@@ -51,12 +51,7 @@ def read(path: str, environment: Mapping[str, str]) -> Iterator[Entry]:
         if name in lines:
             raise UsageError(f"--env-file: {place} sets {name}, which line {lines[name]} has set already")
         lines[name] = number
-        if match["set"]:
-            yield Entry(name, _value(match["value"], place), place)
-        elif name in environment:
-            yield Entry(name, environment[name], place)
-        else:
-            raise UsageError(f"--env-file: {place} has {name} without a value, and it is not set here")
+        yield Entry(name, _value(match["value"], place) if match["set"] else environment.get(name), place)
 
 
 def _value(text: str, place: str) -> str:

@@ -96,9 +96,13 @@ def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapp
         overlay.set(["ship"], False, "--no-ship")
     elif flags["ship"] and isinstance(fields.get("ship"), bool):
         del fields["ship"]
-    for path in flags["env_file"] or []:
-        for name, value, place in env_file.read(path, environment):
+    entries = {entry.name: entry for path in flags["env_file"] or [] for entry in env_file.read(path, environment)}
+    flagged = {text.partition("=")[0] for text in flags["env"] or []}
+    for name, value, place in entries.values():
+        if value is not None:
             overlay.set(["env", name], value, f"--env-file: {place}")
+        elif name not in flagged:
+            raise UsageError(f"--env-file: {place} has {name} without a value, and it is not set here")
     for row in rows(Job):
         if row.option.metavar and flags[row.name] is not None:
             _lay_option(overlay, row, flags[row.name], environment)

@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> None:
     sys.argv[0] = script
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec", dont_inherit=True)  # or annotations would be texts, as in this file
+        code = compile(file.read(), script, "exec", dont_inherit=True)  # or its annotations would be texts, as here
     own: Any = sys.modules["__main__"]  # it stays, so that the script's variables live until the process ends
     own.__file__, own.__spec__ = script, None
     exec(code, own.__dict__)  # noqa: S102 - it is the user's script

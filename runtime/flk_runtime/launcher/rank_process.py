@@ -185,7 +185,7 @@ def _run(command: Sequence[str]) -> None:
         main.__loader__ = SourceFileLoader("__main__", path)
         main.__cached__ = None
         with open(path, "rb") as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)  # or annotations would be texts, as in this file
+            code = compile(file.read(), path, "exec", dont_inherit=True)  # or its annotations would be texts, as here
     main.__file__ = path
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main

@@ -110,7 +110,7 @@ def test_all_ranks_as_json(cluster: Cluster, capsys: pytest.CaptureFixture[str])
         (
             {"error": "no steps", "made": 9, "measured": 2, "seconds": 60},
             ApiError,
-            "rank 0 made 2 of the steps in 60 seconds; it is at step 9",
+            "rank 0 made 2 of the steps and then none in 60 seconds; it is at step 9",
         ),
     ],
 )

@@ -463,6 +463,10 @@ def test_scripts_that_cannot_travel(tmp_path: Path, write: Write) -> None:
     write("part/train.py", "other.py")
     assert str(error_of(job(), tmp_path)) == f"there is no script train.py in {tmp_path}"
     assert str(error_of(job("part"), tmp_path)) == "part is a folder, not a script"
+    write("large.yaml", "train.sh")
+    assert str(error_of(job("large.yaml"), tmp_path)) == "large.yaml is a YAML file, not a Python script"
+    assert error_of(job("large.yaml"), tmp_path).hint == "a job file follows -f: -f large.yaml"
+    assert str(error_of(job("train.sh"), tmp_path)) == "train.sh is a shell script, not a Python script"
     outside = error_of(job("../other.py"), tmp_path / "part")
     assert str(outside) == f"the script ../other.py is outside of {tmp_path / 'part'}, whose code is shipped"
     assert outside.hint == f"run flk in the script's folder: cd {tmp_path}"

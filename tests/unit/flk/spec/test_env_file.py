@@ -77,13 +77,14 @@ def test_a_file_that_cannot_be_read(run: Run) -> None:
 def test_flags_win_over_files_and_files_over_the_job_file(run: Run) -> None:
     Path("flk.yaml").write_text("command: train.py\nenv: {A: file, B: file, C: file, D: file}\n")
     Path("train.py").write_text("")
-    Path("a.env").write_text("B=first\nC=first\nD=first\n")
-    Path("b.env").write_text("C=second\nD=second\nMY_TOKEN=t\n")
-    flags = ("--env-file", "a.env", "--env-file", "b.env", "--env", "D=flag")
+    Path("a.env").write_text("B=first\nC=first\nD=first\nNOT_SET_C\nNOT_SET_D\n")
+    Path("b.env").write_text("C=second\nD=second\nNOT_SET_C=second\nMY_TOKEN=t\n")
+    flags = ("--env-file", "a.env", "--env-file", "b.env", "--env", "D=flag", "--env", "NOT_SET_D=flag")
     code, stdout, stderr = run("render", *flags, "-o", "json")
     assert code == 0, stderr
     job = json.loads(stdout)["items"][0]
     env = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"]
     values = {variable["name"]: variable.get("value") for variable in env}
     assert [values[name] for name in "ABCD"] == ["file", "first", "second", "flag"]
+    assert [values[f"NOT_SET_{name}"] for name in "CD"] == ["second", "flag"]
     assert "env.MY_TOKEN looks like a secret" in stderr
