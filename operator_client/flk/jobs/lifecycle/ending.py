@@ -56,9 +56,9 @@ def watch_pods_end(
                     results[job] = _begun_with(overdue.format(name=job.name), late)
                     followers.drop(job)
             elif going_on and now - reported > REPORT_EVERY:
-                reported, pods = now, plural(sum(left[job] for job in going_on), "pod")
+                reported, pods = now, sum(left[job] for job in going_on)
                 whose = plural(len(going_on), "job") if are_several else going_on[0].name
-                report(f"waiting for {pods} of {whose} to {awaited}")
+                report(f"waiting for {plural(pods, 'pod') + ' of ' if pods else ''}{whose} to {awaited}")
             while jobs and jobs[0] in results:
                 yield jobs[0], results[jobs[0]]
                 jobs = jobs[1:]
