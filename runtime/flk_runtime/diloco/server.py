@@ -33,13 +33,12 @@ class Hub:
         secret: str,
         *,
         tls: ssl.SSLContext | None = None,
-        lease: float = LEASE,
         log: Callable[[str], None] = print,
     ) -> None:
         """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
         if not secret and not _is_loopback(address):
             raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
-        self._secret, self._tls, self._lease, self._log = secret, tls, Lease(lease), log
+        self._secret, self._tls, self._lease, self._log = secret, tls, Lease(LEASE), log
         self._socket = listen(address, port)
         self.port = int(self._socket.getsockname()[1])
         self._lock = threading.Lock()

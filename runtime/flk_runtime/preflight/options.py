@@ -17,10 +17,10 @@ from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.errors import SetupError
 
 
-def skipped_checks(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+def skipped_checks() -> frozenset[str]:
     """The checks that FLK_PREFLIGHT switches off. Raises SetupError if its value is not valid."""
     try:
-        return user_env.PREFLIGHT.read(environ)
+        return user_env.PREFLIGHT.read(os.environ)
     except VariableError as error:
         raise SetupError(str(error)) from None
 

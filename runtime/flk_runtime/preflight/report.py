@@ -68,11 +68,10 @@ class RankReport:
 _NAMES = tuple(field.name for field in fields(RankReport))
 
 
-def node_fields(
-    info: RankInfo, backend: str, environ: Mapping[str, str] = os.environ, shm: str = SHM
-) -> dict[str, Any]:
+def node_fields(info: RankInfo, backend: str) -> dict[str, Any]:
     """The fields of a RankReport about the node and its network, by name."""
-    found: dict[str, Any] = {"node": node_name(environ), "network": _network(environ), "shm": _size(shm)}
+    environ = os.environ
+    found: dict[str, Any] = {"node": node_name(environ), "network": _network(environ), "shm": _size(SHM)}
     found["nccl_shm"] = environ.get("NCCL_SHM_DISABLE", "0") in ("", "0")
     if info.nodes > 1 or "GLOO_SOCKET_IFNAME" in environ or "NCCL_SOCKET_IFNAME" in environ:
         # Resolving the host's own name can take seconds where name service is broken: only if there are several nodes.

@@ -110,11 +110,11 @@ def backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def unique_id(device: torch.device, environ: Mapping[str, str] = os.environ) -> str:
+def unique_id(device: torch.device) -> str:
     """A name that no other GPU has: its UUID, else its address on the PCI bus. Empty for the CPU."""
     if device.type != "cuda":
         return ""
-    visible = (host.visible_devices(environ)[1] or "").split(",")
+    visible = (host.visible_devices(os.environ)[1] or "").split(",")
     if len(visible) == 1 and visible[0].startswith("MIG-"):  # a MIG instance: other instances share the GPU's UUID
         return visible[0]
     properties = torch.cuda.get_device_properties(device)

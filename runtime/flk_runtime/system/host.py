@@ -113,10 +113,10 @@ def free_memory(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/me
     return free
 
 
-def resident_bytes(process: int, proc: Path = Path("/proc")) -> int:
+def resident_bytes(process: int) -> int:
     """Bytes of memory that this process has resident; 0 if it is unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int((proc / str(process) / "statm").read_text().split()[1]) * resource.getpagesize()
+        return int(Path("/proc", str(process), "statm").read_text().split()[1]) * resource.getpagesize()
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from flk_runtime.contract import pod_env, user_env
@@ -29,14 +29,14 @@ _OF_RANK: Final = (
 )
 
 
-def is_trial(environ: Mapping[str, str] = os.environ) -> bool:
+def is_trial() -> bool:
     """Return whether this process runs a script only to plan or to measure it."""
-    return environ.get(user_env.TRIAL) == "1"
+    return os.environ.get(user_env.TRIAL) == "1"
 
 
-def trial_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables of a trial that a rank with the variables ``environ`` starts."""
-    return {name: value for name, value in environ.items() if name not in _OF_RANK} | {user_env.TRIAL: "1"}
+def trial_environment() -> dict[str, str]:
+    """The variables of a trial that this process starts."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_RANK} | {user_env.TRIAL: "1"}
 
 
 def script_command() -> list[str]:

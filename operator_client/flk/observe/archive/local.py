@@ -33,9 +33,8 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 class LocalArchive:
     """The archive on this machine for the jobs of one namespace of a cluster."""
 
-    def __init__(self, client: JobClient, root: Path | None = None) -> None:
-        """``root`` is the folder of all jobs; the user's state folder by default."""
-        self.root = state_folder() / "jobs" if root is None else root
+    def __init__(self, client: JobClient) -> None:
+        self.root = state_folder() / "jobs"  # of all jobs
         server = hashlib.sha256(client.api.access.server.encode()).hexdigest()[:12]
         self.folder = self.root / server / _safe(client.namespace)
 
