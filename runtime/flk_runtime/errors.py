@@ -19,7 +19,7 @@
     └── ServerDiedError          lost         the fork server was killed, and the ranks with it
 
 Errors of a connection are also a ConnectionError. An error with a private name does not leave its module.
-`flk_runtime.contract.variable` has VariableError, since it imports nothing of flk; launchers make a SetupError of it.
+`flk_runtime.contract.variable` has VariableError, since it imports nothing of flk; `setting` makes a SetupError of it.
 
 `flk_runtime.contract.failure` says what follows each kind: usage and mismatch are final, rendezvous and storage may
 pass, peer is a consequence. An error that is raised because of another one keeps it as its cause: an error of the
@@ -31,11 +31,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import ClassVar
 
 from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.variable import T, Variable, VariableError
 
 
 class RuntimeFailure(Exception):
@@ -50,6 +52,14 @@ class SetupError(RuntimeFailure, ValueError):
 
     kind = Kind.USAGE
     output = ""  # the last lines of a command that failed
+
+
+def setting(variable: Variable[T], environ: Mapping[str, str] = os.environ) -> T:
+    """Return the value of a variable in ``environ``, or its default. Raises SetupError for a wrong value."""
+    try:
+        return variable.read(environ)
+    except VariableError as error:
+        raise SetupError(str(error)) from None
 
 
 def shipped(module: str, what: str, words: str) -> ModuleType:

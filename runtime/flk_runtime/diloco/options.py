@@ -9,8 +9,8 @@ from typing import Any
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES, parse_strategy
-from flk_runtime.contract.variable import VariableError, is_count
-from flk_runtime.errors import SetupError
+from flk_runtime.contract.variable import is_count
+from flk_runtime.errors import SetupError, setting
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,7 @@ class Membership:
     @classmethod
     def read(cls, options: DiLoCo, environ: Mapping[str, str] = os.environ) -> Membership:
         """The membership that the launcher's variables describe. Raises SetupError."""
-        try:
-            local, count = user_env.WORKER.read(environ), user_env.WORKERS.read(environ)
-        except VariableError as error:
-            raise SetupError(str(error)) from None
+        local, count = setting(user_env.WORKER, environ), setting(user_env.WORKERS, environ)
         if local >= count:
             raise SetupError(f"{user_env.WORKER}={local}: there are {count} workers ({user_env.WORKERS})")
         address = environ.get(pod_env.MEET, "")

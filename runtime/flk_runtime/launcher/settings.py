@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from flk_runtime.contract import platform, pod_env, pod_layout, user_env
 from flk_runtime.contract.secrets import secrets_in
-from flk_runtime.contract.variable import T, Variable, VariableError
-from flk_runtime.errors import SetupError
+from flk_runtime.contract.variable import T, Variable
+from flk_runtime.errors import SetupError, setting
 from flk_runtime.system import host
 from flk_runtime.wire import Session
 
@@ -178,10 +178,7 @@ class Settings:
         environ = {**environ, **_from_torchrun_variables(environ)}
 
         def value(variable: Variable[T]) -> T:
-            try:
-                return variable.read(environ)
-            except VariableError as error:
-                raise SetupError(str(error)) from error
+            return setting(variable, environ)
 
         pods = value(pod_env.PODS)
         pod = value(pod_env.POD_INDEX)

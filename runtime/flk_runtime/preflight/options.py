@@ -5,24 +5,14 @@ Needs an open process group.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.variable import VariableError
 from flk_runtime.distributed.consistency import check_consistent
-from flk_runtime.errors import SetupError
-
-
-def skipped_checks() -> frozenset[str]:
-    """The checks that FLK_PREFLIGHT switches off. Raises SetupError if its value is not valid."""
-    try:
-        return user_env.PREFLIGHT.read(os.environ)
-    except VariableError as error:
-        raise SetupError(str(error)) from None
+from flk_runtime.errors import setting
 
 
 def compare_options(call: str, options: Mapping[str, Any]) -> None:
@@ -31,7 +21,7 @@ def compare_options(call: str, options: Mapping[str, Any]) -> None:
     Nothing is compared in a world of one rank, or where FLK_PREFLIGHT switches the check "options" off. Raises
     SetupError on every rank, with the first option that differs and the ranks on each side.
     """
-    if dist.get_world_size() > 1 and "options" not in skipped_checks():
+    if dist.get_world_size() > 1 and "options" not in setting(user_env.PREFLIGHT):
         check_consistent(call, [(name, describe(value)) for name, value in options.items()])
 
 

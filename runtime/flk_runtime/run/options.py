@@ -15,13 +15,12 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.save_interval import check_interval
 from flk_runtime.contract.strategies import AUTO, DILOCO
-from flk_runtime.contract.variable import T, Variable, VariableError, is_count
+from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.diloco import DiLoCo, Membership, choose_options
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import choose_strategy
-from flk_runtime.preflight.options import skipped_checks
 from flk_runtime.system import device as devices
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
@@ -70,7 +69,7 @@ class RunOptions:
         in the preflight check, where there is one.
         """
         limit = _seconds("preflight", given.get("preflight"), user_env.PREFLIGHT_TIMEOUT) or 0.0
-        skipped = skipped_checks()
+        skipped = setting(user_env.PREFLIGHT)
         off = len(skipped) == len(PREFLIGHT_CHECKS)
         defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
         try:
@@ -159,7 +158,7 @@ def _sinks(text: str | None) -> tuple[SinkName, ...]:
 def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float | None:
     """A duration in seconds from an argument, else from a variable; None if neither is given."""
     if value is None:
-        name, value = variable, _read(variable)
+        name, value = variable, setting(variable)
     if value is not None and not 0 <= value < float("inf"):
         raise SetupError(f"{name}={value}: expected a finite number of seconds, 0 or more")
     return value
@@ -168,7 +167,7 @@ def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float |
 def interval(name: str, value: int | str | None, variable: Variable[Any]) -> int | None:
     """A number of steps between checkpoints, or COMPUTED, from an argument, else from a variable."""
     if value is None:
-        steps = _read(variable)
+        steps = setting(variable)
     else:
         try:
             steps = check_interval(value)
@@ -179,17 +178,10 @@ def interval(name: str, value: int | str | None, variable: Variable[Any]) -> int
 
 def _count(name: str, value: int | None, variable: Variable[int]) -> int:
     """An integer of 0 or more from an argument, else from a variable."""
-    return _read(variable) if value is None else _checked_count(name, value)
+    return setting(variable) if value is None else _checked_count(name, value)
 
 
 def _checked_count(name: str, value: int) -> int:
     if not is_count(value) or value >= 1 << 63:
         raise SetupError(f"{name}={value!r}: expected an integer, 0 or more")
     return value
-
-
-def _read(variable: Variable[T]) -> T:
-    try:
-        return variable.read(os.environ)
-    except VariableError as error:
-        raise SetupError(str(error)) from None
