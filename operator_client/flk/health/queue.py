@@ -17,6 +17,7 @@ from flk_runtime.contract.ranges import plural
 
 SUSPENDED: Final = "Suspended"
 AHEAD: Final = 3  # jobs that are named before one in the queue
+LISTED: Final = 1000  # jobs of a queue that Kueue's Visibility API lists at most
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -113,7 +114,8 @@ def _place(view: JobView) -> tuple[str, list[Evidence]]:
     named = ", ".join(ahead[:AHEAD]) + (f" and {len(ahead) - AHEAD} more" if len(ahead) > AHEAD else "")
     others = f"{plural(elsewhere, 'job')} of other queues" if elsewhere > 0 else ""
     behind = " and ".join(filter(None, (named, others)))
-    text = f"place {index + 1} of {len(pending)}" + (f", behind {behind}" if behind else "")
+    more = " or more" if len(pending) == LISTED else ""
+    text = f"place {index + 1} of {len(pending)}{more}" + (f", behind {behind}" if behind else "")
     return f" at {text}", [Evidence(f"queue {view.queue}", text, "pendingworkloads")]
 
 

@@ -210,8 +210,12 @@ def waiting_in_queue(name: str, position: int, *owners: str) -> dict[str, Any]:
         ([], "place 1 of 2"),
         ([("w-a", 0, "a"), ("w-b", 2)], "place 3 of 4, behind a, w-b and 2 jobs of other queues"),
         ([(f"w-{n}", n, f"j{n}") for n in range(5)], "place 6 of 7, behind j0, j1, j2 and 2 more"),
+        (
+            [(f"w-{n}", n, f"j{n}") for n in range(998)],
+            "place 1000 of 1000 or more, behind j0, j1, j2 and 996 more",
+        ),
     ],
-    ids=["first", "others", "many"],
+    ids=["first", "others", "many", "more than Kueue lists"],
 )
 def test_a_job_in_a_queue_says_its_place_and_who_is_ahead(before: list[Any], place: str) -> None:
     own = 4 if len(before) == 2 else len(before)
