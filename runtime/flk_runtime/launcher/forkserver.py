@@ -404,7 +404,7 @@ class _Server:
 
 
 def _why_no_fork(number: int) -> str:
-    limit = ": is the limit of processes reached (pids.max of the pod, ulimit -u)?" if number == errno.EAGAIN else ""
+    limit = ", as at a limit of processes (pids.max of the pod, ulimit -u)" if number == errno.EAGAIN else ""
     return f"no process can be made: {os.strerror(number)}{limit}"
 
 

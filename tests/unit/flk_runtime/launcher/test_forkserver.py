@@ -207,7 +207,7 @@ def test_requests_that_arrive_together_are_taken_apart(monkeypatch: pytest.Monke
 
 def test_where_no_process_can_be_made_the_server_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a limit of processes, and the ranks that run go on."""
-    why = "no process can be made: Resource temporarily unavailable: is the limit of processes reached"
+    why = "no process can be made: Resource temporarily unavailable, as at a limit of processes"
 
     def fork() -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
