@@ -51,7 +51,8 @@ def _download_launcher(folder: Path) -> str:
         return reason
     with tarfile.open(folder / f"horovod-{HOROVOD}.tar.gz") as archive:
         members = [each for each in archive.getmembers() if each.name.startswith(f"horovod-{HOROVOD}/horovod/")]
-        archive.extractall(folder, members, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian's Python 3.11.2 has no filters
+        archive.extractall(folder, members)
     (folder / "site").mkdir()
     (folder / f"horovod-{HOROVOD}" / "horovod").rename(folder / "site" / "horovod")
     shutil.rmtree(folder / "site" / "horovod" / "torch")
