@@ -366,9 +366,10 @@ APART = """
             return str(error)
 
     def saved_by_hand():
+        torch.manual_seed(rank)
+        model = nn.Linear(2, 1)
         try:
-            torch.manual_seed(rank)
-            flk.save(1, os.environ["FOLDER"] + "by hand", model=nn.Linear(2, 1))
+            flk.save(1, os.environ["FOLDER"] + "by hand", model=model, optimizer=torch.optim.SGD(model.parameters()))
         except flk.CheckpointError as error:
             return str(error)
 """
@@ -394,12 +395,13 @@ def test_what_a_checkpoint_has_once_is_alike_on_all_ranks_or_refused(
     )
     for each in ranks(script, world_size, {"FOLDER": f"{tmp_path}/"}):
         model, state, of_ddp, by_hand, lacking = told(each)["refused"]
-        assert model.startswith("weight of 'model' has other values on other ranks, and a checkpoint has one of each")
-        assert state.startswith("exp_avg of weight of 'optimizer' has other values on other ranks")
-        assert of_ddp.startswith("exp_avg of weight of 'optimizer' has other values on other ranks")
-        assert by_hand.startswith("weight of 'model' has other values on other ranks")
+        once = "has other values on other ranks, and a checkpoint has one of each"
+        assert model.startswith(f"the parameter 'weight' of optimizer {once}")
+        assert state.startswith(f"'exp_avg' of 'weight' of optimizer {once}")
+        assert of_ddp.startswith(f"'exp_avg' of 'weight' of optimizer {once}")
+        assert by_hand.startswith(f"the parameter 'weight' of optimizer {once}")
         assert lacking.startswith(
-            "exp_avg of weight of 'optimizer' is on rank 0 (a tensor of torch.float32 (1, 2)), and"
+            "'exp_avg' of 'weight' of optimizer is on rank 0 (a tensor of torch.float32 (1, 2)), "
         )
         assert told(each)["own"][-1] == told(each)["whole"][-1]
 

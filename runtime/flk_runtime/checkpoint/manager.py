@@ -361,7 +361,7 @@ class CheckpointManager:
     def _compare(self) -> None:
         """Raise CheckpointError on all ranks if they hold apart what a checkpoint has only once. Collective."""
         held = {
-            f"{key} of {name!r}": value
+            f"{key} of {name}": value
             for name, thing in self._objects.items()
             if isinstance(thing, DistributedStateful)
             for key, value in thing.held_alike().items()

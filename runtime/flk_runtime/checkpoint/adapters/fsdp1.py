@@ -29,9 +29,6 @@ class FSDP1ModuleState(ModuleState):
 
         return dict(get_model_state_dict(self._module))
 
-    def held_alike(self) -> dict[str, torch.Tensor]:
-        return {}  # a flat parameter is this rank's share
-
     def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
 

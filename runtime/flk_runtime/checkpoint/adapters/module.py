@@ -64,15 +64,6 @@ class ModuleState(DistributedStateful):
         reshard(self._module)
         return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
 
-    def held_alike(self) -> dict[str, torch.Tensor]:
-        if isinstance(self._module, Parts):
-            return {}
-        found: dict[int, tuple[str, torch.Tensor]] = {}  # a tied parameter has its first name
-        for name, each in parameters_of(self._module).items():
-            if each.requires_grad and not is_sharded(each):
-                found.setdefault(id(each), (name, each.detach()))
-        return dict(found.values())
-
     def _lacks(self, saved: SavedObject, key: str) -> bool:
         return key in self.left_out and not saved.checkpoint.has(f"{saved.name}.{key}")
 

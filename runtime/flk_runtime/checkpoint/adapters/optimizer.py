@@ -199,17 +199,15 @@ class OptimizerState(DistributedStateful):
             group.update({key: value for key, value in values.items() if key != "params"})
 
     def held_alike(self) -> dict[str, torch.Tensor]:
-        if self._of_parts or not self._is_of_torch:  # `_agree` compares the others at each save
+        if self._of_parts:
             return {}
-        states = {
-            own: self._optimizer.state.get(each, {}) for each, own in self.names().items() if not is_sharded(each)
-        }
-        return {
-            f"{key} of {own}": value
-            for own, state in states.items()
-            for key, value in sorted(state.items())
-            if isinstance(value, torch.Tensor) and not is_sharded(value) and value.is_floating_point()
-        }
+        whole = {own: each for each, own in self.names().items() if each.requires_grad and not is_sharded(each)}
+        found = {f"the parameter {own!r}": each.detach() for own, each in whole.items()}
+        for own, each in whole.items() if self._is_of_torch else ():  # `_agree` compares the others at each save
+            for key, value in sorted(self._optimizer.state.get(each, {}).items()):
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    found[f"{key!r} of {own!r}"] = value
+        return found
 
     def names(self) -> dict[nn.Parameter, str]:
         """The parameters in the optimizer's order, with the names of the user's model, or numbers if it has none."""
