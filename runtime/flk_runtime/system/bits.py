@@ -26,8 +26,8 @@ def bit_sum(values: torch.Tensor) -> torch.Tensor:
     total = rest.sum(dtype=torch.int64)
     if not words.storage_offset() % 8:
         return total + words.view(torch.int64).sum()
-    for part in words.split(_PART):
-        total += part.clone().view(torch.int64).sum()
+    for begin in range(0, whole, _PART):
+        total += words[begin : begin + _PART].clone().view(torch.int64).sum()
     return total
 
 

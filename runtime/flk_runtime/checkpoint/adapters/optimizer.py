@@ -13,6 +13,7 @@ state_dict() that torch's optimizers do not have.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +37,7 @@ from flk_runtime.checkpoint.state import (
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.distributed import is_alike, parameters_in, process_group
 from flk_runtime.errors import MismatchError
-from flk_runtime.system.bits import bit_sum
+from flk_runtime.system.bits import bit_sum, is_compared
 from flk_runtime.system.pytree import map_leaves
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class OptimizerState(DistributedStateful):
         self._of_parts = any(isinstance(module, Parts) for module in modules.values())
         self._equal = self._of_parts or all(isinstance(module, DistributedDataParallel) for module in modules.values())
         self._is_of_torch = type(optimizer).__module__.startswith("torch.")
+        self._agreed = 0  # times that ranks have compared their states; bits take as long to read as to copy
         self._cache = ChunkCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
 
@@ -228,7 +230,9 @@ class OptimizerState(DistributedStateful):
         ranks. ``plain`` gets what it lacks about state that only other ranks have. ``held``: None if this rank has an
         error of its own.
         """
-        own = None if held is None else (map_leaves(held, _mark), plain["numbers"], plain["shards"])
+        self._agreed += 1
+        mark = functools.partial(_mark, bits=is_compared(self._agreed))
+        own = None if held is None else (map_leaves(held, mark), plain["numbers"], plain["shards"])
         if is_alike(own):
             return
         everywhere = [each for each in process_group.all_gather(own) if each is not None]
@@ -277,10 +281,10 @@ def _is_empty(parameter: Any) -> bool:
     return hasattr(parameter, "to_local") and not parameter.to_local().numel()
 
 
-def _mark(value: Any) -> Any:
-    """What is equal for equal values: of a tensor its dtype, shape and bits."""
+def _mark(value: Any, *, bits: bool) -> Any:
+    """What is equal for equal values: of a tensor its dtype, its shape and, if ``bits``, its bits."""
     if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), int(bit_sum(value.detach()))
+        return str(value.dtype), tuple(value.shape), int(bit_sum(value.detach())) if bits else 0
     return value if value is None else repr(value)
 
 
