@@ -132,9 +132,7 @@ COVERED = {
     ),
     "tests/unit/flk/jobs/lifecycle/test_creation.py": "flk.jobs.lifecycle.secret flk.manifest.rendezvous",
     "tests/unit/flk/jobs/lifecycle/test_expiry.py": "flk.jobs.submission",
-    "tests/unit/flk/jobs/lifecycle/test_suspension.py": (
-        "flk.cli.restart flk.jobs.lifecycle.ending flk.jobs.lifecycle.restart"
-    ),
+    "tests/unit/flk/jobs/lifecycle/test_suspension.py": "flk.cli.restart flk.jobs.lifecycle.restart",
     "tests/unit/flk/jobs/test_copying.py": "flk.jobs.received",
     "tests/unit/flk/jobs/test_handle.py": "flk.jobs.state.html",
     "tests/unit/flk/jobs/test_elastic_job.py": "flk.cli.scale flk.jobs.lifecycle.scaling",
