@@ -412,3 +412,32 @@ with group():
         whole, resumed = told(each)["found"]
         assert [sharded for state in whole for sharded, _ in state] == [True, False, False, False]
         assert resumed == whole
+
+
+def test_lists_of_shards_in_the_state_of_an_optimizer_are_refused(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+class History(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for each in self.param_groups[0]["params"]:
+            past = self.state[each].setdefault("past", [])
+            past.append(each.grad.clone())
+            each.sub_(sum(past[-2:]), alpha=0.05)
+
+def fit(strategy):
+    with init(strategy, checkpoint=f"{os.environ['PLACE']}/{strategy}") as run:
+        model = build()[0]
+        model, optimizer = run.parallelize(model, History(model.parameters()))
+        train(run, model, optimizer, steps=2)
+
+with group():
+    fit("ddp")
+    refused("History keeps shards in 'past' of 'embedding.weight', a list", lambda: fit("full_shard"))
+"""
+    )
+    ranks(script, 2, {"PLACE": str(tmp_path)})

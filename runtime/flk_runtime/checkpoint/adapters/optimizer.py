@@ -38,7 +38,7 @@ from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.distributed import is_alike, parameters_in, process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.bits import bit_sum, is_compared
-from flk_runtime.system.pytree import map_leaves
+from flk_runtime.system.pytree import leaves, map_leaves
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -106,6 +106,7 @@ class OptimizerState(DistributedStateful):
         parameters = {own: parameter for parameter, own in names.items()}
         content = _read(self._optimizer)
         states = {own: content.state.get(each, {}) for own, each in parameters.items()}
+        _refuse_nested(self._optimizer, states)
         tensors, plain = split_values(states.items())
         if self._of_parts:
             if plain["values"]:
@@ -258,6 +259,17 @@ class OptimizerState(DistributedStateful):
         found = chunks_of(path, value)  # on all ranks, which refuse alike what cannot be saved
         offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
         return found if offers else []
+
+
+def _refuse_nested(optimizer: Optimizer, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise MismatchError for shards in a list or dictionary, which would be saved as a value of this rank alone."""
+    for own, state in states.items():
+        for key, value in state.items():
+            if isinstance(value, list | tuple | dict) and any(map(is_sharded, leaves(value))):
+                raise MismatchError(
+                    f"{type(optimizer).__name__} keeps shards in {key!r} of {own!r}, a {type(value).__name__}: "
+                    "keep each tensor under a key of its own, or use a strategy that does not shard"
+                )
 
 
 def _shards(parameters: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
