@@ -33,12 +33,14 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow
 # Trainer, "trainjobs" for the status of TrainJobs, "s3" for checkpoints there, "weights" for files of weights that
 # `export`, `import`, `load_weights` and `init=` use, "links" measures the network of three nodes or more, "gpus" is for
-# jobs that request GPUs, and "averaging" for scripts with a DistributedOptimizer.
+# jobs that request GPUs, and "averaging" for scripts with a DistributedOptimizer. "average" is `Run.average`,
+# "recompute" and "frozen" are options of `Run.parallelize`, and "slurm" reads the variables of srun.
 # "sinks" writes metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
         "trainjobs", "sinks", "page", "mesh", "s3", "weights", "links", "gpus", "averaging",
+        "average", "recompute", "frozen", "slurm",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
@@ -50,18 +52,25 @@ _MENTIONED: Final = {
     "mesh": (b"mesh", b"tp=", b"tp_plan", b"'tp'", b'"tp"'),
     "sinks": (b"metrics=",),
     "averaging": (b"DistributedOptimizer",),
-    "weights": (b"weights", b"export", b"init=", b"'init'", b'"init"'),
+    "weights": (b"weights", b"export", b"init=", b"init =", b"init:", b"'init'", b'"init"'),
+    "average": (b"average",),
+    "recompute": (b"recompute",),
+    "frozen": (b"save_frozen",),
+    "slurm": (b"SLURM",),
     "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
 }
 """What the code of a job says that uses an OPTIONAL package which no option of the job tells."""
+_IN_SETTINGS: Final = {"s3", "recompute", "frozen"}  # what files that are not Python's can ask for too
+_OF_PLANS: Final = frozenset({"plan", "recompute"})
+_OF_DILOCO: Final = frozenset({"diloco", "average"})
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
 _OF_PROGRAMS: Final = {
     "": {"training", "check", "weights"},
-    "bench": {"bench", "plan"},
+    "bench": {"bench", *_OF_PLANS},
     "check": {"training", "check"},
     "diloco": {"diloco"},
     "hosts": {"training", "hosts", "loops"},
-    "plan": {"plan"},
+    "plan": _OF_PLANS,
 }
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
@@ -74,6 +83,7 @@ _ELSEWHERE: Final = {
     "contract/sinks.py": "sinks",
     "checkpoint/pod_exchange.py": "training",
     "checkpoint/storage/s3.py": "s3",
+    "discovery/slurm.py": "slurm",
     "distributed/optimizer.py": "averaging",
     "distributed/reducer.py": "averaging",
     **dict.fromkeys((f"checkpoint/files/{each}.py" for each in _OF_WEIGHTS), "weights"),
@@ -88,8 +98,13 @@ _ELSEWHERE: Final = {
     "launcher/record_place.py": "records",
     "launcher/telemetry/gpus.py": "gpus",
     "launcher/trainer_forward.py": "trainjobs",
+    "parallel/average.py": "average",
+    "parallel/frozen.py": "frozen",
+    "parallel/initialize.py": "weights",
     "parallel/mesh.py": "mesh",
     "parallel/mesh_model.py": "mesh",
+    "parallel/recompute.py": "recompute",
+    "parallel/step_streams.py": "average",
     "parallel/tensor_parallel.py": "mesh",
     "plan/split.py": "mesh",
     "launcher/trainer_status.py": "trainers",
@@ -152,7 +167,7 @@ def used_by(job: Job) -> frozenset[str]:
     module = job.command[1].split(".") if job.command[0] == "-m" else []
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))
-    return frozenset(used.union({"training"}, {AUTO: {"plan"}, DILOCO: {"diloco"}}.get(job.strategy, ())))
+    return frozenset(used.union({"training"}, {AUTO: _OF_PLANS, DILOCO: _OF_DILOCO}.get(job.strategy, ())))
 
 
 def _texts(job: Job) -> Iterator[str]:
@@ -167,7 +182,7 @@ def _texts(job: Job) -> Iterator[str]:
 def used_by_code(files: Iterable[tuple[str, bytes]] | None) -> frozenset[str]:
     """Return which OPTIONAL packages the code of a job may use, from the names and contents of its files.
 
-    None: it may be any code. Files that are not Python's may hold the address of checkpoints.
+    None: it may be any code. Files that are not Python's may hold settings: the address of checkpoints, and options.
     """
     if files is None:
         return frozenset(_MENTIONED)
@@ -175,7 +190,7 @@ def used_by_code(files: Iterable[tuple[str, bytes]] | None) -> frozenset[str]:
         package
         for name, content in files
         for package, words in _MENTIONED.items()
-        if (name.endswith((".py", ".ipynb")) or package == "s3") and any(word in content for word in words)
+        if (name.endswith((".py", ".ipynb")) or package in _IN_SETTINGS) and any(word in content for word in words)
     )
 
 

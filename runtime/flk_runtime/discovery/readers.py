@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flk_runtime.discovery import slurm
 from flk_runtime.discovery.rank_info import RankInfo
 from flk_runtime.discovery.variables import Environ, Launcher, checked, first_set, number, require, show
-from flk_runtime.errors import DiscoveryError
+from flk_runtime.errors import DiscoveryError, shipped
 
 START_WITH_LAUNCHER = "start the script with `torchrun script.py` or `python -m flk_runtime script.py`"
 # Ids of the Slurm steps that run a job's batch script or an interactive shell, which srun did not start (slurm.h).
@@ -38,6 +37,9 @@ def read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
 
 def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
     """Read a task of srun. Nodes may have different numbers of tasks, and ranks may go to the nodes cyclically."""
+    shipped("flk_runtime.discovery.slurm", "SLURM_STEP_ID is set: flk's code for Slurm", "SLURM")
+    from flk_runtime.discovery.slurm import tasks_of
+
     tasks = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)
     launcher = replace(
         launcher, world_size=first_set(environ, "SLURM_STEP_NUM_TASKS", launcher.world_size), local_world_size=tasks
@@ -46,7 +48,7 @@ def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
     require(launcher, environ, (*names, tasks), "srun")
     rank, local_rank, world_size, node_rank = (number(environ, name) for name in names)
     try:
-        local_world_size, nodes, total = slurm.tasks_of(environ[tasks], node_rank)
+        local_world_size, nodes, total = tasks_of(environ[tasks], node_rank)
     except ValueError as error:
         raise DiscoveryError(f"{tasks}={environ[tasks]}: {error}") from None
     if total != world_size:

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from flk_runtime.discovery import slurm
 from flk_runtime.discovery.rank_info import RankInfo
 from flk_runtime.errors import DiscoveryError
 
@@ -154,9 +153,11 @@ def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]
         hosts = first_set(environ, *launcher.hosts) if launcher.hosts else ""
         if nodes == 1:
             address = "127.0.0.1"
-        elif hosts in environ:
+        elif hosts in environ:  # srun's, after `read_slurm`
+            from flk_runtime.discovery.slurm import first_host
+
             try:
-                address = slurm.first_host(environ[hosts])
+                address = first_host(environ[hosts])
             except ValueError as error:
                 raise DiscoveryError(f"{hosts}={environ[hosts]}: {error}") from None
         elif port is None and not hosts:

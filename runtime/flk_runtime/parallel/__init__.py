@@ -6,30 +6,24 @@ imports it. ddp and fsdp2 are imported inside functions, when a strategy needs t
 them take long to import.
 """
 
-from flk_runtime.parallel.average import Average
 from flk_runtime.parallel.blocks import Blocks, find_blocks
-from flk_runtime.parallel.initialize import load_weights
 from flk_runtime.parallel.model import ParallelModel, local
 from flk_runtime.parallel.options import ParallelArgs, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import adopt_optimizer
-from flk_runtime.parallel.step_streams import StepStreams
 from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, is_wrapper, parallelize
 
 __all__ = [
     "STRATEGIES",
-    "Average",
     "Blocks",
     "ParallelArgs",
     "ParallelModel",
     "ParallelOptions",
     "Precision",
-    "StepStreams",
     "adopt_optimizer",
     "choose_strategy",
     "find_blocks",
     "is_wrapper",
-    "load_weights",
     "local",
     "parallelize",
 ]

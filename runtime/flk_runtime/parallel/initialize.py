@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,35 +19,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from flk_runtime.checkpoint.files import Weights
+from flk_runtime.checkpoint.load import SavedObject
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError, shipped
-from flk_runtime.parallel.meta_init import reset_method, reset_modules
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel.meta_init import RESETS, Initializer, reset_method, reset_modules
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.system import pytree
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint
-
-Initializer = Callable[[nn.Module], object] | str | os.PathLike[str]
-RESETS = "reset_parameters"  # the initializer that says that the methods of this name set all values
-
-
-def meta_names(model: nn.Module) -> list[str]:
-    """The names of the parameters and buffers of ``model`` that are on the meta device."""
-    return [name for name, tensor in _tensors(model).items() if tensor.is_meta]
-
-
-def check_init(names: Collection[str], init: Initializer | None) -> None:
-    """Raise SetupError if the tensors with ``names`` are on the meta device and no initializer is given for them.
-
-    What a constructor sets is lost there, and nothing shows in all cases that it has set something.
-    """
-    if names and init is None:
-        raise SetupError(
-            f"{next(iter(names))!r} of the model is on the meta device, where the values that its constructor sets are "
-            "lost: pass init=, a function that sets them, the path of weights, or "
-            f"init={RESETS!r} if {RESETS}() of the modules sets all of them"
-        )
 
 
 def initialize(
@@ -103,10 +84,6 @@ def initialize(
 
 def load_weights(parallel: ParallelModel, path: str | os.PathLike[str]) -> None:
     """Load the weights at ``path`` into a model; each rank reads the chunks that it needs. Collective."""
-    shipped("flk_runtime.checkpoint.files", "flk's code for files of weights", "weights or init=")
-    from flk_runtime.checkpoint.files import Weights
-    from flk_runtime.checkpoint.load import SavedObject
-
     parallel.state.read(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -11,7 +12,27 @@ from torch import nn
 
 from flk_runtime.errors import SetupError
 
-_RESET_METHODS = ("reset_parameters", "_reset_parameters")  # nn.MultiheadAttention has the second
+Initializer = Callable[[nn.Module], object] | str | os.PathLike[str]
+RESETS = "reset_parameters"  # the initializer that says that the methods of this name set all values
+_RESET_METHODS = (RESETS, "_reset_parameters")  # nn.MultiheadAttention has the second
+
+
+def meta_names(model: nn.Module) -> list[str]:
+    """The names of the parameters and buffers of ``model`` that are on the meta device."""
+    return [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+
+
+def check_init(names: Collection[str], init: Initializer | None) -> None:
+    """Raise SetupError if the tensors with ``names`` are on the meta device and no initializer is given for them.
+
+    What a constructor sets is lost there, and nothing shows in all cases that it has set something.
+    """
+    if names and init is None:
+        raise SetupError(
+            f"{next(iter(names))!r} of the model is on the meta device, where the values that its constructor sets are "
+            "lost: pass init=, a function that sets them, the path of weights, or "
+            f"init={RESETS!r} if {RESETS}() of the modules sets all of them"
+        )
 
 
 class Materializer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from torch import nn
 
 from flk_runtime.parallel.blocks import Blocks
-from flk_runtime.parallel.initialize import Initializer
+from flk_runtime.parallel.meta_init import Initializer
 from flk_runtime.parallel.precision import Precision
 
 if TYPE_CHECKING:

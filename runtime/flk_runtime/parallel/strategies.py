@@ -22,14 +22,11 @@ from flk_runtime.errors import SetupError, shipped
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.compilation import check_recomputed, compile_module
-from flk_runtime.parallel.frozen import FrozenParameters
-from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
-from flk_runtime.parallel.meta_init import Materializer
+from flk_runtime.parallel.meta_init import RESETS, Materializer, check_init, meta_names
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.options import Parallelizer, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import rebind_optimizers
-from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 from flk_runtime.parallel.shardable import check_shardable
 from flk_runtime.system.torch_version import require_torch
 
@@ -131,11 +128,21 @@ def parallelize(
 
         ranks = check_sizes(sizes, world_size)
         check_pipeline(sizes, model, optimizers, options.save_frozen)
+    init = options.init if unset and (options.init != RESETS or function) else None
+    if init is not None:
+        shipped("flk_runtime.parallel.initialize", "init=: flk's code for initializers", "init=")
+    if not options.save_frozen:
+        shipped("flk_runtime.parallel.frozen", "save_frozen=: flk's code for frozen parameters", "save_frozen")
     shard_size = _shard_size(strategy, options.shard_size, world_size // ranks, max(1, local_world_size // ranks))
     blocks = find_blocks(model, options.blocks)
     if cause := _what_shards(strategy, options):
         check_shardable(model, sharded_units(model, blocks, options.precision, ends=options.blocks is None), cause)
-    recomputed = find_recomputed(model, blocks, options.recompute)
+    recomputed: list[nn.Module] = []
+    if options.recompute is not False:
+        shipped("flk_runtime.parallel.recompute", "recompute=: flk's code for recomputation", "recompute")
+        from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
+
+        recomputed = find_recomputed(model, blocks, options.recompute)
     check_recomputed(recomputed, options.compile)
     reshards = _reshards(STRATEGIES[strategy], options.reshard_after_forward, shard_size)
 
@@ -164,11 +171,15 @@ def parallelize(
         )
 
     parallel = rebind_optimizers(optimizers, model, apply, strict=strategy != "none")
-    if options.init is not None and unset and (options.init != RESETS or function):
-        initialize(parallel, options.init, unset, broadcast=strategy != "none", resets=function is not None)
+    if init is not None:
+        from flk_runtime.parallel.initialize import initialize
+
+        initialize(parallel, init, unset, broadcast=strategy != "none", resets=function is not None)
     if not options.save_frozen:
         if not parallel.named:
             raise SetupError("save_frozen=False needs the parameters of the model, which FSDP1 flattens: use FSDP2")
+        from flk_runtime.parallel.frozen import FrozenParameters
+
         frozen = FrozenParameters(parallel)
         parallel.state.left_out = frozen.names
         parallel.beside = {**parallel.beside, "frozen": frozen}

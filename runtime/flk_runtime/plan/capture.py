@@ -32,7 +32,7 @@ from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, strategies
 from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
-from flk_runtime.parallel.initialize import check_init, meta_names
+from flk_runtime.parallel.meta_init import check_init, meta_names
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 from flk_runtime.plan.fake import META, FakeMode, WithoutData
 from flk_runtime.plan.hardware import Gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.optim import Optimizer
@@ -19,15 +20,13 @@ from flk_runtime.checkpoint import (
     optimizer_state,
 )
 from flk_runtime.distributed import process_group, settle
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, shipped
 from flk_runtime.parallel import (
     STRATEGIES,
-    Average,
     ParallelModel,
     ParallelOptions,
     adopt_optimizer,
     find_blocks,
-    load_weights,
     parallelize,
 )
 from flk_runtime.preflight.options import compare_options
@@ -38,6 +37,9 @@ from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.optimizers import OptimizerWatch
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
+
+if TYPE_CHECKING:
+    from flk_runtime.parallel.average import Average
 
 
 class Models:
@@ -121,6 +123,9 @@ class Models:
 
     def average(self, decay: float, model: nn.Module | None) -> Average:
         """A moving average of the parameters of one model, which is saved and restored. Collective."""
+        shipped("flk_runtime.parallel.average", "run.average", "average")
+        from flk_runtime.parallel.average import Average
+
         average = Average(self.select(model, "average"), decay)
         self._saves.manager.register(f"average-{self._averages}" if self._averages else "average", average)
         self._averages += 1
@@ -193,6 +198,9 @@ class Models:
                 f"load_weights after step {steps.done} would undo what the workers of strategy diloco have learned: "
                 "call it only while run.steps is 0"
             )
+        shipped("flk_runtime.parallel.initialize", "run.load_weights", "weights")
+        from flk_runtime.parallel.initialize import load_weights
+
         load_weights(parallel, path)
         if steps.outer:
             steps.outer.restart()

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import Stateful
 from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions, Transform
 from flk_runtime.discovery import RankInfo
-from flk_runtime.parallel import Average, ParallelArgs, ParallelOptions
+from flk_runtime.parallel import ParallelArgs, ParallelOptions
 from flk_runtime.run.backward import Backward
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
@@ -28,6 +28,8 @@ from flk_runtime.run.training import Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from flk_runtime.parallel.average import Average
 
 T = TypeVar("T")
 O = TypeVar("O", bound="Optimizer | Sequence[Optimizer]")  # noqa: E741

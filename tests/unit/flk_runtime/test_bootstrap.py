@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from flk.manifest import runtime_archive
+from flk.manifest.runtime import used_by
+from flk.spec.job import validated
 from flk_runtime.bootstrap import unpacked
 
 MODULES = """
@@ -68,7 +70,9 @@ def test_two_processes_may_unpack_it_at_the_same_time(
     assert next(answers, "both looks") == "both looks"
 
 
-def test_the_modules_of_a_plain_job_need_none_that_have_not_travelled(archive: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "auto", "diloco"])
+def test_the_modules_of_a_job_need_none_that_have_not_travelled(archive: Path, tmp_path: Path, strategy: str) -> None:
+    archive.write_bytes(runtime_archive(used_by(validated({"command": "train.py", "strategy": strategy}))))
     folder = unpacked(str(archive), str(tmp_path / "work"))
     environment = {"FLK_WORK": str(tmp_path / "work"), "PATH": os.environ["PATH"], "PYTHONPATH": folder}
     done = subprocess.run([sys.executable, "-c", MODULES], env=environment, capture_output=True, text=True)

@@ -152,12 +152,27 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
         ("train.py", "run.parallelize(model, optimizer, tp=2)", {"mesh"}),
         ("train.py", "run.load_weights(path)", {"weights"}),
         ("train.py", "run.parallelize(model, optimizer, init=path)", {"weights"}),
+        ("train.py", "run.parallelize(model, optimizer, init = set_values)", {"weights"}),
+        ("train.py", "options = {'init': set_values}", {"weights"}),
+        ("train.py", 'options["init"] = set_values', {"weights"}),
+        ("train.py", "class Options:\n    init: str", {"weights"}),
+        ("train.py", "run = flk.init()\nnn.init.normal_(weight)\ndef __init__(self): ...", set()),
+        ("train.py", "average = run.average(0.99)", {"average"}),
+        ("train.py", "make = run.average", {"average"}),
+        ("train.py", "run.parallelize(model, optimizer, recompute=True)", {"recompute"}),
+        ("train.py", "options = {'recompute': 'Block'}", {"recompute"}),
+        ("train.py", "run.parallelize(model, optimizer, save_frozen=False)", {"frozen"}),
+        ("train.py", 'options = {"save_frozen": False}', {"frozen"}),
+        ("train.py", "rank = os.environ['SLURM_PROCID']", {"slurm"}),
         ("train.py", "flk.init(checkpoint='s3://bucket/run')", {"s3"}),
         ("train.py", "optimizer = flk.DistributedOptimizer(optimizer)", {"averaging"}),
         (
             ["-m", "package.train"],
             "import torch",
-            {"averaging", "hosts", "loops", "mesh", "s3", "sinks", "trainers", "weights"},
+            {
+                *("average", "averaging", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "sinks", "slurm"),
+                *("trainers", "weights"),
+            },
         ),  # a module may be one of the image
     ],
 )
@@ -169,10 +184,16 @@ def test_what_is_for_frameworks_travels_with_the_code_that_may_use_it(
     assert runtime == runtime_archive({"training", *travel})
 
 
-def test_an_address_in_a_file_of_settings_is_one_of_the_job(tmp_path: Path, write: Write) -> None:
-    write("train.py", "settings.yaml", content="checkpoint: s3://bucket/weights")
+@pytest.mark.parametrize(
+    ("content", "package"),
+    [("checkpoint: s3://bucket/weights", "s3"), ("recompute: true", "recompute"), ("save_frozen: false", "frozen")],
+)
+def test_an_address_or_an_option_in_a_file_of_settings_is_one_of_the_job(
+    tmp_path: Path, write: Write, content: str, package: str
+) -> None:
+    write("train.py", "settings.yaml", content=content)
     (tmp_path / "train.py").write_text("import yaml")
-    assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training", "s3"})
+    assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training", package})
 
 
 def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, git: Any) -> None:

@@ -89,21 +89,24 @@ def test_every_module_has_the_names_that_others_import_from_it() -> None:
 
 JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "plain": ({"strategy": "full_shard"}, {"training"}),
-    "auto": ({"strategy": "auto"}, {"training", "plan"}),
-    "diloco": ({"strategy": "diloco"}, {"training", "diloco"}),
-    "packages": ({"pip": ["a"], "strategy": "auto"}, {"training", "plan", "preparation"}),
-    "requirements": ({"requirements": "/r.txt", "strategy": "diloco"}, {"training", "diloco", "preparation"}),
+    "auto": ({"strategy": "auto"}, {"training", "plan", "recompute"}),
+    "diloco": ({"strategy": "diloco"}, {"training", "diloco", "average"}),
+    "packages": ({"pip": ["a"], "strategy": "auto"}, {"training", "plan", "recompute", "preparation"}),
+    "requirements": (
+        {"requirements": "/r.txt", "strategy": "diloco"},
+        {"training", "diloco", "average", "preparation"},
+    ),
     "setup": ({"setup": "true", "command": ["-m", "flk_runtime.check"]}, {"training", "check", "preparation"}),
-    "bench": ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, {"bench", "plan"}),
+    "bench": ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, {"bench", "plan", "recompute"}),
     "hub": ({"command": ["-m", "flk_runtime.diloco", "--listen", ":29401"]}, {"diloco"}),
     "hub's module": ({"command": ["-m", "flk_runtime.diloco.__main__"]}, {"diloco"}),
     "hosts": ({"command": ["-m", "flk_runtime.hosts.torchtitan"]}, {"training", "hosts", "loops"}),
-    "plan": ({"command": ["-m", "flk_runtime.plan", "train.py"]}, {"plan"}),
+    "plan": ({"command": ["-m", "flk_runtime.plan", "train.py"]}, {"plan", "recompute"}),
     "check": ({"command": ["-m", "flk_runtime.check"]}, {"training", "check"}),
     "runtime": ({"command": ["-m", "flk_runtime", "check"]}, {"training", "check", "weights"}),
     "records": (
         {"records": "flk-records", "strategy": "auto", "pip": ["a"]},
-        {"training", "plan", "records", "preparation"},
+        {"training", "plan", "recompute", "records", "preparation"},
     ),
     "sinks": ({"metrics": "wandb"}, {"training", "sinks"}),
     "implied sinks": ({"env": {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}}, {"training", "sinks"}),
@@ -119,7 +122,7 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "volume": ({"checkpoint": "claim:/checkpoints"}, {"training", "records"}),
     "GPUs": ({"resources": {"gpu": 1}}, {"training", "gpus"}),
     "three pods": ({"replicas": 3}, {"training", "links"}),
-    "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan"}),
+    "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan", "recompute"}),
 }
 
 

@@ -14,9 +14,11 @@ from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, ddp,
 CURE = "update torch, or use strategy ddp without precision="
 
 
-def apply(strategy: str, options: ParallelOptions, device: str = "cpu") -> ParallelModel:
+def apply(
+    strategy: str, options: ParallelOptions, device: str = "cpu", model: nn.Module | None = None
+) -> ParallelModel:
     return parallelize(
-        nn.Linear(2, 2), (), strategy, options, device=torch.device(device), world_size=1, local_world_size=1
+        model or nn.Linear(2, 2), (), strategy, options, device=torch.device(device), world_size=1, local_world_size=1
     )
 
 
@@ -60,7 +62,19 @@ def test_complex_parameters_that_gloo_cannot_send_are_named(monkeypatch: pytest.
         ddp.DDPModel(nn.Linear(2, 2), torch.device("cpu"), find_unused_parameters=False)
 
 
-def test_a_mesh_in_a_job_that_did_not_mention_one_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flk_runtime.parallel.mesh_model", None)
-    with pytest.raises(SetupError, match="tp=: flk's code for meshes has not travelled"):
-        apply("full_shard", ParallelOptions(tp=2))
+@pytest.mark.parametrize(
+    ("module", "options", "refused"),
+    [
+        ("mesh_model", ParallelOptions(tp=2), "tp=: flk's code for meshes"),
+        ("initialize", ParallelOptions(init=nn.Module.train), "init=: flk's code for initializers"),
+        ("recompute", ParallelOptions(recompute=True), "recompute=: flk's code for recomputation"),
+        ("frozen", ParallelOptions(save_frozen=False), "save_frozen=: flk's code for frozen parameters"),
+    ],
+)
+def test_an_option_that_the_code_of_the_job_did_not_mention_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, module: str, options: ParallelOptions, refused: str
+) -> None:
+    monkeypatch.setitem(sys.modules, f"flk_runtime.parallel.{module}", None)
+    model = nn.Linear(2, 2, device="meta" if options.init else "cpu")
+    with pytest.raises(SetupError, match=f"{refused} has not travelled with this job, none of whose files says "):
+        apply("full_shard", options, model=model)
