@@ -115,12 +115,20 @@ with group(), init("full_shard") as run:
     copied = pickle.loads(pickle.dumps(copy.deepcopy(weight)))  # as it travels to another process
     assert torch.equal(copied.full_tensor(), copy.copy(weight).full_tensor())
     torch.save({"model": whole, "step": run.steps, "shard": weight.to_local()}, io.BytesIO())
-    if run.rank == 0:
-        for what, words in ((model, "Net"), (model.state_dict(), "tensor"), (optimizer.state_dict(), "tensor")):
-            refused(f"this rank's shards of a sharded {words} alone: call run.save() or run.export(FILE)",
-                    lambda: torch.save(what, io.BytesIO()))
-            refused("a sharded", lambda: torch.save(what, io.BytesIO(), _use_new_zipfile_serialization=False))
+    ways = {"pickle_protocol": 2}, {"pickle_protocol": 5}, {"_use_new_zipfile_serialization": False}
+    for what in (model.state_dict(), optimizer.state_dict()):
+        for way in ways:
+            if run.world_size == 1:
+                torch.save(what, io.BytesIO(), **way)
+            elif run.rank == 0:
+                refused("shards of a sharded tensor alone: on all ranks, call run.save(), or run.export(FILE)",
+                        lambda: torch.save(what, io.BytesIO(), **way))
+    for way in ways:
+        refused("shards of a sharded Net alone", lambda: torch.save(model, io.BytesIO(), **way))
+    model.__class__ = type("Odd", (type(model),), {})  # as a parametrization does
+    assert model.__reduce_ex__(4)[1] == (type(model),)
+    refused("shards of a sharded Odd alone", lambda: torch.save(model, io.BytesIO()))
 """
     )
     ranks(script, 2)
-    ranks(script.replace("if run.rank == 0", "for _ in ()"), 1)
+    ranks(script, 1)

@@ -28,7 +28,7 @@ from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.options import ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.records import groups_of, sharded_parameters
-from flk_runtime.parallel.silent_errors import LOST, reduce_module, refuse_silent_errors
+from flk_runtime.parallel.silent_errors import LOST, refuse_module_saves, refuse_silent_errors
 from flk_runtime.parallel.skipped import SkippedUnits
 from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
@@ -100,7 +100,7 @@ class FSDP2Model(ParallelModel):
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
-            kind.__reduce_ex__ = reduce_module  # type: ignore[method-assign]
+            refuse_module_saves(kind)
             extend_zero_grad(kind)
         for root in roots:
             _prepare(root, options.prefetch)

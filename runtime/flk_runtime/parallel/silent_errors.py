@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import Any, Final, cast
 
 import torch
@@ -30,30 +31,51 @@ _OF_SHARDS: Final = (
     "sharded parameters gives no gradients: call backward(), which gives them in parameter.grad, or use strategy ddp "
     "without precision="
 )
-_PROTOCOL: Final = torch.serialization.DEFAULT_PROTOCOL  # of torch.save; copies and other processes get a later one
 _REDUCE: Final[Any] = DTensor.__reduce_ex__
+_saves: Final = ContextVar("saves", default=False)
+"""Whether torch.save runs: copies, and what travels to other processes, are pickled too, and may have shards."""
 
 
-def reduce_module(module: Any, protocol: Any) -> Any:
-    """``__reduce_ex__`` of a module of FSDP2."""
-    if protocol == _PROTOCOL:
-        _refuse_save(type(module).__name__.removeprefix("FSDP"))
-    return super(type(module), module).__reduce_ex__(protocol)
+def refuse_module_saves(kind: Any) -> None:
+    """Have torch.save of modules of ``kind``, a class of FSDP2, raise SetupError."""
+
+    def reduce_module(module: Any, protocol: Any) -> Any:
+        if _saves.get():
+            _refuse_save(type(module).__name__.removeprefix("FSDP"))
+        return super(kind, module).__reduce_ex__(protocol)  # a module may be of a class that inherits this
+
+    kind.__reduce_ex__ = reduce_module
 
 
 def _reduce_tensor(tensor: Any, protocol: Any) -> Any:
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    if protocol == _PROTOCOL and any(size > 1 and not each.is_replicate() for size, each in sizes):
+    if _saves.get() and any(size > 1 and not each.is_replicate() for size, each in sizes):
         _refuse_save("tensor")
     return _REDUCE(tensor, protocol)
 
 
 def _refuse_save(what: str) -> None:
     raise SetupError(
-        f"torch.save would write this rank's shards of a sharded {what} alone: call run.save() or run.export(FILE) on "
-        "all ranks, or save what get_model_state_dict of torch.distributed.checkpoint.state_dict returns on all ranks "
-        "with StateDictOptions(full_state_dict=True)"
+        f"torch.save would write this rank's shards of a sharded {what} alone: on all ranks, call run.save(), or "
+        "run.export(FILE) for weights, or save what get_model_state_dict and get_optimizer_state_dict of "
+        "torch.distributed.checkpoint.state_dict return with StateDictOptions(full_state_dict=True); for a file of "
+        "each rank's own, pass tensor.to_local()"
     )
+
+
+def _mark_saves(name: str) -> None:
+    """Have a function of torch.serialization, which torch.save calls, say that it runs."""
+    write = getattr(torch.serialization, name)
+
+    @functools.wraps(write)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        token = _saves.set(True)
+        try:
+            return write(*args, **kwargs)
+        finally:
+            _saves.reset(token)
+
+    setattr(torch.serialization, name, marked)
 
 
 @functools.cache
@@ -94,6 +116,8 @@ def refuse_silent_errors() -> None:
 
     DTensor.redistribute = redistribute_at_once  # type: ignore[method-assign]
     DTensor.__reduce_ex__ = _reduce_tensor  # type: ignore[method-assign]
+    for name in ("_save", "_legacy_save"):
+        _mark_saves(name)
     dispatcher: Any = DTensor._op_dispatcher
     dispatcher._custom_op_handlers[_ATEN._local_scalar_dense.default] = _read
     if hasattr(dispatcher, "_dispatch_get_local_results_slow_path"):  # not in older releases of torch
