@@ -66,10 +66,10 @@ class FolderDestination:
         """
         if exists(self._own) or any(self.path.glob(".writer-*")):
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        if self.path.stat().st_dev != self._device:
+        nearest = next(each for each in (self.path, *self.path.parents) if exists(each))
+        if nearest.stat().st_dev != self._device:
             raise OSError(f"{self.path} is in another file system than when this run began to save")
-        self._own.mkdir(exist_ok=True)
+        self._own.mkdir(parents=True, exist_ok=True)
 
     def make_mark(self, token: str) -> None:
         """Leave a mark by which the other ranks see whether this is their folder too."""

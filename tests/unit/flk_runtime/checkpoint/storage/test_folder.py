@@ -155,13 +155,15 @@ def test_a_writer_does_not_make_a_folder_again_in_which_another_one_saves(tmp_pa
         write(paused, 8, b"late")
 
 
+@pytest.mark.parametrize("folder", [".", "a/run"])  # the folder where it was mounted, and one inside of it
 def test_nothing_is_saved_in_the_place_of_a_file_system_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    destination = writer(tmp_path, "a")
-    shutil.rmtree(tmp_path / ".writer-a")  # what was mounted there had it
+    destination = writer(path := tmp_path / folder, "a")
+    for each in tmp_path.iterdir():  # what was mounted there had it
+        shutil.rmtree(each)
     monkeypatch.setattr(destination, "_device", -1)
-    with pytest.raises(OSError, match=f"{tmp_path} is in another file system than when this run began to save"):
+    with pytest.raises(OSError, match=f"{path} is in another file system than when this run began to save"):
         destination.keep()
     assert list(tmp_path.iterdir()) == []
 
