@@ -46,7 +46,7 @@ class OuterLoop:
         # The step after which the result of each fragment that was sent is applied.
         self._apply_at: list[int | None] = [None] * len(self._fragments)
         self._lead: Lead | None = None
-        self._streams = StepStreams()
+        self._streams = StepStreams(parallel.parameters().values())
         start = [self._gather(number) for number in range(len(self._fragments))]
         if dist.get_rank() == 0:
             values = [each for each in start if each is not None]

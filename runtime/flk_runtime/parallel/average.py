@@ -38,7 +38,7 @@ class Average(DistributedStateful):
             raise SetupError("an average needs the whole model, and each rank has a stage of a pipeline: leave it out")
         self._parallel, self._decay = parallel, decay
         self._updates, self._is_applied = 0, False
-        self._streams = StepStreams()
+        self._streams = StepStreams(parallel.parameters().values())
         self._averages = {name: each.detach().clone() for name, each in parallel.trained().items()}
 
     @torch.no_grad()

@@ -34,16 +34,16 @@ class Gpu:
         self.log: list[str] = []
         self.streams = {name: Stream(name, self.log) for name in ("main", "side", "other")}
         self.current, self.captures = "main", False
-        weight = torch.nn.Parameter(torch.ones(1))
-        self.optimizer = torch.optim.SGD([weight], lr=0.1)
+        self.weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+        self.optimizers = [torch.optim.SGD([each], lr=0.1) for each in self.weights]
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: self.streams[self.current])
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.captures)
         monkeypatch.setattr(device, "synchronize", lambda: self.log.append("the host waits"))
 
-    def step(self, stream: str, *, captures: bool = False) -> None:
+    def step(self, stream: str, *, captures: bool = False, of: int = 0) -> None:
         self.current, self.captures = stream, captures
-        self.optimizer.step()
+        self.optimizers[of].step()
         self.current, self.captures = "main", False
 
     def work(self, streams: StepStreams) -> list[str]:
@@ -61,7 +61,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_work_and_steps_on_other_streams_wait_for_each_other_and_not_the_host(gpu: Gpu) -> None:
-    streams = StepStreams()
+    streams = StepStreams(gpu.weights[:1])
     gpu.step("side")
     assert gpu.work(streams) == ["main waits for side", "work"]
     gpu.step("other")
@@ -69,11 +69,14 @@ def test_work_and_steps_on_other_streams_wait_for_each_other_and_not_the_host(gp
 
 
 def test_the_host_waits_where_no_step_is_noted(gpu: Gpu) -> None:
-    streams = StepStreams()
+    streams = StepStreams(gpu.weights[:1])
     by_hand = ["the host waits", "work", "the host waits"]
     assert gpu.work(streams) == by_hand
     gpu.step("side")
     assert gpu.work(streams) != by_hand
+    assert gpu.work(streams) == by_hand
+    gpu.step("side", of=1)  # of another model
+    gpu.log.clear()
     assert gpu.work(streams) == by_hand
     gpu.step("side", captures=True)  # its replays call no hooks
     gpu.log.clear()
@@ -84,7 +87,7 @@ def test_the_host_waits_where_no_step_is_noted(gpu: Gpu) -> None:
 def test_the_hooks_go_with_their_object(gpu: Gpu) -> None:
     hooks: list[Any] = [of_torch._global_optimizer_pre_hooks, of_torch._global_optimizer_post_hooks]
     before = [len(each) for each in hooks]
-    streams = StepStreams()
+    streams = StepStreams(gpu.weights[:1])
     assert [len(each) for each in hooks] == [each + 1 for each in before]
     del streams
     gc.collect()
