@@ -41,7 +41,8 @@ class HubProcess:
     def pids(self) -> list[int]:
         """The process id of the hub, if it runs. Waits while it starts: its process exists before its id is known."""
         with self._starting:
-            return [self._process.pid] if self._process else []
+            process = self._process
+        return [process.pid] if process else []
 
     def close(self, code: int) -> None:
         """Wait until the other workers have finished if this launcher ends with code 0, else end the hub at once.
@@ -62,12 +63,18 @@ class HubProcess:
     def _keep_running(self) -> None:
         while not self._closing.is_set():
             pipe, command = subprocess.PIPE, [*self._command, *(["--others"] if self._others else [])]
-            with self._starting:
-                self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, env=self._environ)
-            for line in self._process.stderr or ():
-                self._log(line.decode(errors="replace").rstrip())
-            self._process.wait()
-            if self._process.returncode == ExitCode.USAGE:
+            try:
+                with self._starting:
+                    process = self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, env=self._environ)
+            except OSError as error:  # as at a limit of processes
+                self._log(f"cannot start the hub of the workers: {error.strerror or error}; trying again")
+                self._closing.wait(_RESTART_DELAY)
+                continue
+            with process:  # until it has ended
+                for line in process.stderr or ():
+                    self._log(line.decode(errors="replace").rstrip())
+            self._process = None  # another process may get its id
+            if process.returncode == ExitCode.USAGE:
                 return  # it has said why
             if not self._closing.wait(_RESTART_DELAY):
                 self._log("the hub of the workers has ended; starting it again")

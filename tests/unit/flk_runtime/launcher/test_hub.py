@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import threading
 from typing import Any
 
 import pytest
 
+from flk_runtime.launcher import hub as hub_module
 from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
@@ -23,12 +25,11 @@ def test_a_hub_that_is_just_starting_is_not_taken_for_a_process_that_ranks_have_
         """Start a process in the place of the hub, and be slow to return it."""
         process = popen(["sleep", "600"], **options)
         started.set()
-        may_return.wait()
+        may_return.wait(60)
         return process
 
     monkeypatch.setattr(subprocess, "Popen", start)
     hub = HubProcess(Settings(("train.py",), hub_port=1), {}, lambda text: None)
-    started.wait()
     kept = []
 
     def keep() -> set[int]:
@@ -36,6 +37,43 @@ def test_a_hub_that_is_just_starting_is_not_taken_for_a_process_that_ranks_have_
         kept.extend(hub.pids())
         return before | set(kept)
 
-    assert host.kill_adopted(keep, spare_trackers=False) == 0
-    assert kept == list(host.children() - before), "it runs"
-    hub.close(1)
+    try:
+        assert started.wait(60)
+        assert host.kill_adopted(keep, spare_trackers=False) == 0
+        assert kept == list(host.children() - before), "it runs"
+    finally:
+        may_return.set()
+        hub.pids()  # it has started
+        hub.close(1)
+
+
+def test_a_hub_that_cannot_start_or_ends_is_started_again_and_has_no_process_id_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, runs, popen = threading.Event(), threading.Event(), subprocess.Popen
+    programs = iter(["", "true", "cat"])
+    told: list[tuple[str, list[int]]] = []
+
+    def start(command: list[str], **options: Any) -> Any:
+        """Fail as at a limit of processes, start a process that ends, and then one that goes on."""
+        assert made.wait(60)
+        program = next(programs)
+        if not program:
+            raise BlockingIOError(errno.EAGAIN, "no process")
+        if program == "cat":
+            runs.set()
+        return popen([program], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(hub_module, "_RESTART_DELAY", 0)
+    hub = HubProcess(Settings(("train.py",), hub_port=1), {}, lambda text: told.append((text, hub.pids())))
+    made.set()
+    try:
+        assert runs.wait(60)
+        assert told == [
+            ("cannot start the hub of the workers: no process; trying again", []),
+            ("the hub of the workers has ended; starting it again", []),
+        ]
+        assert len(hub.pids()) == 1
+    finally:
+        hub.close(1)
