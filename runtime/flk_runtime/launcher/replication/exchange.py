@@ -34,12 +34,9 @@ class Exchange:
 
     def run(self) -> None:
         """Accept connections, until the listener is closed."""
-        serve(self._listener, self._serve, "memory-peer")
+        serve(self._listener, self._serve, "memory-peer", self._strangers)
 
     def _serve(self, sock: socket.socket) -> None:
-        if not self._strangers.acquire(blocking=False):
-            sock.close()
-            return
         peer: Peer | None = None
         known = False
         try:

@@ -136,6 +136,22 @@ def test_a_shard_whose_beginning_is_damaged_is_refused_at_once(
         fetcher(store, {1: serve(held)}, lease=1.0).fetch(SHARD, [1])
 
 
+def test_strangers_are_limited_and_pods_of_the_job_are_none(
+    store: ShardStore, tmp_path: Path, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_STRANGERS", 1)
+    address = ("127.0.0.1", port := serve(holding(tmp_path / "good")))
+    with socket.create_connection(address), socket.create_connection(address) as refused:
+        assert refused.recv(1) == b"", "it is closed"
+    fetcher(store, {1: port}).fetch(SHARD, [1])  # the stranger has gone
+    pod = exchange.messages.connect(address, SETTINGS)
+    pod.send(exchange.messages.Get(SHARD))
+    assert isinstance(pod.receive()[0], exchange.messages.Content)
+    other = exchange.messages.connect(address, SETTINGS)
+    for each in (pod, other):
+        each.close()
+
+
 def test_nothing_is_said_of_a_shard_that_was_not_given_before_its_attempt_ended(
     store: ShardStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
