@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flk.shipped import without_shipped
 
 if "flk_runtime" not in sys.modules:
-    sys.path[1:] = without_shipped(sys.path[1:])
+    sys.path[:] = without_shipped(sys.path)
 
 from flk_runtime.contract import VERSION as __version__
 

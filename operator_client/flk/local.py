@@ -31,7 +31,7 @@ from typing import IO
 from flk import local_gpus, units
 from flk.errors import FlkError, UsageError
 from flk.manifest.environment import environment
-from flk.shipped import without_shipped
+from flk.shipped import module_path
 from flk.spec.job import Job
 from flk.spec.packages import requirement_files
 from flk.user_files import cache_folder
@@ -150,10 +150,12 @@ class LocalRun:
             (scratch / "code").mkdir()
             (scratch / "code" / f"{pod_layout.CODE_ARCHIVE}.000").write_bytes(self._code)
         if job.pip or job.requirements:
-            values[pod_env.PACKAGES] = str(packages_folder(job, self._folder, self._python, values))
-        if path := without_shipped([self._path, *values.pop("PYTHONPATH", "").split(os.pathsep)]):
-            values["PYTHONPATH"] = os.pathsep.join(path)
-        return values
+            packages = packages_folder(job, self._folder, self._python, values)
+            _made(packages.parent, "set XDG_CACHE_HOME to a folder that you can write")
+            values[pod_env.PACKAGES] = str(packages)
+        path = module_path([self._path], values)
+        values.pop("PYTHONPATH", None)
+        return values | path
 
     def _outer_rendezvous(self) -> dict[str, str]:
         """Return the variables that say where DiLoCo's workers meet: at this job's hub or at another job's."""
@@ -391,7 +393,7 @@ def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, s
     """Return the folder in which the packages of a job are installed, in the user's cache.
 
     It is another one for each Python, each change of the requirements or of what they name here, and each setting of
-    pip. Raises UsageError for a file that cannot be read, and if the folder cannot be made.
+    pip. Raises UsageError for a file that cannot be read.
     """
     files = requirement_files(job.requirements, folder) if job.requirements else []
     texts = [(folder / file).read_text("utf-8") for file in files]
@@ -404,8 +406,7 @@ def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, s
     state = os.stat(python)
     made_from = [python, state.st_mtime_ns, str(folder), job.pip, texts, contents, sources and time.time(), pip]
     name = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
-    hint = "set XDG_CACHE_HOME to a folder that you can write"
-    return _made(cache_folder() / "packages" / name, hint) / "venv"
+    return cache_folder() / "packages" / name / "venv"
 
 
 def _made(folder: Path, hint: str) -> Path:

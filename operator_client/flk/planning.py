@@ -14,6 +14,7 @@ from typing import Any
 
 from flk.errors import FlkError, UsageError
 from flk.local import interpreter, packages_folder
+from flk.shipped import module_path
 from flk.spec.job import Job
 from flk.terminal import printable_lines
 
@@ -98,11 +99,9 @@ def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[
             "measured": list(measured),
             "output": str(result),
         }
-        environment = dict(os.environ)
-        if job.pip or job.requirements:
-            path = os.pathsep.join(filter(None, [path, _installed(job, folder, python)]))
-        if path:
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environment.get("PYTHONPATH", "")]))
+        packages = [_installed(job, folder, python)] if job.pip or job.requirements else []
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment |= module_path([path, *packages], os.environ)
         process = subprocess.run(
             [python, "-m", "flk_runtime.plan", json.dumps(request), *job.command],
             cwd=folder,

@@ -6,12 +6,25 @@ It has the modules that its job uses (`flk_runtime.bootstrap` unpacks them), and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 def without_shipped(folders: Iterable[str]) -> list[str]:
-    """Return the folders of a module path but those with a runtime that has travelled; nor those without a name."""
-    return [folder for folder in folders if folder and not _is_shipped(folder)]
+    """Return the folders of a module path but those with a runtime that has travelled.
+
+    An entry without a name stays: it is the current folder.
+    """
+    return [folder for folder in folders if not _is_shipped(folder)]
+
+
+def module_path(first: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return PYTHONPATH for a process with the client's runtime: the folders ``first``, then those of ``environ``.
+
+    It is empty if there are none.
+    """
+    given = environ.get("PYTHONPATH")  # Python takes one that is empty for one that is not set
+    path = os.pathsep.join([*filter(None, first), *without_shipped(given.split(os.pathsep) if given else [])])
+    return {"PYTHONPATH": path} if path else {}
 
 
 def _is_shipped(folder: str) -> bool:

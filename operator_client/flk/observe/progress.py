@@ -34,7 +34,7 @@ class Progress:
     @property
     def remaining(self) -> float | None:
         """Seconds until the last step at this speed; None if unknown."""
-        if self.total is None or self.step_time is None:
+        if self.total is None or not self.step_time:  # 0.0: too short to tell
             return None
         return max(0, self.total - self.step) * self.step_time
 

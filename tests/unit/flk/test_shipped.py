@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from flk.errors import FlkError
 from flk.local import LocalRun
+from flk.planning import make_plan
 from flk.shipped import without_shipped
 from flk.spec.job import validated
 
@@ -25,11 +27,12 @@ def shipped(tmp_path: Path) -> Path:
 
 def test_other_folders_stay(shipped: Path, tmp_path: Path) -> None:
     kept = [str(tmp_path), str(tmp_path / ".flk" / "packages")]
-    assert without_shipped(["", kept[0], str(shipped), kept[1]]) == kept
+    assert without_shipped([kept[0], str(shipped), "", kept[1]]) == [kept[0], "", kept[1]]  # "": the current folder
 
 
-def test_a_command_finds_its_own_runtime(shipped: Path) -> None:
-    environ = os.environ | {"PYTHONPATH": str(shipped)}
+@pytest.mark.parametrize("safe", ["", "1"])
+def test_a_command_finds_its_own_runtime(shipped: Path, safe: str) -> None:
+    environ = os.environ | {"PYTHONPATH": str(shipped), "PYTHONSAFEPATH": safe}
     done = subprocess.run([sys.executable, "-m", "flk", "--version"], env=environ, capture_output=True, text=True)
     assert done.stdout.startswith("flk "), done.stderr
 
@@ -39,6 +42,29 @@ def test_flk_run_starts_launchers_with_its_own_runtime(
 ) -> None:
     monkeypatch.setattr("flk.local.interpreter", lambda: (sys.executable, "/client"))
     run = LocalRun(validated({"command": "train.py", "name": "gpt"}), tmp_path)
-    for given, found in (([str(shipped), "/mine"], "/client:/mine"), ([str(shipped)], "/client")):
+    for given, found in (
+        ([str(shipped), "/mine"], "/client:/mine"),
+        ([str(shipped)], "/client"),
+        (["", "/mine"], "/client::/mine"),
+        ([""], "/client"),
+    ):
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(given))
         assert run._environment(tmp_path)["PYTHONPATH"] == found
+
+
+def test_flk_plan_runs_the_script_with_its_own_runtime(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        seen.append(env)
+        return subprocess.CompletedProcess(command, 1, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for path, given, found in (("", [str(shipped), "/mine"], "/mine"), ("/client", [str(shipped)], "/client")):
+        monkeypatch.setattr("flk.planning.interpreter", lambda path=path: (sys.executable, path))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(given))
+        with pytest.raises(FlkError, match="the script failed while it was planned"):
+            make_plan(validated({"command": "train.py", "name": "gpt"}), tmp_path, "H100")
+        assert seen[-1]["PYTHONPATH"] == found

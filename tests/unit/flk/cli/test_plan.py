@@ -67,6 +67,7 @@ def test_packages_are_those_that_flk_run_has_installed(
     code, stdout, stderr = run("plan", "--pip", "einops", "train.py")
     assert (code, stdout) == (2, "")
     assert "the packages of the job (einops) are not installed on this machine, and flk plan installs none" in stderr
+    assert not (tmp_path / "cache").exists()
     job = Job(command=["train.py"], pip=["einops"])
     folder = packages_folder(job, tmp_path, sys.executable, os.environ)
     site = folder / "lib" / "python3.11" / "site-packages"

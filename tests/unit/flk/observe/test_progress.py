@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flk.observe.progress import read_progress, read_telemetry_of
@@ -21,6 +23,7 @@ def test_step_time_is_that_between_two_lines() -> None:
     )
     assert [(p.rank, p.step, p.step_time, p.loss, p.rate) for p in found] == [(0, 20, 0.5, 2.25, 64.0)]
     assert found[0].remaining == 40
+    assert replace(found[0], step_time=0.0).remaining is None  # and not that the job is about to end
 
 
 def test_lines_that_were_printed_together_have_the_times_at_which_they_were_made() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flk.errors import UsageError
-from flk.local import packages_folder
+from flk.local import LocalRun, packages_folder
 from flk.manifest.bundle import make_bundle
 from flk.manifest.environment import environment
 from flk.spec.job import validated
@@ -90,9 +90,12 @@ def test_flk_run_installs_anew_where_something_differs(tmp_path: Path, monkeypat
     (tmp_path / "r.txt").write_text("b\n")
     seen.append(folder({}))
     assert len({*seen}) == len(seen)
+    assert not (tmp_path / "cache").exists()  # only who installs makes it
     monkeypatch.setenv("XDG_CACHE_HOME", str(python))
+    monkeypatch.setattr("flk.local.interpreter", lambda: (str(python), ""))
+    run = LocalRun(validated({"command": "t.py", "name": "n", "requirements": "r.txt"}), tmp_path)
     with pytest.raises(UsageError) as caught:
-        folder({})
+        run._environment(tmp_path)
     assert (str(caught.value).endswith(" cannot be made (Not a directory)"), caught.value.hint) == (
         True,
         "set XDG_CACHE_HOME to a folder that you can write",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flk import labels
 from flk.errors import UsageError
 from flk.health import find
 from flk.jobs.state import Phase, derive
@@ -210,7 +211,9 @@ def test_a_required_topology_is_a_constraint_of_a_native_group(topology: str | N
 
 def test_the_runtime_in_k8s_is_the_one_that_trainjobs_need() -> None:
     runtime = yaml.safe_load((K8S / "training-runtime.yaml").read_text())
+    assert (runtime["apiVersion"], runtime["kind"]) == (TARGETS["trainjob"].api_version, "ClusterTrainingRuntime")
     assert runtime["metadata"]["name"] == RUNTIME
+    assert runtime["metadata"]["labels"] == labels.MANAGED_BY
     assert runtime["spec"]["mlPolicy"] == {"numNodes": 1}  # not torch: flk's launcher finds the other pods by itself
     spec = runtime["spec"]["template"]["spec"]
     assert spec["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
