@@ -45,11 +45,15 @@ class UsageError(FlkError):
 
 
 class ApiError(FlkError):
-    """The API server refused, failed or did not answer. ``status`` is its HTTP status, 0 without one."""
+    """The API server refused, failed or did not answer. ``status`` is its HTTP status, 0 without one.
 
-    def __init__(self, message: str, *, hint: str = "", status: int = 0) -> None:
+    ``causes`` are the API's own words for why it refused, such as ``NamespaceTerminating``.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", status: int = 0, causes: Sequence[str] = ()) -> None:
         super().__init__(message, hint=hint)
         self.status = status
+        self.causes = causes
 
     @property
     def is_outage(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -445,6 +446,13 @@ def test_a_job_in_a_queue_of_kueue(world: World, eventually: Any) -> None:
     assert "WaitingInQueue" in world.flk("status", "queued").stdout
     says("Evicted", "True", "Preempted", "Preempted to accommodate a workload of higher priority")
     assert "Preempted to accommodate" in world.why("queued", "PreemptedByQueue")["summary"]
+    world.kubectl("patch", "workload", "pytorchjob-queued-1", "--type", "merge", "-p", '{"spec": {"active": false}}')
+    says("Evicted", "True", "Deactivated", "The workload is deactivated")
+    answer = world.why("queued", "WorkloadDeactivated")
+    assert "queue gold does not start it (Deactivated)" in answer["summary"]
+    (command, _) = answer["cause"]["remedy"].split(" has the queue")
+    world.kubectl(*shlex.split(command)[1:])
+    world.why("queued", "PreemptedByQueue")
 
 
 def test_a_gang_of_volcano_that_does_not_fit(world: World, eventually: Any) -> None:

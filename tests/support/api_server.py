@@ -69,7 +69,8 @@ class FakeApiServer:
         self.created: Callable[[dict[str, Any]], None] = lambda item: None  # called with each object that is created
         self.heard: Callable[[Message], None] = lambda headers: None  # called with the headers of each request
         self.documents: dict[str, dict[str, Any]] = {}  # fixed answers by path, such as the documents of API discovery
-        self.refused: dict[str, tuple[int, str]] = {}  # by path: status and message of the error that it always gets
+        # By path: status and message of the error that it always gets, and the details of that, if it has any.
+        self.refused: dict[str, tuple[int, str] | tuple[int, str, dict[str, Any]]] = {}
         self.requests: list[Request] = []
         self.version = 100
         self.ended = threading.Event()
@@ -159,8 +160,8 @@ class FakeApiServer:
     def _do(self, request: Request) -> tuple[int, Any]:
         path, _, name = request.path.rpartition("/")
         if request.path in self.refused:
-            status, message = self.refused[request.path]
-            return status, failure(status, message)
+            status, message, *details = self.refused[request.path]
+            return status, failure(status, message, **(details[0] if details else {}))
         if path == "/api/v1/namespaces":
             absent = failure(404, f'namespaces "{name}" not found', name=name, kind="namespaces")
             return (200, {"metadata": {"name": name}}) if name == "team" else (404, absent)

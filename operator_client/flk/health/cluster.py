@@ -43,6 +43,7 @@ class Unreadable:
     reason: str
     missing: bool = False
     remedy: str = ""  # where the error has one
+    causes: Sequence[str] = ()  # of the refusal, in the API's words
 
     def result(self, check: str, found: str, remedy: str = "", code: str = "", *, unread: str) -> Result:
         """Return the result of a check that needs it: ``found`` if it is missing, else ``unread`` and the reason."""

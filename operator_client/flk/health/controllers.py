@@ -72,7 +72,7 @@ def _check_namespace(cluster: Cluster) -> Iterator[Result]:
     refusal = cluster.accepted if isinstance(cluster.accepted, Unreadable) else Unreadable("")
     if refusal.missing:
         yield Result(NAMESPACE, Level.FAILED, refusal.reason, refusal.remedy)
-    elif "being terminated" in refusal.reason:
+    elif "NamespaceTerminating" in refusal.causes:
         found = f"namespace {cluster.namespace} is being deleted, and nothing can be created in it"
         shown = cluster.commands.kubectl(f"get namespace {cluster.namespace} -o yaml", namespaced=False)
         yield Result(NAMESPACE, Level.FAILED, found, f"choose another --namespace; {shown} shows what it waits for")

@@ -58,8 +58,6 @@ def _preempted(view: JobView) -> Found | None:
     for workload in view.around.workloads if view.suspended else ():
         evicted = conditions(workload).get("Evicted") or {}
         if evicted.get("status") == "True":
-            if (workload.get("spec") or {}).get("active") is False:
-                return _deactivated(view, workload, evicted)
             return Found(
                 f"queue {view.queue} has taken the job's place back ({evicted.get('reason', 'Evicted')}): "
                 f"{evicted.get('message', 'it gives no reason')}",
@@ -69,17 +67,21 @@ def _preempted(view: JobView) -> Found | None:
     return None
 
 
-def _deactivated(view: JobView, workload: Object, evicted: Object) -> Found:
+def _deactivated(view: JobView) -> Found | None:
     """Return that a job's Workload is inactive: Kueue, or (without DueTo in the reason) somebody has set that."""
-    reason, change = str(evicted.get("reason")), '{"spec": {"active": true}}'
-    activate = view.kubectl(f"patch workload {workload['metadata']['name']} --type merge -p '{change}'")
-    return Found(
-        f"the job's Workload is deactivated, and queue {view.queue} does not start it ({reason}): "
-        f"{evicted.get('message', 'it gives no reason')}",
-        f"{activate} has the queue start it again; {view.flk('delete')} gives it up",
-        [_workload_evidence(workload, evicted), _suspend_evidence(view)],
-        resolves_itself="DueTo" not in reason,
-    )
+    for workload in view.around.workloads if view.suspended else ():
+        evicted = conditions(workload).get("Evicted") or {}
+        if evicted.get("status") == "True" and (workload.get("spec") or {}).get("active") is False:
+            reason, change = str(evicted.get("reason")), '{"spec": {"active": true}}'
+            activate = view.kubectl(f"patch workload {workload['metadata']['name']} --type merge -p '{change}'")
+            return Found(
+                f"the job's Workload is deactivated, and queue {view.queue} does not start it ({reason}): "
+                f"{evicted.get('message', 'it gives no reason')}",
+                f"{activate} has the queue start it again; {view.flk('delete')} gives it up",
+                [_workload_evidence(workload, evicted), _suspend_evidence(view)],
+                resolves_itself="DueTo" not in reason,
+            )
+    return None
 
 
 def _held_by_check(view: JobView) -> Found | None:
@@ -174,11 +176,22 @@ def _suspended(view: JobView) -> Found | None:
 
 CAUSES: Final = (
     Cause(
+        "WorkloadDeactivated",
+        "The job's Workload is deactivated",
+        "The job's Workload has active: false, and its queue does not start such a job. flk reads the condition "
+        "Evicted of the Workload, whose reason says who has set that: somebody (Deactivated), or Kueue, for example "
+        "because the pods were not ready in time (DeactivatedDueTo…). The pods were ended. What Kueue has deactivated "
+        "stays so: such a job is Stuck.",
+        "Set active of the Workload to true again, with the command that `flk why` prints: the job then starts from "
+        "its newest checkpoint. Or delete the job.",
+        _deactivated,
+        cured_by="somebody who activates the Workload",
+    ),
+    Cause(
         "PreemptedByQueue",
         "The queue has taken the job's place back",
         "Kueue has evicted the job, for example for a job of higher priority. flk reads the condition Evicted of the "
-        "job's Workload. The pods were ended; the job starts again from its newest checkpoint. A Workload that Kueue "
-        "has deactivated, for example because its pods were not ready in time, stays so: such a job is Stuck.",
+        "job's Workload. The pods were ended; the job starts again from its newest checkpoint.",
         "Wait. `flk status` shows when the job runs again.",
         _preempted,
         cured_by="the queue",

@@ -21,7 +21,10 @@ _QUOTA_NEEDS: Final = re.compile(r"failed quota: (\S+): must specify (.+?)(?: fo
 _LIMIT: Final = re.compile(
     r"((?:minimum|maximum|max) .+? per (?:Container|Pod|PersistentVolumeClaim) is [^\],]+(?:, but .+?)?)(?:[\],]|\.$|$)"
 )
-_ABOVE_LIMIT: Final = re.compile(r'Invalid value: "([^"]+)": must be less than or equal to (\S+) limit of ([^\s,\]]+)')
+_ABOVE_LIMIT: Final = re.compile(
+    r"spec\.(\w+)\[(\d+)\]\.resources\.requests: "
+    r'Invalid value: "([^"]+)": must be less than or equal to (\S+) limit of ([^\s,\]]+)'
+)
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -184,22 +187,23 @@ def _outside_limits(view: JobView) -> Found | None:
         why = f"a LimitRange of the namespace forbids it ({trace[1]})"
     else:
         trace = refusal(_ABOVE_LIMIT)(view)
-        if trace is None or trace[2] in _own_limits(view):
+        if trace is None:
             return None
-        why = (
-            f"a LimitRange of the namespace limits a container to {trace[3]} {trace[2]}, less than its request of "
-            f"{trace[1]}"
-        )
+        _, kind, number, request, resource, limit = trace.texts
+        if resource in _own_limits(view, kind, int(number)):
+            return None
+        why = f"a LimitRange of the namespace limits a container to {limit} {resource}, "
+        why += f"less than its request of {request}"
     return trace.found(
         f"{not_created(view, trace)}: {why}",
         f"{view.kubectl('describe limitrange')} shows the limits; choose --cpu, --memory or --gpu within them",
     )
 
 
-def _own_limits(view: JobView) -> set[str]:
-    """Return the resources for which a container of the job has a limit of its own."""
+def _own_limits(view: JobView, kind: str, number: int) -> set[str]:
+    """Return the resources for which the job sets a limit in a container: ``spec.kind[number]`` of its pods."""
     specs = [role.template.get("spec") or {} for role in view.roles.values()]
-    containers = [container for spec in specs for container in spec.get("containers") or []]
+    containers = [each for spec in specs for each in (spec.get(kind) or [])[number : number + 1]]
     return {name for each in containers for name in (each.get("resources") or {}).get("limits") or {}}
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from flk import labels
 from flk.health.cause import Cause, Find, Trace, tell, waiting
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.observe.view import JobView
@@ -60,6 +61,11 @@ def _create_command(kind: str, name: str, key: str, purpose: str) -> str:
 def _object_missing(kind: str, create: str) -> Find:
     def remedy(view: JobView, trace: Trace) -> str:
         if kind == "Secret" and trace[1] == secret_name_of(view.job):
+            if labels.INCOMPLETE in labels.annotations_of(view.job):
+                return (
+                    "flk makes it before the submission ends, and that has not ended or was interrupted: if nobody is "
+                    f"submitting the job now, delete it and submit it again: {view.flk('delete')}"
+                )
             return f"flk makes it only when it creates the job: {view.flk('delete')}, then submit the job again"
         return f"{view.kubectl(f'create {create} {trace[1]} --from-literal=KEY=VALUE')} creates it; the pods start then"
 
@@ -91,7 +97,9 @@ CAUSES: Final = (
         "SecretMissing",
         "A Secret does not exist",
         f"A variable of the container comes from a Secret that the namespace does not have. {READ}",
-        "Create the Secret, or correct --secret. The pods start once it exists.",
+        "Create the Secret, or correct --secret. The pods start once it exists. The Secret by which the pods of the "
+        "job recognise each other is made by `flk submit`: wait until the submission has ended. If it was interrupted, "
+        "or if somebody has deleted that Secret, delete the job and submit it again.",
         _object_missing("Secret", "secret generic"),
         grace=30,
     ),

@@ -109,7 +109,7 @@ def _attempt(request: Callable[[], T]) -> T | Unreadable:
     except ForbiddenError as error:
         return Unreadable(str(error))
     except ApiError as error:
-        return Unreadable(str(error), missing=error.status == 404, remedy=error.hint)
+        return Unreadable(str(error), missing=error.status == 404, remedy=error.hint, causes=error.causes)
     except FlkError as error:
         return Unreadable(str(error))
 

@@ -53,18 +53,20 @@ def error_from_response(status: int, body: bytes, verb: str, target: RequestTarg
         return _not_found(bool(reply), details, target, context)
     if status == 409:
         return ConflictError(message or f"{target} exists already, or was changed meanwhile", status=status)
-    causes = [
-        f"{cause.get('field')}: {' '.join(str(cause.get('message')).split())}"
-        for cause in details.get("causes") or []
-        if isinstance(cause, dict) and cause.get("field") and str(cause.get("message")) not in message
+    causes = [cause for cause in details.get("causes") or [] if isinstance(cause, dict)]
+    fields = [
+        f"{cause['field']}: {' '.join(str(cause.get('message')).split())}"
+        for cause in causes
+        if cause.get("field") and str(cause.get("message")) not in message
     ]
-    reason = "; ".join([message, *causes]) if message else f"HTTP status {status}"
+    reason = "; ".join([message, *fields]) if message else f"HTTP status {status}"
     if status in RETRIED:
         problem = f"the API server {context.server} failed to {verb} {target}: {reason}"
         doctor = Commands(target.namespace or "", context.named).flk("doctor")
         hint = f"a controller that checks such objects may not be running; {doctor} says more"
         return ApiError(problem, hint=hint if "failed calling webhook" in reason else "", status=status)
-    return ApiError(f"the API server refused to {verb} {target}: {reason}", status=status)
+    reasons = [str(cause.get("reason")) for cause in causes]
+    return ApiError(f"the API server refused to {verb} {target}: {reason}", status=status, causes=reasons)
 
 
 def error_from_connection(error: HTTPError, context: Context) -> ApiError:

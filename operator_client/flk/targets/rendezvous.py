@@ -31,13 +31,13 @@ def secret_name_of(job: Object) -> str:
 
 
 def needs_secret(job: Object) -> bool:
-    """Return whether flk makes a Secret for the job: unless it has one launcher, which keeps no record by its UID."""
+    """Return whether flk makes a Secret for the job: unless it has one launcher for good, which keeps no record."""
     values = {
         each.get("name"): str(each.get("value") or "") for variables in environments(job["spec"]) for each in variables
     }
     keeps_record = pod_env.RECORDS in values or bool(on_volume(values.get(CHECKPOINT, "")))
     pods = sum(role.count for role in target_of(job).replicas(job).values())
-    return pods > 1 or keeps_record or "elasticPolicy" in job["spec"]
+    return pods > 1 or keeps_record or pod_env.MIN_PODS in values  # an elastic job may grow
 
 
 def name_secret(job: Object) -> None:

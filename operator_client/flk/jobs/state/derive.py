@@ -129,7 +129,7 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
         base = replace(base, reason=cause.code, message=cause.sentence)
     stuck = cause is not None and cause.is_stuck(seen.now)
     if seen.suspended and not (seen.queue and stuck):  # that nothing will start: Kueue is not there
-        preempted = cause is not None and cause.code == "PreemptedByQueue"
+        preempted = cause is not None and cause.code in ("PreemptedByQueue", "WorkloadDeactivated")
         return replace(base, phase=Phase.PREEMPTED if preempted else Phase.QUEUED if seen.queue else Phase.SUSPENDED)
     if _trains_with_some_pods(seen):
         return replace(base, phase=Phase.RUNNING)

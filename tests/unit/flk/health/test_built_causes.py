@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from flk.health import CAUSES, find
+from flk.cli.why import text
+from flk.health import CAUSES, diagnose, find
 from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
@@ -66,6 +67,11 @@ def suspended() -> JobBuilder:
 def workload() -> dict[str, Any]:
     evicted = condition("Evicted", "Preempted", "Preempted to accommodate a workload of higher priority")
     return {"metadata": {"name": "pytorchjob-gpt"}, "status": {"conditions": [evicted]}}
+
+
+def deactivated(reason: str, message: str) -> dict[str, Any]:
+    evicted = condition("Evicted", reason, message)
+    return workload() | {"spec": {"active": False}, "status": {"conditions": [evicted]}}
 
 
 def pod_group() -> dict[str, Any]:
@@ -126,6 +132,11 @@ def restarted(count: int) -> JobBuilder:
 # By the code: what is found, a part of the sentence, and the test in which a cluster shows it. In test_fake_nodes.py
 # kwok plays the nodes, and the test writes what controllers and monitors write that kind cannot have.
 BUILT: dict[str, tuple[Callable[[], JobView], str, str]] = {
+    "WorkloadDeactivated": (
+        lambda: suspended().view(workloads=[deactivated("Deactivated", "The workload is deactivated")]),
+        "the job's Workload is deactivated, and queue gold does not start it (Deactivated): The workload is",
+        "test_fake_nodes.py",
+    ),
     "PreemptedByQueue": (
         lambda: suspended().view(workloads=[workload()]),
         "queue gold has taken the job's place back (Preempted): Preempted to accommodate",
@@ -230,11 +241,16 @@ def test_an_image_without_python_is_to_be_replaced() -> None:
     assert found.remedy.endswith(" has no python3: --image")
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_limit_that_is_not_the_jobs_is_of_a_limit_range(own: bool) -> None:
-    said = 'spec.containers[0].resources.requests: Invalid value: "50m": must be less than or equal to cpu limit of 20m'
+@pytest.mark.parametrize(
+    ("field", "own"),
+    [("containers[0]", False), ("containers[1]", True), ("initContainers[0]", False), ("containers[2]", False)],
+)
+def test_a_limit_that_is_not_the_containers_is_of_a_limit_range(field: str, own: bool) -> None:
+    said = f'spec.{field}.resources.requests: Invalid value: "50m": must be less than or equal to cpu limit of 20m'
     job = refused(said)
-    job.container["resources"] = {"requests": {"cpu": "50m"}, **({"limits": {"cpu": "20m"}} if own else {})}
+    job.container["resources"] = {"requests": {"cpu": "50m"}}
+    limited = {"name": "other", "resources": {"requests": {"cpu": "50m"}, "limits": {"cpu": "20m"}}}
+    job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"].append(limited)
     found = find(job.view())[0]
     assert found.code == ("PodRefused" if own else "LimitRangeViolated")
     if not own:
@@ -245,11 +261,13 @@ def test_a_limit_that_is_not_the_jobs_is_of_a_limit_range(own: bool) -> None:
     ("reason", "phase"), [("Deactivated", Phase.PREEMPTED), ("DeactivatedDueToRequeuingLimitExceeded", Phase.STUCK)]
 )
 def test_a_queue_does_not_start_a_workload_that_is_deactivated(reason: str, phase: Phase) -> None:
-    found = workload() | {"spec": {"active": False}}
     said = "The workload is deactivated due to exceeding the maximum number of re-queuing retries"
-    found["status"]["conditions"] = [condition("Evicted", reason, said)]
-    view = suspended().view(workloads=[found])
+    view = suspended().view(workloads=[deactivated(reason, said)])
     cause = find(view)[0]
+    assert cause.code == "WorkloadDeactivated"
+    assert (
+        "  It may resolve by itself, through somebody who activates the Workload." in text(diagnose(view), NOW)
+    ) == (phase == Phase.PREEMPTED)
     assert cause.sentence == f"the job's Workload is deactivated, and queue gold does not start it ({reason}): {said}"
     activate = 'kubectl patch workload pytorchjob-gpt --type merge -p \'{"spec": {"active": true}}\' -n team'
     assert cause.remedy.startswith(f"{activate} has the queue start it again; ")
@@ -263,6 +281,11 @@ def test_only_a_new_job_has_a_new_secret_of_its_own() -> None:
     assert found.code == "SecretMissing"
     made = "flk makes it only when it creates the job: flk delete gpt -n team, then submit the job again"
     assert found.remedy == made
+    job.job["metadata"]["annotations"]["flk.dev/incomplete"] = "true"
+    assert find(job.view())[0].remedy == (
+        "flk makes it before the submission ends, and that has not ended or was interrupted: if nobody is submitting "
+        "the job now, delete it and submit it again: flk delete gpt -n team"
+    )
 
 
 def test_without_a_record_the_cause_gives_the_exit_code() -> None:

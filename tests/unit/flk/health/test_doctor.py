@@ -124,7 +124,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     ),
     "namespace that is being deleted": (
         "namespace",
-        {"accepted": Unreadable("configmaps is forbidden: namespace team is being terminated")},
+        {"accepted": Unreadable("configmaps is forbidden", causes=["NamespaceTerminating"])},
         None,
         Level.FAILED,
         "namespace team is being deleted, and nothing can be created in it",
@@ -546,7 +546,8 @@ def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: st
 
 def test_doctor_in_a_namespace_that_is_being_deleted(fake: Any, run: Run) -> None:
     fake.documents["/version"] = {"gitVersion": "v1.34.4"}
-    fake.refused[MAPS] = (403, "unable to create new content in namespace team because it is being terminated")
+    cause = {"reason": "NamespaceTerminating", "message": "namespace team is being terminated", "field": "metadata"}
+    fake.refused[MAPS] = (403, "unable to create new content", {"causes": [cause]})
     code, stdout, _ = run("doctor")
     assert code == 104
     assert any(line.split()[:2] == ["failed", "namespace"] for line in stdout.splitlines())

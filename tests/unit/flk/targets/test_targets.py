@@ -22,6 +22,7 @@ from flk.observe.view import JobView
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
 from flk.targets.indexed import job_spec
+from flk.targets.rendezvous import needs_secret
 from flk.targets.trainjob import NODE, RUNTIME, runtime_template
 from tests.support.api_server import PODS
 from tests.support.jobs import MADE, NOW
@@ -207,6 +208,12 @@ def test_a_required_topology_is_a_constraint_of_a_native_group(topology: str | N
     assert group.get("schedulingConstraints") == constraints
     (other,) = [item for item in manifests("job", gang="volcano", topology=topology) if item["kind"] == "PodGroup"]
     assert "schedulingConstraints" not in other["spec"]
+
+
+@pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if target.scalable])
+def test_an_elastic_job_of_one_pod_has_a_secret_before_it_grows(target: str) -> None:
+    assert needs_secret(manifests(target, replicas=1, elastic="1:4")[0])
+    assert not needs_secret(manifests(target, replicas=1)[0])
 
 
 def test_the_runtime_in_k8s_is_the_one_that_trainjobs_need() -> None:
