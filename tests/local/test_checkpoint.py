@@ -126,7 +126,7 @@ def test_a_phase_that_a_restart_begins_with_does_not_get_the_position_of_another
         PHASES
         + """
 with group():
-    refused("and this step trains with it: pass run.loader a name=", lambda: phases("late", 3))
+    refused("pass a name= if it is for another phase of the training", lambda: phases("late", 3))
     tell("seen", phases("named", 3, name="second"))
     phases("both", 3, both_at_once=True)
 """
@@ -146,6 +146,135 @@ with group():
     assert len(after) == 6
     assert len({*before, *after}) == 10
     assert min(after) >= 100
+
+
+def test_loaders_that_a_restart_does_not_make_are_of_an_evaluation_or_refused(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        PHASES
+        + """
+from flk_runtime.data.loader import EpochLoader
+
+def evaluated(until):
+    dataset = torch.utils.data.TensorDataset(torch.arange(24.0).view(24, 1))
+    with init("ddp", checkpoint=os.environ["FOLDER"] + "evaluated") as run:
+        model = nn.Linear(1, 1)
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+        loader = run.loader(dataset, 2)
+        if run.steps == 0:
+            with torch.no_grad():
+                next(iter(run.loader(dataset, 2)))
+        for (x,) in loader.steps(until):
+            model(x).mean().backward()
+            optimizer.step(), run.step()
+        return run.steps
+
+position = EpochLoader._position
+earlier = lambda loader: {key: value for key, value in position(loader).items() if key != "trained"}
+with group():
+    assert (evaluated(2), evaluated(3)) == (2, 3)
+    phases("unread", 2, both_at_once=True)
+    refused("'loader-1' is in the checkpoint, and this script makes fewer loaders", lambda: phases("unread", 4))
+    EpochLoader._position = earlier
+    phases("earlier", 3, both_at_once=True)
+    EpochLoader._position = position
+    phases("earlier", 4)
+"""
+    )
+    lines = ranks(script, 2, {"FOLDER": f"{tmp_path}/"})[0].lines
+    for place in ("evaluated/step-000000002", "earlier/step-000000003"):
+        assert f"flk: ignoring 'loader-1' in {tmp_path}/{place}: this script does not register it" in lines
+
+
+def test_a_loader_with_a_name_goes_on_where_it_was_whenever_a_restart_makes_it(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+def alternate(until):
+    first, second = (torch.utils.data.TensorDataset(torch.arange(base, base + 24.0).view(24, 1)) for base in (0, 100))
+    with init("ddp", checkpoint=os.environ["FOLDER"], save_every=1) as run:
+        model = nn.Linear(1, 1)
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+        loader, other = run.loader(first, 2), None
+        while run.steps < until:
+            if run.steps % 4 == 2:
+                other = other or run.loader(second, 2, name="other")
+            (x,) = next(iter(other if run.steps % 4 == 2 else loader))
+            model(x).mean().backward()
+            optimizer.step(), run.step()
+            yield from map(int, x.flatten())
+
+with group():
+    # The second attempt does not make the other loader, and the third one after its first step.
+    tell("seen", [number for until in (4, 5, 7) for number in alternate(until)])
+"""
+    )
+    ended = ranks(script, 2, {"FOLDER": str(tmp_path)})
+    seen = [number for rank in ended for number in told(rank)["seen"]]
+    assert len(seen) == len({*seen}) == 28
+    assert len([number for number in seen if number >= 100]) == 8
+    kept = f"'other' in {tmp_path}/step-000000004 is the position of a loader that is not made yet, and is kept"
+    assert f"flk: {kept}" in ended[0].lines
+
+
+def test_a_step_is_refused_that_trains_with_a_loader_whose_position_is_lost(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+@contextlib.contextmanager
+def begin():
+    begin.count += 1
+    with init("ddp", checkpoint=os.environ["FOLDER"] + str(begin.count)) as run:
+        model = nn.Linear(1, 1)
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+
+        def step(*batches):
+            sum(model(x).mean() for (x,) in batches).backward()
+            optimizer.step(), optimizer.zero_grad(), run.step()
+        yield run, model, optimizer, step
+begin.count = 0
+data = torch.utils.data.TensorDataset(torch.arange(8.0).view(8, 1))
+
+def epochs(**named):
+    with begin() as (run, model, optimizer, step):
+        for _ in range(2):
+            for batch in run.loader(data, 2, **named):
+                step(batch)
+
+def beside_another():
+    with begin() as (run, model, optimizer, step):
+        loader = run.loader(data, 2)
+        step(next(iter(loader)))
+        for new, batch in zip(run.loader(data, 2), loader):
+            step(new, batch)
+
+def by_hand():
+    with begin() as (run, model, optimizer, step):
+        step(next(iter(run.loader(data, 2))))
+        for (x,) in run.loader(data, 2):
+            model(x).mean().backward()
+            with torch.no_grad():
+                for each in model.parameters():
+                    each -= 1e-6 * each.grad
+            run.step()
+
+def evaluated_with_gradients():
+    with begin() as (run, model, optimizer, step):
+        for batch in run.loader(data, 2):
+            model(batch[0]).mean().backward()
+            optimizer.step()
+            kept = iter(run.loader(data, 2))
+            model(next(kept)[0])
+            run.step()
+
+with group():
+    words = "position is not saved, and this step trains with it: make one loader before the first step, and loop over"
+    for each in (epochs, beside_another, by_hand):
+        refused(words, each)
+    refused("named 'train' was made before: make it once, and loop over its epochs(n)", lambda: epochs(name="train"))
+    evaluated_with_gradients()
+"""
+    )
+    ranks(script, 2, {"FOLDER": f"{tmp_path}/"})
 
 
 def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -> None:

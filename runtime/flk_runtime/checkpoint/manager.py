@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +218,13 @@ class CheckpointManager:
             raise SetupError(
                 f"{name!r}: names that begin with {INTERNAL!r} are for flk's own objects: choose another name"
             )
-        if name in self._objects:
+        kept = self._objects.get(name)  # or another object of that name
+        if isinstance(kept, _KeptPosition) and isinstance(thing, EpochLoader):
+            self._objects[name] = thing
+            with _restoring(name, kept.place):
+                thing.load_state_dict(kept.state)
+            return
+        if kept is not None:
             raise SetupError(f"an object is already registered as {name!r}: choose another name")
         if name in self._unclaimed and self._finished:
             raise SetupError(f"{name!r} is in the checkpoint that was resumed: register it before the first step")
@@ -234,10 +241,17 @@ class CheckpointManager:
                 # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
                 earlier.reload_hyperparameters(self._restored[other])
 
-    @property
-    def unclaimed(self) -> Set[str]:
-        """The names in the checkpoint for which no object is registered yet, until the first step."""
-        return self._unclaimed
+    def unclaimed_positions(self) -> dict[str, Mapping[str, Any]]:
+        """The positions in the checkpoint for which no loader is registered yet, until the first step, by name."""
+        states = {name: self._restored[name].plain for name in sorted(self._unclaimed) if name in self._restored}
+        return {name: state for name, state in states.items() if _is_position(state)}
+
+    def keep_position(self, name: str) -> None:
+        """Save the unclaimed position ``name`` again, until a loader is registered under it. Collective."""
+        place = self._checkpoint.place if self._checkpoint else ""
+        self._objects[name] = _KeptPosition(self._restored[name].state_dict(), place)
+        self._unclaimed.discard(name)
+        self._log(f"flk: {name!r} in {place} is the position of a loader that is not made yet, and is kept")
 
     def get(self, name: str) -> Stateful | DistributedStateful | None:
         """The object that is registered under ``name``; None if there is none."""
@@ -430,8 +444,7 @@ class CheckpointManager:
             self._stored = self._latest if self.has_saved else self._stored
 
     def _load(self, name: str, thing: Stateful | DistributedStateful) -> None:
-        place = self._checkpoint.place if self._checkpoint else ""
-        try:
+        with _restoring(name, self._checkpoint.place if self._checkpoint else ""):
             if isinstance(thing, DistributedStateful):
                 thing.load_state(self._restored[name])
             elif name in self._restored:
@@ -444,13 +457,38 @@ class CheckpointManager:
                     "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "
                     "under another name so that it starts anew"
                 )
-        except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-            message = f"cannot restore {name!r} from {place}: {error}"
-            raise checkpoint_error(message, error) from error
 
     def _current_progress(self, steps: int) -> Any:
-        loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}
+        loaders = {
+            name: thing.state_dict()
+            for name, thing in self._objects.items()
+            if isinstance(thing, EpochLoader | _KeptPosition)
+        }
         return _progress(steps, loaders)
+
+
+@dataclass(frozen=True)
+class _KeptPosition:
+    """The position in a checkpoint of a loader that the script makes later."""
+
+    state: dict[str, Any]
+    place: str
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError("it is given to a loader")
+
+
+@contextlib.contextmanager
+def _restoring(name: str, place: str) -> Iterator[None]:
+    """Inside, what keeps an object from getting its state becomes a CheckpointError with its name."""
+    try:
+        yield
+    except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+        message = f"cannot restore {name!r} from {place}: {error}"
+        raise checkpoint_error(message, error) from error
 
 
 def _warn(text: str) -> None:
@@ -459,7 +497,11 @@ def _warn(text: str) -> None:
 
 def _progress(steps: int, states: Mapping[str, Any]) -> Any:
     """The number of steps, and the position of each loader in ``states``."""
-    return steps, {name: state for name, state in states.items() if isinstance(state, dict) and "consumed" in state}
+    return steps, {name: state for name, state in states.items() if _is_position(state)}
+
+
+def _is_position(state: Any) -> bool:
+    return isinstance(state, dict) and "consumed" in state
 
 
 def _mismatch(model: nn.Module, saved: SavedObject, lacks_frozen: bool) -> str | None:

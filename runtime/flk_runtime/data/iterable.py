@@ -159,7 +159,7 @@ class IterableLoader(EpochLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """The position. It is independent of the number of ranks if the loader splits the data."""
-        state = {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed}
+        state = self._position()
         if not self._split:
             return {**state, "steps": self._taken, "split": list(self._split_by.values())}
         return {**state, **self._reader.state_dict()}
@@ -187,7 +187,7 @@ class IterableLoader(EpochLoader):
             self._taken = state["steps"]
         else:
             self._reader.load_state_dict(state)
-        self._seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]
+        self._go_to(state)
 
     @property
     def _split_by(self) -> dict[str, Any]:

@@ -131,6 +131,8 @@ class EpochLoader:
         self.consumed = 0
         self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
         self.is_saved = False  # a checkpoint has the position
+        # Whether a step has trained with it, at any time; None: the checkpoint is of a release that did not save this.
+        self.is_trained: bool | None = False
         self._context, self._seed = context, context.seed  # a checkpoint brings its own seed
         self._rank, self._world_size, self._step_size = context.rank, context.world_size, context.step_size
         # DataLoader's own default draws the seed of its workers from the global generator.
@@ -160,6 +162,16 @@ class EpochLoader:
         Raises CheckpointError if the position is in other data.
         """
         raise NotImplementedError
+
+    def _position(self) -> dict[str, Any]:
+        """What the states of all loaders have."""
+        position = {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed}
+        return position if self.is_trained is None else {**position, "trained": self.is_trained}
+
+    def _go_to(self, state: Mapping[str, Any]) -> None:
+        """Restore `_position`."""
+        self._seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]
+        self.is_trained = state.get("trained")
 
     def rewind(self) -> None:
         """Go to the beginning of epoch 0."""

@@ -98,8 +98,8 @@ class Loader(EpochLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, which is independent of the number of ranks."""
-        position = {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed}
-        return {**position, "samples": self._samples, "shuffle": self._shuffle, "order": self._order}
+        own = {"samples": self._samples, "shuffle": self._shuffle, "order": self._order}
+        return {**self._position(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.
@@ -125,7 +125,7 @@ class Loader(EpochLoader):
                 f"{self.name}: the checkpoint is of samples in the order {kind!r}, which this release of flk does not "
                 "know: resume with the release that wrote it"
             )
-        self._seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]
+        self._go_to(state)
         self._order = kind
 
     def indices(self) -> Iterator[list[int]]:

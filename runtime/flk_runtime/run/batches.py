@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -32,6 +32,7 @@ from flk_runtime.run.steps import Steps
 from flk_runtime.system import pytree
 
 T = TypeVar("T")
+_LOOP: Final = "loop over its epochs(n) or steps(n)"
 
 
 class Batches(LoaderEvents):
@@ -51,6 +52,7 @@ class Batches(LoaderEvents):
         self._in_use: dict[EpochLoader, StepShare] = {}
         self._step_ended = False  # since the latest batch
         self._unused: Counter[EpochLoader] = Counter()  # batches given since the latest backward pass
+        self._has_passed = False  # a backward pass has been seen since the latest step
         self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
     def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:
@@ -62,6 +64,8 @@ class Batches(LoaderEvents):
         context, manager = self._context, self._saves.manager
         saved = options.name is not None or not self._steps.began
         name = options.name or ("loader" if self._count == 0 else f"loader-{self._count}")
+        if options.name and isinstance(manager.get(name), EpochLoader):
+            raise SetupError(f"a loader named {name!r} was made before: make it once, and {_LOOP}")
         self._count += 1
         number, parts = part or self._part
         full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
@@ -130,28 +134,34 @@ class Batches(LoaderEvents):
 
         Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
         """
-        if self._loader and not self._loader.is_saved and self._samples:
-            self._check_saved(self._loader)
-        if self._goes_by_order and not self._steps.began:
-            self._check_order()
-        samples, self._samples, self._step_ended = self._samples, 0, True
+        for loader in self._in_use:
+            if loader in self._unused and self._has_passed:  # the step trains with other batches
+                continue
+            if not loader.is_saved and self._saves.manager.can_save:
+                raise SetupError(
+                    f"{loader.name!r} was made after the first step without a name=, so its position is not saved, and "
+                    f"this step trains with it: make one loader before the first step, and {_LOOP}; pass a name= if it "
+                    "is for another phase of the training, and read it in torch.no_grad() if it is for an evaluation"
+                )
+            loader.is_trained = True
+        if not self._steps.began:
+            self._check_left()
+        samples, self._samples, self._step_ended, self._has_passed = self._samples, 0, True, False
         return samples
 
-    def _check_saved(self, loader: EpochLoader) -> None:
-        if loader in self._in_use and self._saves.manager.can_save:
-            raise SetupError(
-                f"{loader.name!r} was made after the first step without a name=, so its position is not saved, and "
-                "this step trains with it: pass run.loader a name=, by which a restart finds the position"
-            )
-
-    def _check_order(self) -> None:
-        left = sorted(each for each in self._saves.manager.unclaimed if re.fullmatch(r"loader(-\d+)?", each))
-        if left:
-            raise SetupError(
-                f"{left[0]!r} is in the checkpoint, and this script makes fewer loaders before its first step than the "
-                "one that has saved it, so their positions may be those of other loaders: without name=, they go by "
-                "the order of calls; pass each loader the name= that it has in the checkpoint"
-            )
+    def _check_left(self) -> None:
+        """Look at the positions in the checkpoint for which no loader has been made before the first step."""
+        for name, state in self._saves.manager.unclaimed_positions().items():
+            if not re.fullmatch(r"loader(-\d+)?", name):
+                self._saves.manager.keep_position(name)
+            # One that has only been read without gradients was for an evaluation. Checkpoints of earlier releases do
+            # not say which has.
+            elif self._goes_by_order and (state.get("trained") or ("trained" in state and _is_unread(state))):
+                raise SetupError(
+                    f"{name!r} is in the checkpoint, and this script makes fewer loaders before its first step than "
+                    "the one that has saved it, so their positions may be those of other loaders: without name=, they "
+                    "go by the order of calls; pass each loader the name= that it has in the checkpoint"
+                )
 
     @property
     def accumulation(self) -> int:
@@ -210,8 +220,9 @@ class Batches(LoaderEvents):
         loader.waited = 0.0
 
     def passed(self) -> None:
-        """A backward pass has been made."""
+        """A backward pass has been made, of which an optimizer's step tells too."""
         self._unused.clear()
+        self._has_passed = True
 
     def leave(self, loader: EpochLoader) -> None:
         if self._unused[loader] > 1:  # an evaluation, and not a batch that a step takes: next(iter(loader))
@@ -222,6 +233,10 @@ class Batches(LoaderEvents):
 
     def end(self) -> None:
         self._saves.save_progress(self._steps.done)
+
+
+def _is_unread(state: Mapping[str, Any]) -> bool:
+    return not state["epoch"] and not state["consumed"]
 
 
 def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from flk_runtime.checkpoint import (
     Declared,
     DistributedStateful,
     Stateful,
+    Values,
     module_state,
     optimizer_state,
 )
@@ -51,11 +52,10 @@ class Models:
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
         self._averages = 0
         self._optimizers: list[Optimizer] = []  # that are saved
-        self._scheduled: list[Optimizer] = []  # whose learning rate scheduler is saved
         self._groups: list[tuple[Optimizer, int]] = []  # optimizers with the number of groups that a restart restores
         self._has_others = False  # objects are saved that may have the state of any optimizer
         averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
-        self._watch = OptimizerWatch(averages=averages, trained=self.parameters)
+        self._watch = OptimizerWatch(context, steps, batches, averages=averages, trained=self.parameters)
         communicates = context.options.strategy != "none"
         self._agreement = Agreement() if context.world_size > 1 and communicates else None
         if context.world_size > 1 and not communicates:
@@ -137,10 +137,10 @@ class Models:
         of_script = thing.thing if isinstance(thing, Declared) else thing
         if isinstance(of_script, Optimizer):
             self._optimizers.append(of_script)
-        elif not type(of_script).__module__.startswith(("torch.", "flk_runtime.")):
+        elif isinstance(of_script, Values) or not type(of_script).__module__.startswith(("torch.", "flk_runtime.")):
             self._has_others = True
         elif isinstance(of_script, LRScheduler):
-            self._scheduled.append(of_script.optimizer)
+            self._watch.scheduled.append(of_script.optimizer)
         if isinstance(thing, Optimizer):
             self._groups.append((thing, len(thing.param_groups)))
             shards = STRATEGIES[self._context.options.strategy].shards
@@ -159,7 +159,7 @@ class Models:
                     "they are trained"
                 )
         if self._watch.is_unchecked and self._saves.manager.can_save and not self._has_others:
-            self._watch.check_saved(self._optimizers, self._scheduled)
+            self._watch.check_saved(self._optimizers)
         if self._models and self._agreement and self._agreement.step():
             self._agreement.compare(self._models.values(), self._watch.stepped())
 
