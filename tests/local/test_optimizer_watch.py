@@ -144,12 +144,6 @@ def unsaved(run, make, register=lambda run, optimizer: None):
     register(run, optimizer)
     train(run, model, optimizer, steps=2)
 
-def scheduled(run, register=lambda run, schedule: None, **of_sgd):
-    model = build()[0]
-    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1, **of_sgd))
-    register(run, torch.optim.lr_scheduler.StepLR(optimizer, 1))
-    train(run, model, optimizer, steps=2)
-
 def swapped(run):
     model, optimizer = run.parallelize(*build())
     train(run, model, optimizer, steps=1)
@@ -193,16 +187,6 @@ with group():
         for each in (swapped, lambda run: unsaved(run, Twice, as_it_is)):
             with init(strategy, checkpoint=place()) as run:
                 refused("SGD trains the model and is in no checkpoint", lambda: each(run))
-        for momentum in (0, 0.9):
-            with init(strategy, checkpoint=place()) as run:
-                words = "the learning rate scheduler of SGD is in no checkpoint"
-                refused(words, lambda: scheduled(run, momentum=momentum))
-        with init(strategy) as run:
-            scheduled(run)  # there are no checkpoints
-        with init(strategy, checkpoint=place()) as run:
-            scheduled(run, lambda run, schedule: run.register("schedule", schedule))
-        with init(strategy, checkpoint=place()) as run:
-            scheduled(run, lambda run, schedule: run.register("all", Keeper(schedule)))
         with init(strategy, checkpoint=place()) as run:
             unsaved(run, Sharing, as_it_is)
         with init(strategy, checkpoint=place()) as run:
@@ -222,3 +206,76 @@ with group():
 """
     )
     ranks(script, 2)
+
+
+def test_a_scheduler_is_refused_where_it_begins_anew_after_a_restart(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        SMALL_MODEL
+        + f"""
+from torch.optim import lr_scheduler
+warnings.filterwarnings("ignore", message="Detected call of")  # a script catches up
+factor = lambda step: 1 / (1 + step)
+
+def attempt(place, until, make, register=lambda run, schedule: None, momentum=0, **how):
+    with init("ddp", checkpoint=place and {str(tmp_path)!r} + "/" + place, save_every=1) as run:
+        model = build()[0]
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum))
+        schedule = make(run, optimizer)
+        register(run, schedule)
+        for parts in data(6, 1)[run.steps : until]:
+            loss_of(model, share(run, parts[0])).backward()
+            optimizer.step(), schedule.step(), optimizer.zero_grad(), run.step()
+        return run.steps, optimizer.param_groups[0]["lr"]
+
+def anew(run, optimizer):
+    return lr_scheduler.LambdaLR(optimizer, factor)
+
+def by_count(run, optimizer):
+    return lr_scheduler.LambdaLR(optimizer, factor, last_epoch=run.steps - 1)
+
+def by_steps(run, optimizer):
+    schedule = anew(run, optimizer)
+    for _ in range(run.steps):
+        schedule.step()
+    return schedule
+
+def by_run(run, optimizer):
+    return lr_scheduler.LambdaLR(optimizer, lambda _: factor(run.steps + 1))
+
+def in_a_row(run, optimizer):
+    halves = [lr_scheduler.ConstantLR(optimizer, 0.5), lr_scheduler.ExponentialLR(optimizer, 0.5)]
+    schedule = lr_scheduler.SequentialLR(optimizer, halves, [2])
+    for _ in range(run.steps):
+        schedule.step()
+    return schedule
+
+def in_values(run, schedule):
+    values, step = schedule.state_dict(), schedule.step
+    run.register("values", flk.replicated(values))
+    schedule.load_state_dict(values)
+    schedule.step = lambda: (step(), values.update(last_epoch=schedule.last_epoch))
+
+with group():
+    undisturbed = attempt(None, 4, anew)
+    for momentum in (0, 0.9):
+        place = f"anew {{momentum}}"
+        assert attempt(place, 2, anew, momentum=momentum)[0] == 2
+        words = "the learning rate scheduler of SGD is in no checkpoint, and begins anew after 2 steps"
+        refused(words, lambda: attempt(place, 4, anew, momentum=momentum))
+    # As the message says.
+    assert attempt("anew 0", 3, by_count, lambda run, schedule: run.register("scheduler", schedule))[0] == 3
+    assert attempt("anew 0", 4, anew, lambda run, schedule: run.register("scheduler", schedule)) == undisturbed
+    for make in (by_count, by_steps, by_run, in_a_row):
+        attempt(make.__name__, 2, make)
+        found = attempt(make.__name__, 4, make)
+        assert make is in_a_row or found == undisturbed, (make, found)
+    attempt("values", 2, anew, in_values)
+    assert attempt("values", 4, anew, in_values) == undisturbed
+"""
+    )
+    lines = ranks(script, 2)[0].lines
+    said = (
+        "flk: the learning rate scheduler of SGD is in no checkpoint: call run.register('scheduler', scheduler), "
+        "unless the script sets it by run.steps after a restart"
+    )
+    assert lines.count(said) == 6  # once in each run that begins

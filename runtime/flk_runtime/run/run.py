@@ -150,11 +150,12 @@ class Run(Training):
 
         Every step takes ``world_size * batch_size * accumulate`` samples. No sample is repeated, and all ranks take the
         same number of steps. Batches are on the run's device. The position is saved in checkpoints, except for a loader
-        without a name that is made after the first step. `flk_runtime.data.LoaderOptions` describes the arguments;
-        ``options`` are the options of torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
+        without a name that is made after the first step: where there are checkpoints, `step` raises SetupError if it
+        has trained with that. `flk_runtime.data.LoaderOptions` describes the arguments; ``options`` are the options of
+        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
 
-        Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
-        checkpoint's position is of another dataset.
+        Raises SetupError if the dataset is too small, an option contradicts the loader, or the name is taken, and
+        CheckpointError if the checkpoint's position is of another dataset.
         """
         chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, transform, options)
         return self._batches.make_loader(dataset, chosen)
