@@ -48,7 +48,7 @@ COVERED = {
     "tests/local/test_network_faults.py": ("flk_runtime.launcher.transport.thread"),
     "tests/local/test_between_passes.py": "flk_runtime.parallel.records",
     "tests/local/test_silent_training.py": "flk_runtime.parallel.full_parameters flk_runtime.parallel.silent_errors",
-    "tests/local/test_optimizer_watch.py": "flk_runtime.distributed.settled flk_runtime.run.optimizers",
+    "tests/local/test_optimizer_watch.py": "flk_runtime.distributed.settled",
     "tests/local/test_optimizer.py": (
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
         "flk_runtime.distributed.reducer"
