@@ -247,6 +247,16 @@ def beside_another():
         for new, batch in zip(run.loader(data, 2), loader):
             step(new, batch)
 
+def read_ahead():
+    with begin() as (run, model, optimizer, step):
+        step(next(iter(run.loader(data, 2))))
+        batches = iter(run.loader(data, 2))
+        (x,) = next(batches)
+        model(x).mean().backward()
+        optimizer.step()
+        next(batches)
+        run.step()
+
 def by_hand():
     with begin() as (run, model, optimizer, step):
         step(next(iter(run.loader(data, 2))))
@@ -268,7 +278,7 @@ def evaluated_with_gradients():
 
 with group():
     words = "position is not saved, and this step trains with it: make one loader before the first step, and loop over"
-    for each in (epochs, beside_another, by_hand):
+    for each in (epochs, beside_another, read_ahead, by_hand):
         refused(words, each)
     refused("named 'train' was made before: make it once, and loop over its epochs(n)", lambda: epochs(name="train"))
     evaluated_with_gradients()

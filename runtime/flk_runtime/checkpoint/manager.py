@@ -501,7 +501,7 @@ def _progress(steps: int, states: Mapping[str, Any]) -> Any:
 
 
 def _is_position(state: Any) -> bool:
-    return isinstance(state, dict) and "consumed" in state
+    return isinstance(state, dict) and {"seed", "epoch", "consumed"} <= state.keys()
 
 
 def _mismatch(model: nn.Module, saved: SavedObject, lacks_frozen: bool) -> str | None:

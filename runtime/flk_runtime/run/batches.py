@@ -52,7 +52,8 @@ class Batches(LoaderEvents):
         self._in_use: dict[EpochLoader, StepShare] = {}
         self._step_ended = False  # since the latest batch
         self._unused: Counter[EpochLoader] = Counter()  # batches given since the latest backward pass
-        self._has_passed = False  # a backward pass has been seen since the latest step
+        # Loaders with a batch before a backward pass since the latest step; None: no pass has been seen.
+        self._used: set[EpochLoader] | None = None
         self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
     def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:
@@ -134,9 +135,7 @@ class Batches(LoaderEvents):
 
         Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
         """
-        for loader in self._in_use:
-            if loader in self._unused and self._has_passed:  # the step trains with other batches
-                continue
+        for loader in [each for each in self._in_use if self._used is None or each in self._used]:
             if not loader.is_saved and self._saves.manager.can_save:
                 raise SetupError(
                     f"{loader.name!r} was made after the first step without a name=, so its position is not saved, and "
@@ -146,7 +145,7 @@ class Batches(LoaderEvents):
             loader.is_trained = True
         if not self._steps.began:
             self._check_left()
-        samples, self._samples, self._step_ended, self._has_passed = self._samples, 0, True, False
+        samples, self._samples, self._step_ended, self._used = self._samples, 0, True, None
         return samples
 
     def _check_left(self) -> None:
@@ -221,8 +220,8 @@ class Batches(LoaderEvents):
 
     def passed(self) -> None:
         """A backward pass has been made, of which an optimizer's step tells too."""
+        self._used = {*(self._used or ()), *self._unused}
         self._unused.clear()
-        self._has_passed = True
 
     def leave(self, loader: EpochLoader) -> None:
         if self._unused[loader] > 1:  # an evaluation, and not a batch that a step takes: next(iter(loader))
