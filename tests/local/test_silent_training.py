@@ -282,12 +282,26 @@ def only_in_no_sync_of_the_last_rank(run):
             found.backward()
     optimizer.step()
 
-def in_no_sync_after_an_average(run):
+def in_no_sync_after_an_average(run, change=None):
     model, optimizer = made(run)
     loss(run, model).backward()
     with run.no_sync():
         loss(run, model).backward()
+    for each in model.parameters() if change else ():
+        each.grad = change(each.grad)
     optimizer.step()
+    return [run.mean(loss(run, model).item())]
+
+def averaged_in_place_after_an_average(run):
+    return in_no_sync_after_an_average(run, lambda gradient: gradient.copy_(flk.all_reduce(gradient, "mean")))
+
+def steps_of_rank_0(run):
+    model, optimizer = made(run)
+    if run.rank == 0:
+        optimizer.step()  # as to make its state, or to plan a schedule
+    loss(run, model).backward()
+    optimizer.step()
+    return [run.mean(loss(run, model).item())]
 
 def averaged_by_the_script(run, inside=True):
     model, optimizer = made(run)
@@ -527,7 +541,12 @@ RIGHT = (
     combined_itself,
     combined_view,
 )
-UNDER_DDP = (averaged_by_the_script, averaged_by_ddp_in_no_sync)
+UNDER_DDP = (
+    averaged_by_the_script,
+    averaged_by_ddp_in_no_sync,
+    averaged_in_place_after_an_average,
+    steps_of_rank_0,
+)
 with group():
     if "RANK" not in os.environ:
         with init("none") as run:
@@ -553,7 +572,8 @@ with group():
                 "register_hook of a sharded parameter": functools.partial(hooked, late=True),
                 "create_graph=True, as for a gradient penalty": penalized,
                 "create_graph=True, as for": functools.partial(forces, create_graph=True),
-                "backward passes that were all in no_sync": only_in_no_sync,
+                "the latest backward pass before optimizer.step() was in no_sync": only_in_no_sync,
+                "before optimizer.step() was in no_sync, on this rank or another": in_no_sync_after_an_average,
                 "the parameter 'bias' of a Linear has been replaced or removed": without_bias,
                 "has been replaced or removed": lambda run: without_bias(run, nn.Parameter(torch.ones(4))),
                 "comes from a tensor that the block has not returned": kept_by_hooks,
@@ -576,9 +596,10 @@ with group():
                 "does not average this gradient of": wrapped_but_not_called,
                 "outside of no_sync": called_in_no_sync,
                 "call optimizer.step() after backward()": steps_in_hooks,
-                "backward passes that were all in no_sync": only_in_no_sync,
-                "passes that were all in no_sync": only_in_no_sync_of_the_last_rank,
-                "leave the last backward pass before each step out of no_sync": in_no_sync_after_an_average,
+                "the latest backward pass before optimizer.step() was in no_sync": only_in_no_sync,
+                "optimizer.step() was in no_sync, on this rank or another": only_in_no_sync_of_the_last_rank,
+                "so the ranks have not averaged all gradients: leave the last backward": in_no_sync_after_an_average,
+                "out of no_sync, or average them with": lambda run: in_no_sync_after_an_average(run, torch.neg),
                 "of shape (11, 6) of SGD was frozen": thawed,
                 "the script has set them itself, as with torch.autograd.grad": own_gradients,
             }
@@ -600,6 +621,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 39
+    assert len(found) == 41
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

@@ -22,8 +22,6 @@ from flk_runtime.parallel.ddp_calls import adapt_calls
 from flk_runtime.parallel.model import UNAVERAGED, ParallelModel
 from flk_runtime.system.bits import bit_sum
 
-_MARK = "_flk_local"  # attribute of a gradient with a pass in no_sync: the passes that DDP had averaged before
-
 
 class DDPModel(ParallelModel):
     """A model in DistributedDataParallel."""
@@ -88,9 +86,7 @@ class _Passes:
         # Parameters that have got a gradient since the latest call; None: DDP was not ready.
         self._passed: set[str] | None = None
         self._has_passed = False  # a backward pass has reached a parameter
-        self._averaged = 0  # passes that DDP has averaged, which all ranks have made: it waits for each other rank
-        # The number of them at the latest step of each optimizer.
-        self._at_step: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._may_differ = False  # a call or a pass in no_sync came after the latest pass that DDP has averaged
         module.register_forward_pre_hook(self._call)
         for name, parameter in trained.items():
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
@@ -104,20 +100,21 @@ class _Passes:
 
     def _call(self, *_: Any) -> None:
         if torch.is_grad_enabled():
-            self._passed = set() if self._module.require_backward_grad_sync else None
+            averages = self._module.require_backward_grad_sync
+            self._passed = set() if averages else None
+            self._may_differ = self._may_differ or not averages
 
     def _accumulated(self, name: str, _: torch.Tensor) -> None:
         self._has_passed = True
         if self._passed is None or name in self._passed:
             if not self._module.require_backward_grad_sync:
-                setattr(self._trained[name].grad, _MARK, self._averaged)
+                self._may_differ = True
                 return
             raise SetupError(
                 f"strategy ddp does not average this gradient of {name!r}: before each backward pass, call the module "
                 "that parallelize returned, outside of no_sync"
             )
-        if not self._passed:
-            self._averaged += 1  # DDP averages what earlier passes have left, too
+        self._may_differ = False  # DDP averages what earlier passes have left, too
         self._passed.add(name)
 
     def _check(self, optimizer: Optimizer) -> None:
@@ -127,7 +124,7 @@ class _Passes:
             if self._passed and len(self._passed) < len(self._own) and not self._module.find_unused_parameters:
                 self._refuse_lack(optimizer, self._passed)
             return
-        own = [each.grad for each in parameters_in(optimizer) if id(each) in self._own]
+        own = self._gradients(optimizer)
         if own and in_backward:
             raise SetupError("strategy ddp averages gradients after hooks: call optimizer.step() after backward()")
         if not self._has_passed and any(each is not None and each.any() for each in own):
@@ -137,20 +134,20 @@ class _Passes:
             )
         self._refuse_unaveraged(optimizer)  # other ranks may have made passes
 
-    def _refuse_unaveraged(self, optimizer: Optimizer) -> None:
-        """Raise SetupError if gradients of passes in no_sync differ between ranks, since DDP has not averaged them.
+    def _gradients(self, optimizer: Optimizer) -> list[torch.Tensor | None]:
+        """The gradients of those parameters of the model that ``optimizer`` trains."""
+        return [each.grad for each in parameters_in(optimizer) if id(each) in self._own]
 
-        A script may have averaged them itself. So all ranks compare them in a step for which DDP has averaged nothing,
-        whatever passes each has made. Collective then.
+    def _refuse_unaveraged(self, optimizer: Optimizer) -> None:
+        """Raise SetupError on all ranks if gradients differ after a call or a pass in no_sync that DDP did not average.
+
+        A script may have averaged them itself, and a gradient does not tell that. So the ranks compare them. Collective
+        then, as ranks make their calls in no_sync alike. The passes need not be alike.
         """
-        before, self._at_step[optimizer] = self._at_step.get(optimizer, 0), self._averaged
-        own = [each.grad for each in parameters_in(optimizer) if id(each) in self._own]
-        if before < self._averaged:
-            differs = any(getattr(each, _MARK, None) == self._averaged for each in own)
-        else:
-            held = [None if each is None else int(bit_sum(each.to_dense())) for each in own]
-            differs = bool(own) and not is_alike(held)
-        if differs:
+        if not self._may_differ or not (own := self._gradients(optimizer)):
+            return
+        sums = [bit_sum(each.to_dense()) for each in own if each is not None]
+        if not is_alike([[each is None for each in own], torch.stack(sums).tolist() if sums else []]):
             raise SetupError(f"{UNAVERAGED}, or average them with flk.all_reduce before the step")
 
     def _refuse_lack(self, optimizer: Optimizer, passed: set[str]) -> None:

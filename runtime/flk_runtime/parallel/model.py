@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from flk_runtime.parallel.mesh import Mesh
 
 UNAVERAGED: Final = (
-    "optimizer.step() comes after backward passes that were all in no_sync, so the ranks have not averaged their "
-    "gradients: leave the last backward pass before each step out of no_sync"
+    "the latest backward pass before optimizer.step() was in no_sync, on this rank or another, so the ranks have not "
+    "averaged all gradients: leave the last backward pass before each step out of no_sync"
 )
-"""Why a step is refused whose gradients come from passes in `no_sync` alone."""
+"""Why a step is refused whose gradients come, all or in part, from passes in `no_sync`."""
 
 
 class ParallelModel:
