@@ -406,6 +406,40 @@ def test_what_a_checkpoint_has_once_is_alike_on_all_ranks_or_refused(
         assert told(each)["own"][-1] == told(each)["whole"][-1]
 
 
+def test_an_optimizer_that_keeps_states_on_other_ranks_is_refused_on_all(ranks: Ranks, tmp_path: Path) -> None:
+    script = """
+    import os, warnings, torch, torch.distributed as dist
+    from torch import nn
+    import flk_runtime as flk
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of torch.jit.script
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    model(torch.ones(2, 2)).sum().backward()
+    optimizer.step()
+    optimizer.consolidate_state_dict(0)
+    try:
+        flk.save(1, os.environ["FOLDER"], model=model, optimizer=optimizer)
+    except flk.CheckpointError as error:
+        print("=", error)
+    state = [optimizer.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(state)
+    optimizer.load_state_dict(state[0])  # the states that other ranks keep are None after it
+    try:
+        flk.save(1, os.environ["FOLDER"], model=model, optimizer=optimizer)
+    except flk.CheckpointError as error:
+        print("=", error)
+    dist.barrier()
+"""
+    for each in ranks(script, 2, {"FOLDER": f"{tmp_path}/"}):
+        assert each.output.count("Optimizer state has not been consolidated on this rank") == 2
+
+
 # The first training is left out by the second attempt, as scripts do with what they have finished.
 SKIPS_THE_FIRST = """
     import os, signal

@@ -21,6 +21,7 @@ from flk_runtime.system import device as devices
 from flk_runtime.system.bits import bit_sum
 
 _TOLERANCE: Final = 1e-5  # of a tensor's norm, since devices of several types round differently
+_ROUNDINGS: Final = 4  # of each value, which are more than that in a dtype of few digits
 
 Line = tuple[str, str]  # a path in the structure, and a description of the value there
 
@@ -110,7 +111,10 @@ def _is_far(values: torch.Tensor, group: Any) -> bool:
     first = values.to(comm_device(values.device), copy=True)
     dist.broadcast(first, dist.get_global_rank(group, 0), group)
     first = first.to(values.device)
-    distance, norm = (values - first).abs().double().norm(), first.abs().double().norm()
-    far = torch.stack([(~(distance <= _TOLERANCE * norm)).int()]).to(comm_device(torch.device("cpu")))
+    sizes = first.abs()
+    norm = sizes[sizes.isfinite()].double().norm()
+    distance = (values - first).abs().masked_fill(values == first, 0).double().norm()  # inf - inf is NaN
+    tolerance = max(_TOLERANCE, _ROUNDINGS * torch.finfo(values.dtype).eps)
+    far = torch.stack([(~(distance <= tolerance * norm)).int()]).to(comm_device(torch.device("cpu")))
     dist.all_reduce(far, dist.ReduceOp.MAX)
     return bool(far.item())

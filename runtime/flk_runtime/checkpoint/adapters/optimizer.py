@@ -206,10 +206,12 @@ class OptimizerState(DistributedStateful):
             return {}
         whole = {own: each for each, own in self.names().items() if each.requires_grad and not is_sharded(each)}
         found = {f"the parameter {own!r}": each.detach() for own, each in whole.items()}
-        for own, each in whole.items() if self._is_of_torch else ():  # `_agree` compares the others at each save
-            for key, value in sorted(self._optimizer.state.get(each, {}).items()):
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    found[f"{key!r} of {own!r}"] = value
+        if self._is_of_torch:  # `_agree` compares the others at each save
+            states = _read(self._optimizer).state
+            for own, each in whole.items():
+                for key, value in sorted(states.get(each, {}).items()):
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        found[f"{key!r} of {own!r}"] = value
         return found
 
     def names(self) -> dict[nn.Parameter, str]:
