@@ -16,7 +16,7 @@
     ├── PeerError                peer         another rank failed; also a RuntimeError
     ├── MessageError             exception    what was received is no message
     ├── AttemptEndedError        stopped      the attempt that wrote a shard has ended
-    └── ServerDiedError          lost         the fork server was killed, and the ranks with it
+    └── ServerDiedError          lost         the fork server has ended, and the ranks with it
 
 Errors of a connection are also a ConnectionError. An error with a private name does not leave its module.
 `flk_runtime.contract.variable` has VariableError, since it imports nothing of flk; `setting` makes a SetupError of it.

@@ -232,6 +232,7 @@ def test_a_killed_fork_server_is_a_lost_pod(forked_pods: Callable[..., Pods]) ->
     failure = job.record(0).attempts[0].failure
     assert failure is not None
     assert (failure.kind, failure.pod) == ("lost", 1)
+    assert failure.message == "lost its ranks: the fork server was killed by SIGKILL"
 
 
 def test_restarts_are_counted_and_used_up(forked_pods: Callable[..., Pods]) -> None:

@@ -352,7 +352,7 @@ class Failure:
         text = self.kind.meaning.predicate
         if not text:
             text = "raised {type}" if self.type else Kind.SIGNAL.meaning.predicate if self.signal else _EXITED
-        return text.format(type=self.type, exit_code=self.exit_code, signal=_signal_name(self.signal))
+        return text.format(type=self.type, exit_code=self.exit_code, signal=signal_name(self.signal))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
@@ -419,7 +419,8 @@ def kind_of_end(exit_code: int | None, number: int | None) -> Kind:
     return Kind.EARLY if exit_code == 0 else Kind.EXIT
 
 
-def _signal_name(number: int | None) -> str:
+def signal_name(number: int | None) -> str:
+    """The name of a signal in messages."""
     try:
         return signal.Signals(number or 0).name
     except ValueError:

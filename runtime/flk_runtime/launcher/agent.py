@@ -163,9 +163,13 @@ class Agent:
             while self.final_record is None and not self.wakeup.events.empty():
                 self._handle_event(self.wakeup.events.get())
             self._handle_timeouts()
-            host.reap_orphans(self.hub.pids if self.hub else list)
+            host.reap_orphans(self._waited_for)
             code = self._go_on()
         return code
+
+    def _waited_for(self) -> list[int]:
+        """The child processes for which others in this process wait."""
+        return [self.server.pid, *(self.hub.pids() if self.hub else ())]
 
     def _go_on(self) -> int | None:
         """When no process of this pod's ranks is left: join the next attempt, or return the launcher's exit code."""

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from flk_runtime.contract import platform
-from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.failure import Kind, signal_name
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
 from flk_runtime.errors import RuntimeFailure
@@ -70,7 +70,7 @@ class Exited:
 
 
 class ServerDiedError(RuntimeFailure):
-    """The fork server was killed, and its ranks with it."""
+    """The fork server has ended, and its ranks with it."""
 
     kind = Kind.LOST
 
@@ -188,7 +188,7 @@ class ForkServer:
             except ConnectionResetError:
                 data = b""
             if not data:
-                raise ServerDiedError("the fork server was killed")
+                raise ServerDiedError(_why_ended(self.pid))
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -214,6 +214,7 @@ class _Server:
         self._rest = b""  # received of a request whose end has not arrived
         self._fds = array.array("i")  # received for the next rank
         self._other: socket.socket | None = None  # to the server that imports what the script does
+        self._other_pid = 0
         self._prepared = False  # the other server has imported it, and starts the ranks
         self._request: dict[str, Any] = {}  # what it imports
         self._unprepared = ""  # why it does not import all of it
@@ -295,7 +296,7 @@ class _Server:
             ours.close()
             self._become_prepared(theirs)
         theirs.close()
-        self._other = ours
+        self._other, self._other_pid = ours, pid
         self._opened.enter_context(ours)
         self._selector.register(ours, selectors.EVENT_READ)
 
@@ -336,7 +337,7 @@ class _Server:
             data += more
         if self._prepared:
             if not data:
-                os._exit(1)  # its ranks have ended with it
+                _end_as(os.waitpid(self._other_pid, 0)[1])
             self._connection.sendall(data)
             return
         statements = self._request["statements"]
@@ -363,6 +364,8 @@ class _Server:
                 return
             if pid == 0:
                 return
+            if self._prepared and pid == self._other_pid:
+                _end_as(status)
             self._tell(exited=pid, status=status)
 
     def _tell_unprepared(self) -> None:
@@ -401,6 +404,21 @@ class _Server:
         finally:
             # sys.exit would unwind into the server's own frames.
             os._exit(code)
+
+
+def _end_as(status: int) -> NoReturn:
+    """End this process after the server that starts the ranks, and them with it, has ended with ``status``."""
+    if os.WIFSIGNALED(status):
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(1)
+
+
+def _why_ended(server: int) -> str:
+    """How the fork server has ended, whose end of the socket is closed."""
+    code = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
+    if code < 0:
+        return f"the fork server was killed by {signal_name(-code)}"
+    return "the fork server has ended with an exception, which is a bug in flk: it is in the log of this pod"
 
 
 def _why_no_fork(number: int) -> str:

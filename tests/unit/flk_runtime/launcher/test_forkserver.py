@@ -235,11 +235,37 @@ def test_an_exception_in_the_server_does_not_go_on_in_the_frames_of_the_launcher
         forkserver._Server.run = fail
         try:
             forkserver.ForkServer.start(fork=True).ended()
-        except forkserver.ServerDiedError:
-            print("the server died", flush=True)
+        except forkserver.ServerDiedError as error:
+            print(error, flush=True)
         except OSError:
             print("in the launcher", flush=True)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "the server died\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "the fork server has ended with an exception, which is a bug in flk: it is in the log of this pod\n",
+    )
     assert done.stderr.endswith("OSError: broken\n")
+
+
+def test_the_end_of_the_server_that_has_imported_what_the_script_does_is_told_as_it_was(tmp_path: Path) -> None:
+    script = """
+        import os, pathlib, signal
+        from flk_runtime.launcher import forkserver
+
+        pathlib.Path("train.py").write_text("import wave, signal\\nsignal.pause()\\n")
+        server = forkserver.ForkServer.start(fork=True)
+        server.prepare(["train.py"], dict(os.environ), ".")
+        assert (server.ended(), server.unprepared) == (None, "")
+        rank = server.launch(["train.py"], {}, ".", 1, 2, os.open(os.devnull, os.O_WRONLY))
+        parent = int(pathlib.Path(f"/proc/{rank}/stat").read_text().split()[3])
+        assert parent != server.pid
+        os.kill(parent, signal.SIGKILL)
+        try:
+            server.ended()
+        except forkserver.ServerDiedError as error:
+            print(error, flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "the fork server was killed by SIGKILL\n"), done.stderr
