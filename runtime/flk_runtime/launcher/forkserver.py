@@ -208,6 +208,7 @@ class _Server:
     def __init__(self, connection: socket.socket, *, fork: bool) -> None:
         self._connection = connection
         self._fork = fork
+        self._pid = os.getpid()  # which forks know before they end with this process
         self._opened = contextlib.ExitStack()  # the files that a rank closes
         self._opened.enter_context(connection)
         self._selector = self._opened.enter_context(selectors.DefaultSelector())
@@ -304,7 +305,7 @@ class _Server:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            host.die_with_parent(os.getppid())
+            host.die_with_parent(self._pid)
             self._opened.close()
             for fd in self._fds:
                 os.close(fd)
@@ -377,14 +378,13 @@ class _Server:
     def _become_rank(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
         code = 1
         try:
-            server = os.getppid()
             signal.set_wakeup_fd(-1)
             for number in (*HANDLED_SIGNALS, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)
             if self._fork or platform.LINUX:  # else the new interpreter does it
-                host.die_with_parent(server)
+                host.die_with_parent(self._pid)
             self._opened.close()
             stdin = os.open(os.devnull, os.O_RDONLY)
             for target, source in enumerate((stdin, *fds[:2])):

@@ -253,12 +253,12 @@ def test_the_end_of_the_server_that_has_imported_what_the_script_does_is_told_as
         import os, pathlib, signal
         from flk_runtime.launcher import forkserver
 
-        pathlib.Path("train.py").write_text("import wave, signal\\nsignal.pause()\\n")
+        pathlib.Path("train.py").write_text("import yaml, signal\\nsignal.pause()\\n")
         server = forkserver.ForkServer.start(fork=True)
         server.prepare(["train.py"], dict(os.environ), ".")
         assert (server.ended(), server.unprepared) == (None, "")
         rank = server.launch(["train.py"], {}, ".", 1, 2, os.open(os.devnull, os.O_WRONLY))
-        parent = int(pathlib.Path(f"/proc/{rank}/stat").read_text().split()[3])
+        parent = int(pathlib.Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
         assert parent != server.pid
         os.kill(parent, signal.SIGKILL)
         try:
