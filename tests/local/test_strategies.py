@@ -9,7 +9,7 @@ import torch
 
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
-from tests.support.small_model import SHARDING, THREE_BLOCKS, told
+from tests.support.small_model import SHARDING, SMALL_MODEL, THREE_BLOCKS, told
 
 # What one process does with bfloat16 copies of the parameters and float32 sums of gradients.
 EMULATION = """
@@ -430,6 +430,57 @@ with group():
         refused("Uncalled uses a parameter of a block without calling the block", lambda: model(words))
     with init("full_shard") as run:
         run.parallelize(wide(kind=Uncalled)[0], blocks="Block")(words)
+"""
+    )
+    ranks(script, 2)
+
+
+def test_an_error_of_shards_names_its_cause_and_a_cure(ranks: Ranks) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+import copy
+from flk_runtime.shared.failure_report import describe
+
+def unchanged(model):
+    nn.utils.parametrize.register_parametrization(model.head, "weight", nn.Identity())
+
+def normed(model):
+    nn.utils.parametrizations.weight_norm(model.head)
+
+def sharded(run, prepare=None):
+    model = build()[0]
+    if prepare:
+        prepare(model)
+    return run.parallelize(model)
+
+words = torch.zeros(1, 4, dtype=torch.long)
+with group():
+    for prepare in (unchanged, normed):
+        with init("full_shard") as run:
+            model = sharded(run, prepare)
+            nn.utils.parametrize.remove_parametrizations(model.head, "weight")
+            refused("'head.weight' has another place than when the model was sharded", lambda: model(words))
+    with init("full_shard") as run:
+        model = sharded(run)
+        model(words).sum().backward()
+        weight = model.head.weight
+        assert copy.deepcopy(weight.detach()).shape == weight.shape
+        shards = [weight.detach().clone()]
+        for action, advice in (
+            (lambda: copy.deepcopy(weight), "copy parameter.detach()"),
+            (lambda: torch._foreach_copy_(shards, shards), "parameter.copy_() in the place of"),
+        ):
+            try:
+                action()
+            except Exception as error:
+                assert advice in describe(error)["message"], error
+            else:
+                raise AssertionError("torch can do this now: leave the advice out")
+    with init("full_shard") as run:
+        model = sharded(run)
+        model.double()
+        refused("a gradient has another dtype than its sharded parameter", lambda: model(words).sum().backward())
 """
     )
     ranks(script, 2)

@@ -232,10 +232,26 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     except RuntimeError as error:
         if not (found := re.search(r"\S* got mixed torch\.Tensor and DTensor", str(error))):
             raise
+        if moved := _moved(model):
+            raise SetupError(
+                f"the parameter {moved!r} has another place than when the model was sharded, as where a "
+                "parametrization was removed, so nothing gathers it: do that before parallelize, or use strategy ddp "
+                "without precision="
+            ) from error
         raise SetupError(
             f"{type(model).__name__.removeprefix('FSDP')} uses a parameter of a block without calling the block: "
             f"{found[0]}; leave it out of the blocks, as in parallelize(…, blocks='layers.*')"
         ) from error
+
+
+def _moved(model: nn.Module) -> str:
+    """The name of a sharded parameter of ``model`` in a place that FSDP2 does not know; empty if there is none."""
+    known = {place for record in sharded_parameters(model) for place in _places(record)}
+    for path, module in model.named_modules():
+        for name, each in module._parameters.items():
+            if isinstance(each, DTensor) and (module, name) not in known:
+                return user_name(model, f"{path}.{name}".lstrip("."))
+    return ""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

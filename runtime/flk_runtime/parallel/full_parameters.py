@@ -70,6 +70,11 @@ def explain(error: RuntimeError) -> SetupError | None:
             "the loss has a part that was computed of sharded parameters themselves, such as a penalty: compute that "
             "part before the forward pass, and add its full_tensor(), or use strategy ddp without precision="
         )
+    if re.search("assign a gradient with dtype|assigned grad has data of a different type", str(error)):
+        return SetupError(
+            "a gradient has another dtype than its sharded parameter, as after model.double() or model.to(dtype): call "
+            "that before parallelize"
+        )
     return None
 
 

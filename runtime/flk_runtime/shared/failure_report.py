@@ -28,12 +28,21 @@ _LAUNCHER = os.path.join(_FLK, "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
 _MESSAGE_LIMIT = 4000  # characters of a message
 _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, ExceptionWrapper
-_OF_SHARDS = re.compile("mixed torch.Tensor and DTensor|sharded tensor:")  # in messages of torch's DTensor
-_ADVICE = (
-    " (parallelize has sharded the parameters: use parameter.full_tensor() on all ranks, run.average() for a moving "
-    "average, run.load_weights() for weights, or strategy ddp; and only a call of the model gathers them, as model(x), "
-    "no method or part of it, unless torch.distributed.fsdp.register_fsdp_forward_method names the method)"
-)
+# In messages of torch's DTensor: what to do.
+_OF_SHARDS = {
+    "mixed torch.Tensor and DTensor|sharded tensor:": (
+        "use parameter.full_tensor() on all ranks, run.average() for a moving average, run.load_weights() for weights, "
+        "or strategy ddp; and only a call of the model gathers them, as model(x), no method or part of it, unless "
+        "torch.distributed.fsdp.register_fsdp_forward_method names the method"
+    ),
+    "does not have a sharding strategy registered": (
+        "torch lacks this operation for them, so use another one, as parameter.copy_() in the place of "
+        "torch._foreach_copy_, parameter.full_tensor() on all ranks, or strategy ddp"
+    ),
+    r"copy_\(\) on an invalid python storage": (
+        "copy.deepcopy fails for one that has a gradient, so copy parameter.detach(), or use strategy ddp"
+    ),
+}
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -46,8 +55,9 @@ def describe(error: BaseException) -> dict[str, Any]:
     first = min(leaves, key=lambda leaf: (faults.kind_of(leaf) != kind, _has_secondary_cause(leaf)))
     name = type(first).__name__
     message = with_advice(_of_worker(name, text_of(first))[:_MESSAGE_LIMIT])
-    if _OF_SHARDS.search(message) and not isinstance(first, RuntimeFailure):
-        message = message.splitlines()[-1].strip() + _ADVICE
+    advice = next((advice for words, advice in _OF_SHARDS.items() if re.search(words, message)), "")
+    if advice and not isinstance(first, RuntimeFailure):
+        message = f"{message.splitlines()[-1].strip()} (parallelize has sharded the parameters: {advice})"
     others = f" (and {plural(len(leaves) - 1, 'other exception')})" if len(leaves) > 1 else ""
     return {
         "kind": kind_of_loss(message) if kind.meaning.may_follow_loss and _has_secondary_cause(error) else kind,
