@@ -63,9 +63,8 @@ def _refuse_save(what: str) -> None:
     )
 
 
-def _mark_saves(name: str) -> None:
-    """Have a function of torch.serialization, which torch.save calls, say that it runs."""
-    write = getattr(torch.serialization, name)
+def _marked(write: Any) -> Any:
+    """``write`` of torch.serialization, which torch.save calls, that says that it runs."""
 
     @functools.wraps(write)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +74,7 @@ def _mark_saves(name: str) -> None:
         finally:
             _saves.reset(token)
 
-    setattr(torch.serialization, name, marked)
+    return marked
 
 
 @functools.cache
@@ -116,8 +115,8 @@ def refuse_silent_errors() -> None:
 
     DTensor.redistribute = redistribute_at_once  # type: ignore[method-assign]
     DTensor.__reduce_ex__ = _reduce_tensor  # type: ignore[method-assign]
-    for name in ("_save", "_legacy_save"):
-        _mark_saves(name)
+    serialization: Any = torch.serialization
+    serialization._save, serialization._legacy_save = map(_marked, (serialization._save, serialization._legacy_save))
     dispatcher: Any = DTensor._op_dispatcher
     dispatcher._custom_op_handlers[_ATEN._local_scalar_dense.default] = _read
     if hasattr(dispatcher, "_dispatch_get_local_results_slow_path"):  # not in older releases of torch
