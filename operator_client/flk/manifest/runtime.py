@@ -186,9 +186,10 @@ def used_by_code(files: Iterable[tuple[str, bytes]] | None) -> frozenset[str]:
     """
     if files is None:
         return frozenset(_MENTIONED)
+    plain = ((name, content.replace(rb"\"", b'"')) for name, content in files)  # a notebook has \" for each quote
     return frozenset(
         package
-        for name, content in files
+        for name, content in plain
         for package, words in _MENTIONED.items()
         if (name.endswith((".py", ".ipynb")) or package in _IN_SETTINGS) and any(word in content for word in words)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -182,6 +183,15 @@ def test_what_is_for_frameworks_travels_with_the_code_that_may_use_it(
     write("train.py", "package/train.py", content=content)
     runtime = make_bundle(job().changed(command=command), tmp_path).runtime
     assert runtime == runtime_archive({"training", *travel})
+
+
+@pytest.mark.parametrize(("option", "package"), [("init", "weights"), ("tp", "mesh")])
+def test_an_option_in_a_notebook_has_quotes_with_backslashes(
+    tmp_path: Path, write: Write, option: str, package: str
+) -> None:
+    write("train.py", content="import nbclient")
+    write("train.ipynb", content=json.dumps({"cells": [{"source": [f'options = {{"{option}": 2}}']}]}))
+    assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training", package})
 
 
 @pytest.mark.parametrize(
