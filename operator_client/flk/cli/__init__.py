@@ -161,5 +161,6 @@ def _translated(error: Any, path: str) -> UsageError:
 
 
 def _suggestion(word: str, known: list[str], help_command: str) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    long = [name for name in known if re.fullmatch("-[a-z]", word) and name.startswith(f"-{word}")]
+    near = long if len(long) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return f"did you mean {near[0]}? {help_command} lists them" if near else f"{help_command} lists what there is"

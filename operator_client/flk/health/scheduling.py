@@ -78,9 +78,11 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     each = ", ".join(f"{amount_text(name, amount)} {name}" for name, amount in sorted(pods.requests.items()))
     size = f"pods of {each}" if each else "pods"
     nodes, used = plural(len(allowed), "node"), _used_by_node(cluster)
+    others = _kept_away(cluster.nodes, pods)
+    tolerate = "; --toleration KEY if the job may run on the others" if "taint " in others else ""
     if most < pods.count:
-        found = f"{nodes} could hold {most} {size} if they were empty, and the job has {pods.count}"
-        yield _no_node(cluster, found, "use fewer or smaller pods, or add nodes", _code(max(empty)[1]))
+        found = f"{nodes} could hold {most} {size} if they were empty, and the job has {pods.count}{others}"
+        yield _no_node(cluster, found, f"use fewer or smaller pods, or add nodes{tolerate}", _code(max(empty)[1]))
         return
     if used is None:
         found = f"{nodes} can hold the job when they are empty; what is in use cannot be read"
@@ -89,8 +91,8 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     free = [fitting(_free(node, used), pods.requests) for node in allowed]
     now = sum(count for count, _ in free)
     if now < pods.count:
-        found = f"{now} {size} fit now, and the job has {pods.count}: it must wait until others end"
-        remedy = f"--replicas {now} would start now" if now else ""
+        found = f"{now} {size} fit now, and the job has {pods.count}: it must wait until others end{others}"
+        remedy = f"--replicas {now} would start now{tolerate}" if now else tolerate.removeprefix("; ")
         yield Result("capacity", Level.WARNING, found, remedy, _code(max(free)[1]))
     else:
         found = f"the largest job of {size} that fits now has {plural(now, 'pod')}; this one has {pods.count}"
@@ -133,11 +135,31 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
             return f"no node matches the required node affinity: {affinity}", "NodeAffinityMismatch"
         labels = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
         return f"no node has the labels {labels}" if labels else "the cluster has no nodes", "NodeSelectorMismatch"
-    # A cordoned node has a taint too, which says less.
     taints = [next(untolerated(node, spec)) for node in selected if not is_cordoned(node)]
-    reasons = {f"taint {taint}" for taint in taints} | {"it is cordoned" for node in selected if is_cordoned(node)}
     code = "NodesNotReady" if all(map(is_node_state, taints)) else "TaintNotTolerated"
-    return f"no node accepts the job's pods: {'; '.join(sorted(reasons))}", code
+    return f"no node accepts the job's pods: {_refusals(selected, spec)}", code
+
+
+def _kept_away(nodes: Sequence[Object], pods: Pods) -> str:
+    """Return which nodes have room for pods of a job and do not accept them, as the end of a sentence; or nothing."""
+    able = [
+        node
+        for node in nodes
+        if is_selected(node, pods.spec)
+        and not is_allowed(node, pods.spec)
+        and not any(taint.startswith(_CONTROL_PLANE) for taint in untolerated(node, pods.spec))
+        and fitting(allocatable(node), pods.requests)[0]
+    ]
+    if not able:
+        return ""
+    accept = "does not accept" if len(able) == 1 else "do not accept"
+    return f"; {plural(len(able), 'other node')} could hold some, but {accept} them: {_refusals(able, pods.spec)}"
+
+
+def _refusals(nodes: Sequence[Object], spec: Object) -> str:
+    """Return why nodes accept no pods of a job. A cordoned node has a taint too, which says less."""
+    reasons = {"it is cordoned" if is_cordoned(node) else f"taint {next(untolerated(node, spec))}" for node in nodes}
+    return "; ".join(sorted(reasons))
 
 
 def _code(resource: str) -> str:

@@ -2,9 +2,9 @@
 
 In the user's home: the Python files directly in it. In a git checkout: the tracked files below the folder as they are
 in the work tree, and Python files that git neither tracks nor ignores. Elsewhere: all files below the folder, except
-hidden files and the folders of tools. What `.flkignore` excludes does not travel. The patterns of `ship` add files to
-all of these. Files that look like keys or passwords, and links to files outside of the folder, travel only if `ship`
-lists them by name.
+hidden files, the folders of tools, and what `flk report` and `flk profile` have written there. What `.flkignore`
+excludes does not travel. The patterns of `ship` add files to all of these. Files that look like keys or passwords, and
+links to files outside of the folder, travel only if `ship` lists them by name.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from flk.spec.packages import refuse_mixed_hashes, requirement_files
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OWN_FILES: Final = {"flk.yaml", "flk.schema.json", ignore_file.NAME}  # pods do not read them
+# What flk report and flk profile write where no other name is given.
+_WRITTEN: Final = re.compile(r".+(\.report\.html|-rank\d+\.(json\.gz|pickle|svg))")
 WALK_LIMIT: Final = 100_000  # files that are looked at outside of git
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # files in a message
@@ -64,7 +66,8 @@ def select_files(job: Job, root: Path) -> Selection:
     at_home = Path(os.path.expanduser("~")).is_relative_to(root)
     in_git = None if at_home else _git_files(root)
     found, others = in_git or (_found(root, at_home), set[str]())
-    ignored = ignore_file.ignored(root, found | others)
+    written = set() if in_git else {path for path in found if _WRITTEN.fullmatch(path)}
+    ignored = ignore_file.ignored(root, found | others) | written
     found, others = found - ignored, others - ignored
     secrets = {path for path in found if _looks_secret(root, path)}
     folders = {path for path in found if os.path.islink(root / path) and os.path.isdir(root / path)}

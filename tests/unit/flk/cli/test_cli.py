@@ -131,6 +131,11 @@ MISTAKES = {
         "error: flk render has no option --replica\nhint: did you mean --replicas? flk render --help lists them; "
         "options of the script itself follow `--`: flk render train.py -- --replica …\n",
     ),
+    "short option of other commands": (
+        ["-l", "team=nlp"],
+        "error: flk render has no option -l\nhint: did you mean --label? flk render --help lists them; "
+        "options of the script itself follow `--`: flk render train.py -- -l …\n",
+    ),
     "option without value": (
         ["--replicas"],
         "error: option '--replicas' requires an argument\nhint: flk render --help shows how it is used\n",

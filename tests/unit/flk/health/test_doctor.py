@@ -110,6 +110,7 @@ RUNNING = [
 ]
 VIOLATION = 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)'
 SPOT = [{"key": "spot", "effect": "NoSchedule"}]
+CONTROL_PLANE = [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
 
 # name of the check; what differs in the cluster; the job's pods; the level; a part of what is found
 CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
@@ -397,6 +398,27 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     "too large": ("capacity", {}, pods(5, GPU), Level.FAILED, "could hold 4 pods of 4 nvidia.com/gpu"),
     "busy": ("capacity", {"running": RUNNING}, pods(2, GPU), Level.WARNING, "0 pods of 4 nvidia.com/gpu fit now"),
     "fits": ("capacity", {}, pods(2, GPU), Level.OK, "has 4 pods; this one has 2"),
+    "taint of the nodes with GPUs": (
+        "capacity",
+        {"nodes": [node("a"), node("b", taints=SPOT, **GPUS), node("c", taints=SPOT, **GPUS), node("d", taints=SPOT)]},
+        pods(2, GPU),
+        Level.FAILED,
+        "and the job has 2; 2 other nodes could hold some, but do not accept them: taint spot:NoSchedule",
+    ),
+    "taint of nodes that are free": (
+        "capacity",
+        {"nodes": [node("a", **GPUS), node("b", taints=SPOT, **GPUS)], "running": RUNNING[:1]},
+        pods(1, GPU),
+        Level.WARNING,
+        "it must wait until others end; 1 other node could hold some, but does not accept them: taint spot:NoSchedule",
+    ),
+    "taint of a control plane": (
+        "capacity",
+        {"nodes": [node("a", **GPUS), node("b", taints=CONTROL_PLANE, **GPUS)]},
+        pods(3, GPU),
+        Level.FAILED,
+        "could hold 2 pods of 4 nvidia.com/gpu if they were empty, and the job has 3",
+    ),
     "taint": (
         "capacity",
         {"nodes": [node("a", taints=SPOT)]},

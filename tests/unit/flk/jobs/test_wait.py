@@ -74,6 +74,29 @@ def test_goals(text: str, met: bool) -> None:
     assert Goal.parse(text).is_met(job.state(), job.job) is met
 
 
+@pytest.mark.parametrize("name", ["complete", "Succeeded"])
+def test_a_condition_is_met_by_its_own_name_and_by_that_of_pytorchjobs(name: str) -> None:
+    done = {"type": "Complete", "status": "True"}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "gpt"}, "status": {"conditions": [done]}}
+    state = jobs.running().state()
+    assert Goal.parse(f"condition={name}").is_met(state, job)
+    assert not Goal.parse(f"condition={name}").is_met(state, None)
+    assert not Goal.parse("condition=Failed").is_met(state, job)
+
+
+def test_a_misspelt_condition_is_refused_and_one_of_another_controller_is_waited_for(fake: Any, run: Any) -> None:
+    code, _, stderr = run("wait", "gpt", "--for", "condition=Succeded")
+    assert code == 2
+    assert stderr.startswith(
+        "error: --for: jobs have no condition Succeded: did you mean Succeeded? flk knows Created,"
+    )
+    jobs.running().add_to(fake)
+    code, _, stderr = run("wait", "gpt", "--for", "condition=example.com/Reviewed", "--timeout", "0")
+    assert code == 101
+    said = "flk: flk knows nothing that sets condition=example.com/Reviewed in a job, and waits until something does\n"
+    assert stderr.startswith(said)
+
+
 @pytest.mark.parametrize("text", ["", "ready", "condition=", "condition", "Running=True"])
 def test_what_is_no_goal(text: str) -> None:
     with pytest.raises(ValueError, match="must be Queued, Pending"):

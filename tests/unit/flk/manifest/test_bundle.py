@@ -65,6 +65,15 @@ def test_outside_git_all_files_travel_but_hidden_ones_and_what_tools_put_there(t
     assert make_bundle(job(), tmp_path).files == ("config.json", "data/words.txt", "package/model.py", "train.py")
 
 
+def test_what_flk_has_written_beside_the_code_does_not_change_the_next_job(tmp_path: Path, write: Write) -> None:
+    write("train.py", "data.json.gz", "page.html")
+    before = make_bundle(job(), tmp_path)
+    own = ["gpt.report.html", "gpt-rank12.json.gz", "gpt-rank0.pickle", "gpt-rank0.svg"]
+    write(*own)
+    assert make_bundle(job(), tmp_path) == before
+    assert {*own} <= {*make_bundle(job(ship=["gpt*"]), tmp_path).files}
+
+
 def test_the_one_file_of_accelerate_config_beside_a_script_that_uses_it_is_found(tmp_path: Path, write: Write) -> None:
     def found() -> str | None:
         return accelerate_config_beside(tmp_path / "code" / "train.py", tmp_path)
