@@ -412,13 +412,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.WARNING,
         "it must wait until others end; 1 other node could hold some, but does not accept them: taint spot:NoSchedule",
     ),
-    "taint of a control plane": (
-        "capacity",
-        {"nodes": [node("a", **GPUS), node("b", taints=CONTROL_PLANE, **GPUS)]},
-        pods(3, GPU),
-        Level.FAILED,
-        "could hold 2 pods of 4 nvidia.com/gpu if they were empty, and the job has 3",
-    ),
     "taint": (
         "capacity",
         {"nodes": [node("a", taints=SPOT)]},
@@ -564,6 +557,12 @@ def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: st
     assert any((r.check, r.level) == (check, level) and found in r.found for r in results), results
     assert not any(r.check == "operator" for r in results)
     assert all(r.remedy for r in results if r.level is Level.FAILED)
+
+
+def test_a_control_plane_is_no_node_that_a_job_could_have() -> None:
+    nodes = [node("a", **GPUS), node("b", taints=CONTROL_PLANE, **GPUS)]
+    (found,) = [r.found for r in examine(replace(CLUSTER, nodes=nodes), pods(3, GPU)) if r.check == "capacity"]
+    assert found == "1 node could hold 2 pods of 4 nvidia.com/gpu if they were empty, and the job has 3"
 
 
 def test_doctor_in_a_namespace_that_is_being_deleted(fake: Any, run: Run) -> None:
