@@ -66,9 +66,9 @@ def select_files(job: Job, root: Path) -> Selection:
     at_home = Path(os.path.expanduser("~")).is_relative_to(root)
     in_git = None if at_home else _git_files(root)
     found, others = in_git or (_found(root, at_home), set[str]())
-    written = set() if in_git else {path for path in found if _WRITTEN.fullmatch(path)}
-    ignored = ignore_file.ignored(root, found | others) | written
-    found, others = found - ignored, others - ignored
+    written = set[str]() if in_git else {path for path in found if _WRITTEN.fullmatch(path)}
+    ignored = ignore_file.ignored(root, found | others)
+    found, others, written = found - ignored - written, others - ignored, written - ignored
     secrets = {path for path in found if _looks_secret(root, path)}
     folders = {path for path in found if os.path.islink(root / path) and os.path.isdir(root / path)}
     locked = {path for path in (found | listed) - folders if os.path.isdir(root / path) and _is_locked(root / path)}
@@ -84,6 +84,7 @@ def select_files(job: Job, root: Path) -> Selection:
         f"{kind}: {_some(paths - shipped)}{remedy}"
         for kind, paths, remedy in (
             ("untracked files that are not Python", others - _OWN_FILES, " (--ship PATTERN adds them)"),
+            ("what flk report and flk profile write", written, " (--ship PATTERN adds it)"),
             ("files that look like secrets", secrets, " (--ship with the whole name adds them)"),
             (f"what is below {root}, which is no folder of code", home, " (--ship NAME adds a part of it)"),
             ("links to folders", folders, " (--ship NAME adds their files)"),
