@@ -247,7 +247,7 @@ def test_stacks_that_a_busy_node_delays_are_read_to_their_end(tmp_path: Path) ->
         def write(number, frame):
             with open({path + observer.STACKS!r}, "a", buffering=1) as stacks:
                 print("Current thread 0x1 (most recent call first):", file=stacks)
-                until = time.monotonic() + 0.3
+                until = time.monotonic() + 0.8
                 while time.monotonic() < until:
                     pass
                 print('  File "train.py", line 3 in step', file=stacks)

@@ -94,7 +94,9 @@ class S3Destination:
 
     def keep(self) -> None:
         """Own the place again if it was emptied, before another save. Only rank 0 calls this."""
-        if not self._exists(_WRITER):
+        try:
+            self._get(_WRITER)  # the answer to a HEAD says nothing but a number where the server refuses
+        except FileNotFoundError:
             self._replace(_WRITER, self.token.encode(), None)
 
     def make_mark(self, token: str) -> None:

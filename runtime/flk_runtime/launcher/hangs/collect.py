@@ -25,7 +25,8 @@ from flk_runtime.wire import MessageError
 
 _STACKS_TIMEOUT: Final = 2.0  # seconds in which a process writes its stacks
 _SETTLED: Final = 0.05  # seconds without a change after which they are complete,
-_SETTLED_RUNNING: Final = 0.5  # and if the process wants to run: on a busy node it may be in the middle of them
+_SETTLED_RUNNING: Final = 0.5  # and if the process wants to run, and the latest is what a stack ends with
+_LAST_FRAME: Final = " in <module>\n"  # of the main thread, whose stack is the last; modules being imported have it too
 _ANSWER_TIMEOUT: Final = 2.0  # seconds in which a rank tells its collectives
 _NATIVE_TIMEOUT: Final = 8.0  # seconds for py-spy, which reads the symbols of libtorch
 _NATIVE_LIMIT: Final = 6000  # characters of its output
@@ -156,12 +157,19 @@ def _ask_for_stacks(pid: int, stacks: Path) -> str:
         if latest != size:
             size, changed = latest, time.monotonic()
         elif size > begin:
-            needed = _SETTLED_RUNNING if process_state(pid) == "R" else _SETTLED
+            needed = _SETTLED
+            if process_state(pid) == "R":  # on a busy node it may be in the middle of them, for as long as others run
+                ends = _read(stacks, begin, size).endswith(_LAST_FRAME)
+                needed = _SETTLED_RUNNING if ends else _STACKS_TIMEOUT
             if time.monotonic() - changed > needed:
                 break
-    with contextlib.suppress(OSError), stacks.open("rb") as file:
+    return _read(stacks, begin, size)
+
+
+def _read(path: Path, begin: int, end: int) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(begin)
-        return file.read(size - begin).decode(errors="replace")
+        return file.read(end - begin).decode(errors="replace")
     return ""
 
 
