@@ -295,6 +295,35 @@ def in_no_sync_after_an_average(run, change=None):
 def averaged_in_place_after_an_average(run):
     return in_no_sync_after_an_average(run, lambda gradient: gradient.copy_(flk.all_reduce(gradient, "mean")))
 
+def logged_by_one_rank(run, rank):
+    model = build()[0]
+    del model.scale
+    model.scale = 1.0  # no buffer, which DDP would send in a call of one rank
+    first, second = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model.blocks, model.head))
+    model, _ = run.parallelize(model, [first, second])
+    seen = []
+    for step in range(4):
+        found = loss(run, model, step)
+        found.backward()
+        for optimizer in (first, second):
+            if step > 1 and run.rank == rank:  # DDP has built its buckets anew
+                with run.no_sync():
+                    loss(run, model)
+            optimizer.step()
+        if step > 1:
+            second.step()  # once more
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+        run.step()
+        seen.append(run.mean(found.item()))
+    return seen
+
+def logged_by_rank_0(run):
+    return logged_by_one_rank(run, 0)
+
+def logged_by_the_last_rank(run):
+    return logged_by_one_rank(run, run.world_size - 1)
+
 def steps_of_rank_0(run):
     model, optimizer = made(run)
     if run.rank == 0:
@@ -545,6 +574,8 @@ UNDER_DDP = (
     averaged_by_the_script,
     averaged_by_ddp_in_no_sync,
     averaged_in_place_after_an_average,
+    logged_by_rank_0,
+    logged_by_the_last_rank,
     steps_of_rank_0,
 )
 with group():
@@ -621,6 +652,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 41
+    assert len(found) == 43
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

@@ -86,7 +86,12 @@ class _Passes:
         # Parameters that have got a gradient since the latest call; None: DDP was not ready.
         self._passed: set[str] | None = None
         self._has_passed = False  # a backward pass has reached a parameter
-        self._may_differ = False  # a call or a pass in no_sync came after the latest pass that DDP has averaged
+        self._has_averaged = False  # DDP has averaged a pass
+        # For all optimizers: a pass in no_sync came after the latest that DDP has averaged, or a call before the first.
+        self._may_differ = False
+        # Since that pass: the optimizers that have made a step, and those of them with a call in no_sync after it.
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._called: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         module.register_forward_pre_hook(self._call)
         for name, parameter in trained.items():
             parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
@@ -102,7 +107,10 @@ class _Passes:
         if torch.is_grad_enabled():
             averages = self._module.require_backward_grad_sync
             self._passed = set() if averages else None
-            self._may_differ = self._may_differ or not averages
+            if not averages and self._has_averaged:
+                self._called |= self._stepped  # before the steps of others, one rank may make calls, as to log a loss
+            elif not averages:
+                self._may_differ = True
 
     def _accumulated(self, name: str, _: torch.Tensor) -> None:
         self._has_passed = True
@@ -114,7 +122,10 @@ class _Passes:
                 f"strategy ddp does not average this gradient of {name!r}: before each backward pass, call the module "
                 "that parallelize returned, outside of no_sync"
             )
-        self._may_differ = False  # DDP averages what earlier passes have left, too
+        if not self._passed:  # DDP averages what earlier passes have left, too
+            self._has_averaged, self._may_differ = True, False
+            self._stepped.clear()
+            self._called.clear()
         self._passed.add(name)
 
     def _check(self, optimizer: Optimizer) -> None:
@@ -142,9 +153,12 @@ class _Passes:
         """Raise SetupError on all ranks if gradients differ after a call or a pass in no_sync that DDP did not average.
 
         A script may have averaged them itself, and a gradient does not tell that. So the ranks compare them. Collective
-        then, as ranks make their calls in no_sync alike. The passes need not be alike.
+        then. If DDP has averaged no pass since the step before, ranks have to make their calls in no_sync alike, and
+        need not make the passes alike. Else they have to make the passes alike, and need not make the calls alike.
         """
-        if not self._may_differ or not (own := self._gradients(optimizer)):
+        differs = self._may_differ or optimizer in self._called
+        self._stepped.add(optimizer)
+        if not differs or not (own := self._gradients(optimizer)):
             return
         sums = [bit_sum(each.to_dense()) for each in own if each is not None]
         if not is_alike([[each is None for each in own], torch.stack(sums).tolist() if sums else []]):
