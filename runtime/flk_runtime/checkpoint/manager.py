@@ -375,14 +375,21 @@ class CheckpointManager:
     def _compare(self) -> None:
         """Raise CheckpointError on all ranks if they hold apart what a checkpoint has only once. Collective."""
         held: dict[str, torch.Tensor] | None = None
-        with contextlib.suppress(MismatchError):  # with which the save ends after this, on all ranks
+        problem: Exception | None = None
+        try:
             held = {
                 f"{key} of {name}": value
                 for name, thing in self._objects.items()
                 if isinstance(thing, DistributedStateful)
                 for key, value in thing.held_alike().items()
             }
+        except MismatchError:  # with which the save ends after this, on all ranks
+            pass
+        except Exception as error:  # raised below: ranks without an error would wait for this one
+            problem = error
         if not process_group.all_true(held is not None)() or held is None:
+            if problem:
+                raise problem
             return
         described = [(key, f"a tensor of {value.dtype} {tuple(value.shape)}") for key, value in held.items()]
         found = find_difference("a save", described)

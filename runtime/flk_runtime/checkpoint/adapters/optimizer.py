@@ -89,10 +89,11 @@ class OptimizerState(DistributedStateful):
         return same and len(parameters_in(thing)) == self._count  # else it has got parameters, maybe of another module
 
     def save_state(self, name: str) -> SplitState:
-        found, held, problem = SplitState([]), None, None
+        found, held = SplitState([]), None
+        problem: Exception | None = None
         try:
             found, held = self._split(name)
-        except MismatchError as error:  # raised below: ranks without an error would wait for this one
+        except Exception as error:  # raised below: ranks without an error would wait for this one
             problem = error
         if not self._is_of_torch:
             self._agree(found.plain, held)
@@ -105,7 +106,7 @@ class OptimizerState(DistributedStateful):
         names = self.names()
         parameters = {own: parameter for parameter, own in names.items()}
         content = _read(self._optimizer)
-        states = {own: content.state.get(each, {}) for own, each in parameters.items()}
+        states = {own: content.state.get(each) or {} for own, each in parameters.items()}
         _refuse_nested(self._optimizer, states)
         tensors, plain = split_values(states.items())
         if self._of_parts:
@@ -209,7 +210,7 @@ class OptimizerState(DistributedStateful):
         if self._is_of_torch:  # `_agree` compares the others at each save
             states = _read(self._optimizer).state
             for own, each in whole.items():
-                for key, value in sorted(states.get(each, {}).items()):
+                for key, value in sorted((states.get(each) or {}).items()):
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         found[f"{key!r} of {own!r}"] = value
         return found

@@ -1,4 +1,4 @@
-"""What a save waits for before it reads the state."""
+"""What a save waits for before it reads the state, and what it does with an error of one rank."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, OptimizerState
+from flk_runtime.distributed import process_group
 from flk_runtime.system import device
+
+
+def make_manager() -> CheckpointManager:
+    options = CheckpointOptions(place=None, seed=0, metadata={}, timeout=60.0, needs_model=False)
+    return CheckpointManager(options, print, print, print)
 
 
 def test_a_save_reads_the_state_when_all_streams_of_the_gpu_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,11 +29,61 @@ def test_a_save_reads_the_state_when_all_streams_of_the_gpu_have_ended(monkeypat
 
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
-    options = CheckpointOptions(place=None, seed=0, metadata={}, timeout=60.0, needs_model=False)
-    manager = CheckpointManager(options, print, print, print)
+    manager = make_manager()
     manager.register("scale", Scale())
     saver: Any = SimpleNamespace(can_save=True, save=lambda *_, **__: order.append("copied"))
     monkeypatch.setattr(manager, "_saver", saver)
     monkeypatch.setattr(device, "synchronize", lambda: order.append("waited"))
     manager.save(1)
     assert order == ["waited", "read", "copied"]
+
+
+def test_a_rank_whose_state_cannot_be_read_answers_the_others_before_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait for its answer for ever."""
+    answers: list[bool] = []
+
+    class Broken(ModuleState):
+        def held_alike(self) -> dict[str, torch.Tensor]:
+            raise ZeroDivisionError
+
+    def all_true(flag: bool) -> Any:
+        answers.append(flag)
+        return lambda: False
+
+    monkeypatch.setattr(process_group, "world_size", lambda: 2)
+    monkeypatch.setattr(process_group, "all_true", all_true)
+    manager = make_manager()
+    manager.register("model", Broken(torch.nn.Linear(1, 1)))
+    with pytest.raises(ZeroDivisionError):
+        manager._compare()
+    assert answers == [False]
+
+
+def test_an_optimizer_whose_state_cannot_be_read_is_compared_before_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Any] = []
+
+    class Broken(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            raise ZeroDivisionError
+
+    model = torch.nn.Linear(1, 1)
+    state = OptimizerState(Broken(model.parameters(), lr=0.1), {"model": model})
+    monkeypatch.setattr(state, "_agree", lambda _, held: compared.append(held))
+    with pytest.raises(ZeroDivisionError):
+        state.save_state("optimizer")
+    assert compared == [None]
+
+
+def test_a_parameter_may_have_none_in_the_place_of_its_state() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1)).backward()
+    optimizer.step()
+    optimizer.state[model.bias] = None
+    state = OptimizerState(optimizer, {"model": model})
+    assert [each.path[2] for each in state.save_state("optimizer").chunks] == ["weight"]
+    assert state.held_alike().keys() == {
+        "the parameter 'weight'",
+        "the parameter 'bias'",
+        "'momentum_buffer' of 'weight'",
+    }
