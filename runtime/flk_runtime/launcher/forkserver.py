@@ -183,10 +183,7 @@ class ForkServer:
 
     def _receive(self) -> dict[str, Any]:
         while b"\n" not in self._rest:
-            try:
-                data = self.socket.recv(_CHUNK)
-            except ConnectionResetError:
-                data = b""
+            data = _received(self.socket)
             if not data:
                 raise ServerDiedError(_why_ended(self.pid))
             self._rest += data
@@ -200,6 +197,14 @@ def _send(connection: socket.socket, line: bytes, fds: Sequence[int]) -> None:
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sent = connection.sendmsg([line], ancillary)
     connection.sendall(line[sent:])
+
+
+def _received(connection: socket.socket) -> bytes:
+    """What has arrived, or the next that arrives; nothing if the process at the other end has ended."""
+    try:
+        return connection.recv(_CHUNK)
+    except ConnectionResetError:
+        return b""
 
 
 class _Server:
@@ -216,6 +221,7 @@ class _Server:
         self._fds = array.array("i")  # received for the next rank
         self._other: socket.socket | None = None  # to the server that imports what the script does
         self._other_pid = 0
+        self._others: set[int] = set()  # process ids of all other servers that have not been found ended
         self._prepared = False  # the other server has imported it, and starts the ranks
         self._request: dict[str, Any] = {}  # what it imports
         self._unprepared = ""  # why it does not import all of it
@@ -264,7 +270,8 @@ class _Server:
     def _launch(self, request: dict[str, Any]) -> None:
         fds, self._fds = self._fds, array.array("i")
         if self._other and self._prepared:
-            _send(self._other, json.dumps(request).encode() + b"\n", fds)
+            with contextlib.suppress(BrokenPipeError):  # it was killed, which `_reap` finds
+                _send(self._other, json.dumps(request).encode() + b"\n", fds)
             for fd in fds:
                 os.close(fd)
             return
@@ -298,6 +305,7 @@ class _Server:
             self._become_prepared(theirs)
         theirs.close()
         self._other, self._other_pid = ours, pid
+        self._others.add(pid)
         self._opened.enter_context(ours)
         self._selector.register(ours, selectors.EVENT_READ)
 
@@ -332,7 +340,7 @@ class _Server:
         """Pass on what the other server answers, or take what it has found: it serves, or another one is tried."""
         data = b""
         while not data.endswith(b"\n"):
-            more = other.recv(_CHUNK)
+            more = _received(other)
             if not more:
                 break
             data += more
@@ -344,6 +352,8 @@ class _Server:
         statements = self._request["statements"]
         killed = {"safe": 0, "why": f"the process that tried `{statements[0]}` was killed"}
         found: dict[str, Any] = json.loads(data) if data else killed
+        if not found["why"] and self._other_pid not in self._others:
+            found = killed  # after its answer, and before it has started ranks
         self._unprepared = self._unprepared or found["why"]
         if not found["why"]:
             self._prepared = True
@@ -367,7 +377,10 @@ class _Server:
                 return
             if self._prepared and pid == self._other_pid:
                 _end_as(status)
-            self._tell(exited=pid, status=status)
+            if pid in self._others:
+                self._others.remove(pid)  # a rank may get this number
+            else:
+                self._tell(exited=pid, status=status)
 
     def _tell_unprepared(self) -> None:
         self._tell(unprepared=self._unprepared)
@@ -409,7 +422,10 @@ class _Server:
 def _end_as(status: int) -> NoReturn:
     """End this process after the server that starts the ranks, and them with it, has ended with ``status``."""
     if os.WIFSIGNALED(status):
-        os.kill(os.getpid(), os.WTERMSIG(status))
+        number = os.WTERMSIG(status)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     os._exit(1)
 
 

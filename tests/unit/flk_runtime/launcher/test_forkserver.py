@@ -269,3 +269,70 @@ def test_the_end_of_the_server_that_has_imported_what_the_script_does_is_told_as
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "the fork server was killed by SIGKILL\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "why"),
+    [
+        (signal.SIGKILL, {"safe": 1, "why": ""}, "the process that tried `import heavy` was killed"),
+        (0, {"safe": 0, "why": "1 extra thread makes a fork unsafe"}, "1 extra thread makes a fork unsafe"),
+    ],
+)
+def test_the_end_of_a_server_that_has_just_answered_is_no_end_of_a_rank(
+    monkeypatch: pytest.MonkeyPatch, status: int, answer: dict[str, Any], why: str
+) -> None:
+    ours, theirs = socket.socketpair()
+    other, end = socket.socketpair()
+    with ours, theirs, end:
+        asked, server = forkserver.ForkServer(ours, 1, forks=True), forkserver._Server(theirs, fork=True)
+        server._request = {"statements": ["import heavy"]}
+        ended = [(77, status), (0, 0)]
+        monkeypatch.setattr(socket, "socketpair", lambda: (other, end.dup()))
+        monkeypatch.setattr(os, "fork", lambda: 77)
+        monkeypatch.setattr(os, "waitpid", lambda *_: ended.pop(0))
+        server._prepare()
+        end.sendall(json.dumps(answer).encode() + b"\n")
+        server._reap()
+        server._pass_on(other)
+        assert asked.ended() is None
+        assert asked.unprepared == why
+        server._opened.close()
+        assert ours.recv(1) == b"", "nothing else was told"
+
+
+def test_the_end_of_the_server_that_starts_the_ranks_is_found_after_a_request_that_it_has_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    other, end = socket.socketpair()
+    statuses: list[int] = []
+
+    def end_as(status: int) -> None:
+        statuses.append(status)
+        raise SystemExit
+
+    with ours, theirs:
+        server = forkserver._Server(theirs, fork=True)
+        server._other, server._other_pid, server._prepared = other, 77, True
+        server._launch({})
+        end.close()
+        server._launch({})
+        monkeypatch.setattr(os, "waitpid", lambda *_: (77, signal.SIGKILL))
+        monkeypatch.setattr(forkserver, "_end_as", end_as)
+        with pytest.raises(SystemExit):
+            server._pass_on(other)
+        assert statuses == [signal.SIGKILL]
+        server._opened.close()
+    other.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_by_the_signal_that_has_ended_the_other_even_where_it_ignores_it(number: int) -> None:
+    script = f"""
+        import signal
+        from flk_runtime.launcher import forkserver
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        forkserver._end_as({number:d})
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(script)]).returncode == -number
