@@ -124,10 +124,11 @@ with group(), init("full_shard") as run:
                 refused("shards of a sharded tensor alone: on all ranks, call run.save(), or run.export(FILE)",
                         lambda: torch.save(what, io.BytesIO(), **way))
     for way in ways:
-        refused("shards of a sharded Net alone", lambda: torch.save(model, io.BytesIO(), **way))
+        refused("cannot pickle Net, a module of FSDP2: on all ranks, call run.save(), or run.export(FILE) for weights",
+                lambda: torch.save(model, io.BytesIO(), **way))
     model.__class__ = type("Odd", (type(model),), {})  # as a parametrization does
     assert model.__reduce_ex__(4)[1] == (type(model),)
-    refused("shards of a sharded Odd alone", lambda: torch.save(model, io.BytesIO()))
+    refused("cannot pickle Odd, a module of FSDP2", lambda: torch.save(model, io.BytesIO()))
 """
     )
     ranks(script, 2)

@@ -31,6 +31,11 @@ _OF_SHARDS: Final = (
     "sharded parameters gives no gradients: call backward(), which gives them in parameter.grad, or use strategy ddp "
     "without precision="
 )
+_WAYS: Final = (
+    "on all ranks, call run.save(), or run.export(FILE) for weights, or save what get_model_state_dict and "
+    "get_optimizer_state_dict of torch.distributed.checkpoint.state_dict return with "
+    "StateDictOptions(full_state_dict=True)"
+)
 _REDUCE: Final[Any] = DTensor.__reduce_ex__
 _saves: Final = ContextVar("saves", default=False)
 """Whether torch.save runs: copies, and what travels to other processes, are pickled too, and may have shards."""
@@ -41,7 +46,9 @@ def refuse_module_saves(kind: Any) -> None:
 
     def reduce_module(module: Any, protocol: Any) -> Any:
         if _saves.get():
-            _refuse_save(type(module).__name__.removeprefix("FSDP"))
+            raise SetupError(
+                f"torch.save cannot pickle {type(module).__name__.removeprefix('FSDP')}, a module of FSDP2: {_WAYS}"
+            )
         return super(kind, module).__reduce_ex__(protocol)  # a module may be of a class that inherits this
 
     kind.__reduce_ex__ = reduce_module
@@ -50,17 +57,11 @@ def refuse_module_saves(kind: Any) -> None:
 def _reduce_tensor(tensor: Any, protocol: Any) -> Any:
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     if _saves.get() and any(size > 1 and not each.is_replicate() for size, each in sizes):
-        _refuse_save("tensor")
+        raise SetupError(
+            f"torch.save would write this rank's shards of a sharded tensor alone: {_WAYS}; for a file of each rank's "
+            "own, pass tensor.to_local()"
+        )
     return _REDUCE(tensor, protocol)
-
-
-def _refuse_save(what: str) -> None:
-    raise SetupError(
-        f"torch.save would write this rank's shards of a sharded {what} alone: on all ranks, call run.save(), or "
-        "run.export(FILE) for weights, or save what get_model_state_dict and get_optimizer_state_dict of "
-        "torch.distributed.checkpoint.state_dict return with StateDictOptions(full_state_dict=True); for a file of "
-        "each rank's own, pass tensor.to_local()"
-    )
 
 
 def _marked(write: Any) -> Any:
