@@ -87,14 +87,15 @@ def job_file() -> str:
             "## What `flk init` writes\n",
             "```yaml\n" + schema.template("train.py", 4, with_schema=True) + "```\n",
             "## What is shipped\n\n"
-            "In a git checkout: the tracked files below the working folder as they are in the work "
-            "tree, untracked Python files that git does not ignore, and the script. Elsewhere: all files below the "
-            "working folder except hidden files, byte code, virtual environments, `node_modules`, and what `flk "
-            "report` and `flk profile` write (`*.report.html`, `*-rank0.json.gz`, `.pickle`, `.svg`). If that is the "
-            "home folder: the Python files directly in it. `.flkignore` in the folder, in the syntax of `.gitignore`, "
-            "names files that do not travel. Files that look like secrets (`.env`, `*.pem`, `*-key.json`, "
-            "`credentials.json`, `.kube/config`) are left out unless `ship` has their whole names. flk prints what it "
-            "leaves out. The compressed archive may take 8 MiB; where it is larger, flk names the largest files.\n",
+            "In a git checkout: the tracked files below the working folder as they are in the work tree, untracked "
+            "Python files that git does not ignore, and the script. Elsewhere: all files below the working folder "
+            "except hidden files, byte code, virtual environments, `node_modules`, and what `flk report` and `flk "
+            "profile` write into the folder itself (`JOB.report.html`, `JOB-rank0.json.gz`, `.pickle`, `.svg`). If "
+            "that is the home folder: the Python files directly in it. `.flkignore` in the folder, in the syntax of "
+            "`.gitignore`, names files that do not travel. Files that look like secrets (`.env`, `*.pem`, "
+            "`*-key.json`, `credentials.json`, `.kube/config`) are left out unless `ship` has their whole names. flk "
+            "prints what it leaves out. The compressed archive may take 8 MiB; where it is larger, flk names the "
+            "largest files.\n",
         ]
     )
 

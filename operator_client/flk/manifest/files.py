@@ -2,9 +2,9 @@
 
 In the user's home: the Python files directly in it. In a git checkout: the tracked files below the folder as they are
 in the work tree, and Python files that git neither tracks nor ignores. Elsewhere: all files below the folder, except
-hidden files, the folders of tools, and what `flk report` and `flk profile` have written there. What `.flkignore`
-excludes does not travel. The patterns of `ship` add files to all of these. Files that look like keys or passwords, and
-links to files outside of the folder, travel only if `ship` lists them by name.
+hidden files, the folders of tools, and what `flk report` and `flk profile` have written into the folder itself. What
+`.flkignore` excludes does not travel. The patterns of `ship` add files to all of these. Files that look like keys or
+passwords, and links to files outside of the folder, travel only if `ship` lists them by name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from flk.errors import UsageError
 from flk.manifest import ignore_file
 from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
+from flk.spec.names import DNS_1035
 from flk.spec.packages import refuse_mixed_hashes, requirement_files
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OWN_FILES: Final = {"flk.yaml", "flk.schema.json", ignore_file.NAME}  # pods do not read them
-# What flk report and flk profile write where no other name is given.
-_WRITTEN: Final = re.compile(r".+(\.report\.html|-rank\d+\.(json\.gz|pickle|svg))")
+# What flk report and flk profile write for a job where no other name or folder is given.
+_WRITTEN: Final = re.compile(rf"{DNS_1035.pattern}(\.report\.html|-rank\d+\.(json\.gz|pickle|svg))")
 WALK_LIMIT: Final = 100_000  # files that are looked at outside of git
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # files in a message

@@ -77,6 +77,14 @@ def test_what_flk_has_written_beside_the_code_does_not_change_the_next_job(tmp_p
     assert {*own} <= {*make_bundle(job(ship=["gpt*"]), tmp_path).files}
 
 
+def test_files_whose_names_only_resemble_what_flk_writes_travel(tmp_path: Path, write: Write) -> None:
+    data = ("Shard-rank0.pickle", "data/gpt.report.html", "data/shard-rank0.pickle", "shard_of-rank0.json.gz")
+    write("train.py", *data)
+    bundle = make_bundle(job(), tmp_path)
+    assert bundle.files == (*data, "train.py")
+    assert not bundle.left_out
+
+
 def test_the_one_file_of_accelerate_config_beside_a_script_that_uses_it_is_found(tmp_path: Path, write: Write) -> None:
     def found() -> str | None:
         return accelerate_config_beside(tmp_path / "code" / "train.py", tmp_path)
