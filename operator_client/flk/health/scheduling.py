@@ -78,8 +78,10 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     each = ", ".join(f"{amount_text(name, amount)} {name}" for name, amount in sorted(pods.requests.items()))
     size = f"pods of {each}" if each else "pods"
     nodes, used = plural(len(allowed), "node"), _used_by_node(cluster)
-    others = _kept_away(cluster.nodes, pods)
-    tolerate = "; --toleration KEY if the job may run on the others" if "taint " in others else ""
+    able = _kept_away(cluster.nodes, pods)
+    others = _others(able, pods.spec)
+    may = any(_takes_tolerations(node, pods.spec) for node in able)
+    tolerate = "; --toleration KEY if the job may run on the others" if may else ""
     if most < pods.count:
         found = f"{nodes} could hold {most} {size} if they were empty, and the job has {pods.count}{others}"
         yield _no_node(cluster, found, f"use fewer or smaller pods, or add nodes{tolerate}", _code(max(empty)[1]))
@@ -140,9 +142,9 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
     return f"no node accepts the job's pods: {_refusals(selected, spec)}", code
 
 
-def _kept_away(nodes: Sequence[Object], pods: Pods) -> str:
-    """Return which nodes have room for pods of a job and do not accept them, as the end of a sentence; or nothing."""
-    able = [
+def _kept_away(nodes: Sequence[Object], pods: Pods) -> list[Object]:
+    """Return the nodes that have room for pods of a job and do not accept them, without control planes."""
+    return [
         node
         for node in nodes
         if is_selected(node, pods.spec)
@@ -150,10 +152,19 @@ def _kept_away(nodes: Sequence[Object], pods: Pods) -> str:
         and not any(taint.startswith(_CONTROL_PLANE) for taint in untolerated(node, pods.spec))
         and fitting(allocatable(node), pods.requests)[0]
     ]
+
+
+def _others(able: Sequence[Object], spec: Object) -> str:
+    """Return that nodes have room for pods of a job and do not accept them, as the end of a sentence; or nothing."""
     if not able:
         return ""
     accept = "does not accept" if len(able) == 1 else "do not accept"
-    return f"; {plural(len(able), 'other node')} could hold some, but {accept} them: {_refusals(able, pods.spec)}"
+    return f"; {plural(len(able), 'other node')} could hold some, but {accept} them: {_refusals(able, spec)}"
+
+
+def _takes_tolerations(node: Object, spec: Object) -> bool:
+    """Whether tolerations would let a job onto a node that it is kept away from. A node that is away stays so."""
+    return not is_cordoned(node) and not any(map(is_node_state, untolerated(node, spec)))
 
 
 def _refusals(nodes: Sequence[Object], spec: Object) -> str:

@@ -110,6 +110,7 @@ RUNNING = [
 ]
 VIOLATION = 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)'
 SPOT = [{"key": "spot", "effect": "NoSchedule"}]
+AWAY = [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
 CONTROL_PLANE = [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
 
 # name of the check; what differs in the cluster; the job's pods; the level; a part of what is found
@@ -455,6 +456,26 @@ def test_check(case: str) -> None:
     for result in results:
         if result.level is Level.FAILED:
             assert result.remedy
+
+
+@pytest.mark.parametrize(
+    ("others", "is_advised"),
+    [
+        ([node("b", taints=SPOT, **GPUS)], True),
+        ([node("b", taints=AWAY, **GPUS)], False),
+        ([node("b", taints=[*SPOT, *AWAY], **GPUS)], False),
+        ([node("b", taints=AWAY, **GPUS), node("c", taints=SPOT, **GPUS)], True),
+    ],
+    ids=["set aside", "not ready", "both", "one of each"],
+)
+@pytest.mark.parametrize("count", [1, 4], ids=["busy", "too large"])
+def test_a_toleration_is_advised_only_where_it_would_let_the_job_onto_a_node(
+    others: list[dict[str, Any]], is_advised: bool, count: int
+) -> None:
+    cluster = replace(CLUSTER, nodes=[node("a", **GPUS), *others], running=RUNNING[:1])
+    (result,) = [each for each in examine(cluster, pods(count, GPU)) if each.check == "capacity"]
+    assert "could hold some" in result.found
+    assert ("--toleration KEY" in result.remedy) == is_advised
 
 
 def test_nothing_is_wrong_with_a_small_job() -> None:
