@@ -189,9 +189,6 @@ def _goal(text: str | None) -> Goal | None:
     from flk.jobs.wait import Goal
 
     try:
-        goal = None if text is None else Goal.parse(text)
+        return None if text is None else Goal.parse(text)
     except ValueError as error:
         raise UsageError(f"--for: {error}") from None
-    if goal is not None and not goal.is_known:
-        note(f"flk knows nothing that sets {goal.text} in a job, and waits until something does")
-    return goal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,14 +114,16 @@ def wait_for_all(
     client = client.ending(timeout)
     shared, followed = SharedAnswers(client), {}
     pool, tails = ReadPool(THREADS), ReadPool(THREADS)
+    note_once = functools.cache(note)  # what holds for a kind of jobs
     try:
         with Followers(client, jobs) as followers:
             yield from _failed(followers)
             for job in jobs:
                 own = client.of(job)
                 writer = ArchiveWriter(own, note)
-                reader, conclusion = Reader(own, shared), Conclusion(goal, fail_fast, report, watch)
-                followed[job] = _Followed(own, reader, writer, TailReader(own, writer, tails), conclusion)
+                conclusion = Conclusion(goal, fail_fast, report, watch, note_once)
+                tail_reader = TailReader(own, writer, tails)
+                followed[job] = _Followed(own, Reader(own, shared), writer, tail_reader, conclusion)
             for seen in followers.updates(until):
                 yield from _failed(followers)
                 complete = _completed(pool, followed, seen, until)

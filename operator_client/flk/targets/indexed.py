@@ -105,9 +105,9 @@ def with_restart_policy(template: Object) -> Object:
     return {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}
 
 
-def named(success: str) -> Mapping[str, str]:
-    """Return the mapping for a kind that whose condition of success has this name."""
-    return {success: "Succeeded"}
+def named(success: str, *others: str) -> Mapping[str, str]:
+    """Return the ``condition_names`` of a kind whose condition of success has this name, and that has these others."""
+    return {success: "Succeeded", **{name: name for name in ("Failed", "Suspended", *others)}}
 
 
 def headless_service(metadata: Object, selector: Mapping[str, str], port: Object) -> Object:

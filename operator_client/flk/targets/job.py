@@ -55,8 +55,8 @@ class IndexedJob(IndexedTarget):
         return replicas_of(job.get("spec") or {})
 
     def condition_names(self) -> Mapping[str, str]:
-        """Return the names of a Job's conditions."""
-        return named("Complete")
+        """Return the conditions of a Job."""
+        return named("Complete", "SuccessCriteriaMet", "FailureTarget")
 
     def scaling(self, job: Object, replicas: int) -> Object:
         """Return the patch of an elastic indexed Job: both numbers change together."""

@@ -50,8 +50,8 @@ class JobSet(IndexedTarget):
         return replicas_of((jobs[0].get("template") or {}).get("spec") or {})
 
     def condition_names(self) -> Mapping[str, str]:
-        """Return the names of a JobSet's conditions."""
-        return named("Completed")
+        """Return the conditions of a JobSet."""
+        return named("Completed", "StartupPolicyInProgress", "StartupPolicyCompleted")
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether the controller's label on a pod has the JobSet's UID."""

@@ -129,9 +129,9 @@ class Target(ABC):
         found = (job.get("status") or {}).get("conditions") or []
         return {self.condition_names().get(c["type"], c["type"]): c for c in found if c.get("status") == "True"}
 
+    @abstractmethod
     def condition_names(self) -> Mapping[str, str]:
-        """Return the names of the conditions of this kind that have another name in PyTorchJobs."""
-        return {}
+        """Return the conditions that the controller sets in objects of this kind, with their names in PyTorchJobs."""
 
     def is_seen(self, job: Object) -> bool:
         """Return whether the controller has written anything into the object's status."""

@@ -111,7 +111,7 @@ class TrainJob(IndexedTarget):
         return self.job_name(pod) == name and created_at(pod) >= timestamp(created)
 
     def condition_names(self) -> Mapping[str, str]:
-        """Return the names of a TrainJob's conditions."""
+        """Return the conditions of a TrainJob."""
         return named("Complete")
 
     def event_objects(self, job: str) -> Sequence[tuple[str, str]]:

@@ -85,7 +85,7 @@ def wait_for(
     ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on, ``note`` with
     messages of flk about itself. Raises JobNotFoundError if there is no such job at the beginning.
     """
-    concluded = Conclusion(goal, fail_fast, report, watch)
+    concluded = Conclusion(goal, fail_fast, report, watch, note)
     with closing(_states(client, name, uid, timeout, note)) as states:
         for state, job in states:
             if waited := concluded.take(state, job):
@@ -96,15 +96,18 @@ def wait_for(
 class Conclusion:
     """Says when the wait for one job is over, and tells of its states until then."""
 
-    def __init__(self, goal: Goal | None, fail_fast: bool, report: Tell, watch: Tell) -> None:
+    def __init__(
+        self, goal: Goal | None, fail_fast: bool, report: Tell, watch: Tell, note: Callable[[str], None]
+    ) -> None:
         """Arguments are as those of `wait_for`."""
-        self._goal, self._fail_fast, self._report, self._watch = goal, fail_fast, report, watch
+        self._goal, self._fail_fast, self._report, self._watch, self._note = goal, fail_fast, report, watch, note
         self._failed_at: float | None = None
         self._last: State | None = None
         self._quiet = Quiet()
 
     def take(self, state: State, job: Object | None) -> Waited | None:
         """Return how the wait ends with this state of the job, None if it goes on."""
+        is_first = self._last is None
         self._last, goal = state, self._goal
         if goal is not None and goal.is_met(state, job):
             return Waited(state, Outcome.REACHED)
@@ -117,6 +120,8 @@ class Conclusion:
             return Waited(state, Outcome.FINISHED)
         if self._fail_fast and state.phase == Phase.STUCK:
             return Waited(state, Outcome.STUCK)
+        if is_first and goal is not None and job is not None and (doubt := goal.doubt(job)):
+            self._note(doubt)
         if self._quiet.is_news(state):
             self._report(state)
         self._watch(state)

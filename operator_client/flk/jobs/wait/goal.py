@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from flk.jobs.state import Phase, State
 from flk.kube import Object
-from flk.targets import target_of
+from flk.targets import TARGETS, Target, target_of
 
 _DELETION: Final = ("delete", "deleted")
-# Of all kinds that a job can become. Other controllers may add conditions of their own.
-_CONDITIONS: Final = (
-    *("Created", "Running", "Restarting", "Succeeded", "Complete", "Completed", "Failed", "Suspended"),
-    *("SuccessCriteriaMet", "FailureTarget", "StartupPolicyInProgress", "StartupPolicyCompleted"),
-)
+_SLIP: Final = 2  # letters more or less that a misspelt name has at most
 
 
 @dataclass(frozen=True)
@@ -34,13 +31,11 @@ class Goal:
         if equals and kind == "condition" and rest:
             condition, _, status = rest.partition("=")
             goal = cls(text, None, condition.lower(), status or "True")
-            known = {name.lower(): name for name in _CONDITIONS}
-            near = difflib.get_close_matches(goal.condition, known, n=1, cutoff=0.8)
-            if near and not goal.is_known:
-                names = ", ".join(_CONDITIONS)
-                raise ValueError(
-                    f"jobs have no condition {condition}: did you mean {known[near[0]]}? flk knows {names}"
-                )
+            known = _conditions(*TARGETS.values())
+            near = _nearest(goal.condition, known)
+            if near and goal.condition not in known and _is_slip(goal.condition, near):
+                names = ", ".join(known.values())
+                raise ValueError(f"jobs have no condition {condition}: did you mean {known[near]}? flk knows {names}")
             return goal
         if text.lower() in _DELETION:
             return cls(text, Phase.DELETED)
@@ -55,10 +50,15 @@ class Goal:
         """Whether the goal is the deletion of the job, which a job that has ended may still reach."""
         return self.phase == Phase.DELETED
 
-    @property
-    def is_known(self) -> bool:
-        """Whether it is a phase, or a condition that some kind of jobs has without other controllers."""
-        return self.phase is not None or self.condition in map(str.lower, _CONDITIONS)
+    def doubt(self, job: Object) -> str:
+        """Return what to say of a condition that nothing known sets in an object like ``job``; empty for others."""
+        target = target_of(job)
+        known = _conditions(target)
+        if self.phase is not None or self.condition in known:
+            return ""
+        near = _nearest(self.condition, known)
+        hint = f"did you mean {known[near]}?" if near else f"flk knows {', '.join(known.values())}"
+        return f"flk knows nothing that sets {self.text} in a {target.kind}, and waits until something does; {hint}"
 
     def is_met(self, state: State, job: Object | None) -> bool:
         """Return whether the job has reached the goal. ``job`` is None once it was deleted."""
@@ -75,3 +75,22 @@ class Goal:
             self.condition in (c["type"].lower(), names.get(c["type"], "").lower()) and c.get("status") == self.status
             for c in (job.get("status") or {}).get("conditions") or []
         )
+
+
+def _conditions(*targets: Target) -> dict[str, str]:
+    """Return the names of the conditions of these kinds, and those that they have in PyTorchJobs, by small letters.
+
+    Other controllers may add conditions of their own.
+    """
+    pairs = (pair for target in targets for pair in target.condition_names().items())
+    return {name.lower(): name for pair in pairs for name in pair}
+
+
+def _nearest(condition: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like a condition, if one is; empty otherwise."""
+    return next(iter(difflib.get_close_matches(condition, known, n=1, cutoff=0.8)), "")
+
+
+def _is_slip(condition: str, near: str) -> bool:
+    """Whether a condition is a known one misspelt. A controller's own may have a known name with more words to it."""
+    return abs(len(condition) - len(near)) <= _SLIP and condition not in near and near not in condition

@@ -14,6 +14,7 @@ from flk.jobs.wait import Goal, Outcome, Quiet, raise_for_state, wait_for
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.client import JobClient
+from flk.targets import TARGETS
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.api_server import EVENTS, FakeApiServer
 from tests.support.commands import Run
@@ -93,8 +94,56 @@ def test_a_misspelt_condition_is_refused_and_one_of_another_controller_is_waited
     jobs.running().add_to(fake)
     code, _, stderr = run("wait", "gpt", "--for", "condition=example.com/Reviewed", "--timeout", "0")
     assert code == 101
-    said = "flk: flk knows nothing that sets condition=example.com/Reviewed in a job, and waits until something does\n"
-    assert stderr.startswith(said)
+    doubt = "nothing that sets condition=example.com/Reviewed in a PyTorchJob, and waits until something does"
+    assert stderr.startswith(
+        f"flk: flk knows {doubt}; flk knows Created, Running, Restarting, Succeeded, Failed, Suspended\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("JobCompleted", "Completed"),
+        ("JobFailed", "Failed"),
+        ("NotSuspended", "Suspended"),
+        ("Starting", "Restarting"),
+        ("Complet", "Complete"),
+    ],
+)
+def test_a_condition_that_has_a_known_name_in_it_may_be_another_controllers(name: str, near: str) -> None:
+    goal = Goal.parse(f"condition={name}")
+    of = {"Restarting": "PyTorchJob", "Completed": "JobSet"}.get(near, "Job")
+    doubt = f"flk knows nothing that sets condition={name} in a {of}, and waits until something does"
+    assert goal.doubt({"kind": of}) == f"{doubt}; did you mean {near}?"
+
+
+@pytest.mark.parametrize("name", ["Runing", "Complte", "Faild", "Suspeded", "Succeeeded"])
+def test_a_condition_that_is_a_known_one_misspelt_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="did you mean"):
+        Goal.parse(f"condition={name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("complete", {"Job", "TrainJob"}),
+        ("Completed", {"JobSet"}),
+        ("Running", {"PyTorchJob"}),
+        ("Succeeded", {"PyTorchJob", "TrainJob", "JobSet", "Job"}),
+        ("FailureTarget", {"Job"}),
+        ("StartupPolicyCompleted", {"JobSet"}),
+    ],
+)
+def test_a_condition_is_doubted_in_kinds_of_jobs_that_do_not_have_it(name: str, kinds: set[str]) -> None:
+    goal = Goal.parse(f"condition={name}")
+    assert {target.kind for target in TARGETS.values() if not goal.doubt({"kind": target.kind})} == kinds
+
+
+def test_the_doubt_about_a_condition_is_told_once_for_several_jobs_of_a_kind(fake: Any, run: Any) -> None:
+    for name in ("a", "b"):
+        jobs.running(name=name).add_to(fake)
+    _, _, stderr = run("wait", "a", "b", "--for", "condition=Complete", "--timeout", "0")
+    assert stderr.count("nothing that sets condition=Complete in a PyTorchJob") == 1
 
 
 @pytest.mark.parametrize("text", ["", "ready", "condition=", "condition", "Running=True"])
