@@ -44,11 +44,10 @@ OPTIONAL: Final = frozenset(
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
-_S3: Final = "s3:"  # begins the address of checkpoints
 _MENTIONED: Final = {
     "hosts": (b"flk_runtime.hosts",),
     "loops": (b"flk_runtime.hosts", b"adopt"),
-    "s3": (_S3.encode(),),
+    "s3": (b"s3:",),
     "mesh": (b"mesh", b"tp=", b"tp_plan", b"'tp'", b'"tp"'),
     "sinks": (b"metrics=",),
     "averaging": (b"DistributedOptimizer",),
@@ -60,7 +59,13 @@ _MENTIONED: Final = {
     "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
 }
 """What the code of a job says that uses an OPTIONAL package which no option of the job tells."""
-_IN_SETTINGS: Final = {"s3", "recompute", "frozen"}  # what files that are not Python's can ask for too
+_KEY: Final = rb"""%b(?<!\w%b)["']?(?:\s*[:=]|\Z)"""  # of a setting, or the end of a word such as --tp
+_IN_SETTINGS: Final = {
+    **{package: re.compile(b"|".join(_MENTIONED[package])) for package in ("s3", "recompute", "frozen")},
+    "mesh": re.compile(rb"mesh|tp_plan|" + _KEY % (b"tp", b"tp")),
+    "weights": re.compile(_KEY % (b"init", b"init")),
+}
+"""What files that are not Python's, and the command and variables of a job, say that ask for an OPTIONAL package."""
 _OF_PLANS: Final = frozenset({"plan", "recompute"})
 _OF_DILOCO: Final = frozenset({"diloco", "average"})
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
@@ -158,8 +163,9 @@ def used_by(job: Job) -> frozenset[str]:
         used.add("trainjobs")
     if job.memory_path:
         used.add("disk")
-    if job.secrets or job.patch or any(_S3 in text for text in _texts(job)):  # they may hold an address
+    if job.secrets or job.patch:  # they may hold an address
         used.add("s3")
+    used.update(*(_asked(text.encode(errors="replace")) for text in _texts(job)))
     if job.metrics or implied_sinks(job.env | job.secrets):
         used.add("sinks")
     if user_env.METRICS_PORT in job.env.keys() | job.secrets.keys() or user_env.METRICS_PORT in str(job.patch):
@@ -171,10 +177,10 @@ def used_by(job: Job) -> frozenset[str]:
 
 
 def _texts(job: Job) -> Iterator[str]:
-    """Yield what a job says to its ranks, in which the address of checkpoints can stand."""
+    """Yield what a job says to its ranks, in which the address of checkpoints and options can stand."""
     yield from job.command
     yield from job.env.values()
-    yield job.on_restart or ""
+    yield from (job.on_restart or "").split()
     yield job.setup or ""
     yield (job.checkpoint.address if job.checkpoint else None) or ""
 
@@ -186,13 +192,22 @@ def used_by_code(files: Iterable[tuple[str, bytes]] | None) -> frozenset[str]:
     """
     if files is None:
         return frozenset(_MENTIONED)
-    plain = ((name, content.replace(rb"\"", b'"')) for name, content in files)  # a notebook has \" for each quote
-    return frozenset(
-        package
-        for name, content in plain
-        for package, words in _MENTIONED.items()
-        if (name.endswith((".py", ".ipynb")) or package in _IN_SETTINGS) and any(word in content for word in words)
-    )
+    found: set[str] = set()
+    for name, content in files:
+        found |= _mentioned(content) if name.endswith((".py", ".ipynb")) else _asked(content)
+    return frozenset(found)
+
+
+def _mentioned(code: bytes) -> set[str]:
+    """Return which OPTIONAL packages Python code may use. A notebook has a backslash before each quote."""
+    plain = code.replace(rb"\"", b'"')
+    return {package for package, words in _MENTIONED.items() if any(word in plain for word in words)}
+
+
+def _asked(settings: bytes) -> set[str]:
+    """Return which OPTIONAL packages settings ask for: a file of them, or a text of the job."""
+    plain = settings.replace(rb"\"", b'"')
+    return {package for package, words in _IN_SETTINGS.items() if words.search(plain)}
 
 
 def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:

@@ -216,7 +216,17 @@ def test_an_option_in_a_notebook_has_quotes_with_backslashes(
 
 @pytest.mark.parametrize(
     ("content", "package"),
-    [("checkpoint: s3://bucket/weights", "s3"), ("recompute: true", "recompute"), ("save_frozen: false", "frozen")],
+    [
+        ("checkpoint: s3://bucket/weights", "s3"),
+        ("recompute: true", "recompute"),
+        ("save_frozen: false", "frozen"),
+        ("parallel:\n  init: reset_parameters", "weights"),
+        ("init = 'reset_parameters'", "weights"),
+        ('{"init": "reset_parameters"}', "weights"),
+        ("tp: 2", "mesh"),
+        ('{"tp": 2}', "mesh"),
+        ("mesh: {cp: 2}", "mesh"),
+    ],
 )
 def test_an_address_or_an_option_in_a_file_of_settings_is_one_of_the_job(
     tmp_path: Path, write: Write, content: str, package: str
@@ -224,6 +234,12 @@ def test_an_address_or_an_option_in_a_file_of_settings_is_one_of_the_job(
     write("train.py", "settings.yaml", content=content)
     (tmp_path / "train.py").write_text("import yaml")
     assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training", package})
+
+
+def test_a_text_that_only_mentions_weights_or_an_address_asks_for_nothing(tmp_path: Path, write: Write) -> None:
+    write("train.py", content="import yaml")
+    write("README.md", content="`git init`, then export the weights to http://example.com or __init__: any name\n")
+    assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training"})
 
 
 def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, git: Any) -> None:

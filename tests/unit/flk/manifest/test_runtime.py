@@ -25,7 +25,7 @@ LIMIT = 150_000  # bytes of a plain job
 LIMIT_OF_MORE = 167_000  # of one that uses these parts
 MORE = {
     "bench", "check", "diloco", "disk", "gpus", "hosts", "links", "page", "plan", "preparation", "records", "s3",
-    "sinks"
+    "sinks", "mesh", "weights", "recompute"
 }  # fmt: skip
 
 
@@ -116,6 +116,17 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "s3 after a restart": ({"on_restart": "--from s3://bucket/run"}, {"training", "s3"}),
     "an image of this name": ({"image": "team/s3:1"}, {"training"}),
     "s3 in an argument": ({"command": ["train.py", "--to=s3://bucket/run"]}, {"training", "s3"}),
+    "an option in an argument": ({"command": ["train.py", "+parallel.recompute=true"]}, {"training", "recompute"}),
+    "options of two words": ({"command": ["train.py", "--tp", "2", "--init", "/w"]}, {"training", "mesh", "weights"}),
+    "options in a variable": (
+        {"env": {"OPTIONS": '{"save_frozen": false, "tp": 2}'}},
+        {"training", "frozen", "mesh"},
+    ),
+    "an option after a restart": ({"on_restart": "--init /w --fast"}, {"training", "weights"}),
+    "words that only resemble options": (
+        {"command": ["train.py", "--reinit", "--smtp=a"], "env": {"SERVER": "http://a", "HOW": "__init__: 1"}},
+        {"training"},
+    ),
     "export": ({"command": ["-m", "flk_runtime", "export", "/a", "/b"]}, {"training", "check", "weights"}),
     "metrics page": ({"env": {"FLK_METRICS_PORT": "9400"}}, {"training", "page"}),
     "disk": ({"memory_path": "/nvme"}, {"training", "disk"}),
