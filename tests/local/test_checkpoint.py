@@ -244,7 +244,7 @@ def beside_another():
     with begin() as (run, model, optimizer, step):
         loader = run.loader(data, 2)
         step(next(iter(loader)))
-        for new, batch in zip(run.loader(data, 2), loader):
+        for new, batch in zip(run.loader(data, 2).steps(3), loader.steps(3)):
             step(new, batch)
 
 def read_ahead():
@@ -276,7 +276,23 @@ def evaluated_with_gradients():
             model(next(kept)[0])
             run.step()
 
+def logged(until):
+    with init("ddp", checkpoint=os.environ["FOLDER"] + "logged", save_every=1) as run:
+        model = nn.Linear(1, 1)
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+        loader = run.loader(data, 2)
+        def look():
+            if run.steps % 2 == 0:
+                model(next(iter(run.loader(data, 2)))[0])
+
+        look()
+        for (x,) in loader.steps(until):
+            model(x).mean().backward()
+            optimizer.step(), run.step(), look()
+
 with group():
+    logged(3)
+    logged(5)  # it makes no other loader before its first step
     words = "position is not saved, and this step trains with it: make one loader before the first step, and loop over"
     for each in (epochs, beside_another, read_ahead, by_hand):
         refused(words, each)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Modules = Mapping[str, nn.Module]  # by the names under which they are saved
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """An object with a state, such as a learning rate scheduler or a loader. `is_replicated` says whose state is saved.
 

@@ -54,6 +54,7 @@ class Batches(LoaderEvents):
         self._unused: Counter[EpochLoader] = Counter()  # batches given since the latest backward pass
         # Loaders with a batch before a backward pass since the latest step; None: no pass has been seen.
         self._used: set[EpochLoader] | None = None
+        self._used_before: list[EpochLoader] = []  # those of the latest step that had any
         self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
     def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:
@@ -135,7 +136,9 @@ class Batches(LoaderEvents):
 
         Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
         """
-        for loader in [each for each in self._in_use if self._used is None or each in self._used]:
+        used = [each for each in self._in_use if self._used is None or each in self._used]
+        # One that gives a batch beside another one in a single step is for a look at the model, as in a log.
+        for loader in [each for each in used if len(used) == 1 or each in self._used_before]:
             if not loader.is_saved and self._saves.manager.can_save:
                 raise SetupError(
                     f"{loader.name!r} was made after the first step without a name=, so its position is not saved, and "
@@ -145,7 +148,8 @@ class Batches(LoaderEvents):
             loader.is_trained = True
         if not self._steps.began:
             self._check_left()
-        samples, self._samples, self._step_ended, self._used = self._samples, 0, True, None
+        self._used_before, self._used = used or self._used_before, None
+        samples, self._samples, self._step_ended = self._samples, 0, True
         return samples
 
     def _check_left(self) -> None:
@@ -153,7 +157,7 @@ class Batches(LoaderEvents):
         for name, state in self._saves.manager.unclaimed_positions().items():
             if not re.fullmatch(r"loader(-\d+)?", name):
                 self._saves.manager.keep_position(name)
-            # One that has only been read without gradients was for an evaluation. Checkpoints of earlier releases do
+            # One with which no step has trained was for an evaluation. Checkpoints of earlier releases do
             # not say which has.
             elif self._goes_by_order and (state.get("trained") or ("trained" in state and _is_unread(state))):
                 raise SetupError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,6 +39,7 @@ from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.optimizers import OptimizerWatch
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
+from flk_runtime.system import pytree
 
 if TYPE_CHECKING:
     from flk_runtime.parallel.average import Average
@@ -53,9 +55,9 @@ class Models:
         self._averages = 0
         self._optimizers: list[Optimizer] = []  # that are saved
         self._groups: list[tuple[Optimizer, int]] = []  # optimizers with the number of groups that a restart restores
-        self._has_others = False  # objects are saved that may have the state of any optimizer
+        self._others: list[Stateful] = []  # that are saved, and may have the state of any optimizer
         averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
-        self._watch = OptimizerWatch(context, steps, batches, averages=averages, trained=self.parameters)
+        self._watch = OptimizerWatch(batches, averages=averages, trained=self.parameters)
         communicates = context.options.strategy != "none"
         self._agreement = Agreement() if context.world_size > 1 and communicates else None
         if context.world_size > 1 and not communicates:
@@ -131,14 +133,16 @@ class Models:
         self._averages += 1
         return average
 
-    def register(self, name: str, thing: Stateful) -> None:
+    def register(self, name: str, thing: Stateful | MutableMapping[str, Any]) -> None:
         """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
+        if isinstance(thing, MutableMapping) and not isinstance(thing, Stateful):
+            thing = Values(thing)
         saved: Stateful | DistributedStateful = thing
         of_script = thing.thing if isinstance(thing, Declared) else thing
         if isinstance(of_script, Optimizer):
             self._optimizers.append(of_script)
         elif isinstance(of_script, Values) or not type(of_script).__module__.startswith(("torch.", "flk_runtime.")):
-            self._has_others = True
+            self._others.append(of_script)
         elif isinstance(of_script, LRScheduler):
             self._watch.scheduled.append(of_script.optimizer)
         if isinstance(thing, Optimizer):
@@ -158,8 +162,8 @@ class Models:
                     "restart restores it, which would fail: add all groups before, and freeze their parameters until "
                     "they are trained"
                 )
-        if self._watch.is_unchecked and self._saves.manager.can_save and not self._has_others:
-            self._watch.check_saved(self._optimizers)
+        if self._watch.is_unchecked and self._saves.manager.can_save:
+            self._watch.check_saved(self._optimizers, map(_may_have_states, self._others))
         if self._models and self._agreement and self._agreement.step():
             self._agreement.compare(self._models.values(), self._watch.stepped())
 
@@ -225,3 +229,14 @@ def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
             raise SetupError(f"parallelize takes optimizers of torch, and was given a {type(each).__name__}")
         if any(each is other for other in optimizers[:number]):
             raise SetupError(f"parallelize was given the same {type(each).__name__} twice: pass each optimizer once")
+
+
+def _may_have_states(thing: Stateful) -> bool:
+    """Whether an object of the script may have the state of an optimizer or of a scheduler."""
+    if not isinstance(thing, Values):
+        return True
+    values = thing.state_dict()
+    parts = [values, *(each for each in values.values() if isinstance(each, Mapping))]
+    return any({"last_epoch", "param_groups", "state"} & part.keys() for part in parts) or any(
+        isinstance(leaf, torch.Tensor) for leaf in pytree.leaves(values)
+    )

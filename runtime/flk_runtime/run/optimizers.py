@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flk_runtime.checkpoint import has_own_state_dict, is_sharded
@@ -23,37 +22,23 @@ from flk_runtime.distributed import is_settled, mean_loss, parameters_in, settle
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import is_wrapper, replaced
 from flk_runtime.run.batches import Batches
-from flk_runtime.run.context import RunContext
-from flk_runtime.run.steps import Steps
 from flk_runtime.system.bits import is_compared
 
 
 class OptimizerWatch:
     """Refuses steps with gradients that are not averaged, and optimizers of the models that are not saved."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        steps: Steps,
-        batches: Batches,
-        *,
-        averages: bool,
-        trained: Callable[[], Iterable[nn.Parameter]],
-    ) -> None:
+    def __init__(self, batches: Batches, *, averages: bool, trained: Callable[[], Iterable[nn.Parameter]]) -> None:
         """``averages``: the run has other ranks or workers, with which its strategy averages gradients.
 
         ``trained``: the parameters of the models.
         """
-        self._context, self._steps, self._batches = context, steps, batches
-        self._averages, self._trained = averages, trained
+        self._batches, self._averages, self._trained = batches, averages, trained
         # Those that have stepped, in the order of their first steps, and whether they are known to be saved.
         self._stepped: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakKeyDictionary[Optimizer, _Seen] = weakref.WeakKeyDictionary()
         self.scheduled: list[Optimizer] = []
         """The optimizers of which a learning rate scheduler is saved."""
-        # The schedulers' counts of those whose first step was the first one after a resume.
-        self._counted: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._said_not_saved = False
         self._checks = 0  # since an optimizer has stepped for the first time
         self.is_unchecked = False
         """Whether an optimizer has stepped that is not known to be saved."""
@@ -67,19 +52,24 @@ class OptimizerWatch:
         for hook in self._hooks:
             hook.remove()
 
-    def check_saved(self, saved: Sequence[Optimizer]) -> None:
-        """Raise SetupError if a state of an optimizer of the models is not saved, or a scheduler begins anew.
+    def check_saved(self, saved: Sequence[Optimizer], may_have_states: Iterable[bool]) -> None:
+        """Raise SetupError if a state or a scheduler of an optimizer of the models is not saved.
 
         ``saved``: the optimizers that are saved. One without a state may have it later, so some of the later calls look
-        at it again.
+        at it again. ``may_have_states``: of other objects that are saved, whether they may have any of these states.
         """
         self._checks += 1
-        if not is_compared(self._checks):
+        if not is_compared(self._checks) or any(may_have_states):
             return
         trained = {id(each) for each in self._trained()}
         for optimizer in [each for each, is_saved in self._stepped.items() if not is_saved]:
-            if self._lacks_scheduler(optimizer) and not trained.isdisjoint(map(id, parameters_in(optimizer))):
-                self._check_scheduler(optimizer)
+            lacks_scheduler = hasattr(optimizer.step, "_wrapped_by_lr_sched") and optimizer not in self.scheduled
+            if lacks_scheduler and not trained.isdisjoint(map(id, parameters_in(optimizer))):
+                raise SetupError(
+                    f"the learning rate scheduler of {type(optimizer).__name__} is in no checkpoint, so it may begin "
+                    "anew after a restart: call run.register('scheduler', scheduler), also where its rate follows "
+                    "run.steps or epochs"
+                )
             # The state_dict() of a wrapper may have the state of the optimizer inside, or both have one state.
             whole = [each for each in saved if each is optimizer or has_own_state_dict(each)]
             others = trained.difference(id(parameter) for each in whole for parameter in parameters_in(each))
@@ -91,22 +81,6 @@ class OptimizerWatch:
                 )
             self._stepped[optimizer] = bool(optimizer.state)
         self.is_unchecked = not all(self._stepped.values())
-
-    def _lacks_scheduler(self, optimizer: Optimizer) -> bool:
-        """Whether ``optimizer`` has had a scheduler, and none of its own is saved."""
-        return hasattr(optimizer.step, "_wrapped_by_lr_sched") and optimizer not in self.scheduled
-
-    def _check_scheduler(self, optimizer: Optimizer) -> None:
-        scheduler = f"the learning rate scheduler of {type(optimizer).__name__} is in no checkpoint"
-        register = "call run.register('scheduler', scheduler)"
-        if self._counted.get(optimizer, 1) <= 0:
-            raise SetupError(
-                f"{scheduler}, and begins anew after {self._steps.done} steps: {register}, and make it with "
-                "last_epoch=run.steps - 1, or of epochs, while the checkpoint lacks it"
-            )
-        if optimizer not in self._counted and not self._said_not_saved:
-            self._said_not_saved = True
-            self._context.say(f"{scheduler}: {register}, unless the script sets it by run.steps after a restart")
 
     def forget(self) -> None:
         """Keep no parameters alive, since they are about to be replaced."""
@@ -130,8 +104,6 @@ class OptimizerWatch:
         self._batches.passed()
         if optimizer not in self._stepped:
             self._stepped[optimizer], self.is_unchecked, self._checks = False, True, 0
-            if self._steps.done and not self._steps.began and self._lacks_scheduler(optimizer):
-                self._counted[optimizer] = _count_of_schedulers(optimizer)
 
     def _refuse_others(self, optimizer: Optimizer) -> None:
         """Raise SetupError for a gradient that nothing averages."""
@@ -152,27 +124,6 @@ class OptimizerWatch:
                     "to parallelize, and freeze parameters after it; or call flk.per_rank(optimizer) if each rank "
                     "shall train its own, flk.replicated(optimizer) if the script averages the gradients"
                 )
-
-
-def _count_of_schedulers(optimizer: Optimizer) -> int:
-    """The number of steps of the scheduler that is furthest; 1 if none of them begins anew after a restart."""
-    # A scheduler of several has no count, or they have one beside its own.
-    found = [
-        each
-        for each in gc.get_objects()
-        if issubclass(type(each), LRScheduler) and getattr(each, "optimizer", None) is optimizer
-    ]
-    needs_no_count = found and all(type(each) is LambdaLR and all(map(_ignores, each.lr_lambdas)) for each in found)
-    return 1 if needs_no_count else max((getattr(each, "last_epoch", 0) for each in found), default=1)
-
-
-def _ignores(function: Callable[[Any], Any]) -> bool:
-    """Whether ``function`` computes nothing with its argument, as one that asks the run for its steps."""
-    try:
-        function(object())
-    except Exception:
-        return False
-    return True
 
 
 def _agreed(argument: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -121,8 +121,8 @@ class Run(Training):
         """
         return self._models.average(decay, model)
 
-    def register(self, name: str, thing: Stateful) -> None:
-        """Save ``thing``, such as a learning rate scheduler, in checkpoints under ``name``. Collective.
+    def register(self, name: str, thing: Stateful | MutableMapping[str, Any]) -> None:
+        """Save ``thing``, such as a learning rate scheduler or a dictionary, in checkpoints under ``name``. Collective.
 
         Rank 0's state is saved or each rank's own: see `flk_runtime.per_rank`. It is restored now if the run was
         resumed from a checkpoint that has it. An optimizer that was made after `parallelize`, of parameters of the
