@@ -137,7 +137,7 @@ class Batches(LoaderEvents):
         Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
         """
         used = [each for each in self._in_use if self._used is None or each in self._used]
-        # One that gives a batch beside another one in a single step is for a look at the model, as in a log.
+        # A loader beside another one in a single step has given a batch to look at, as for a log.
         for loader in [each for each in used if len(used) == 1 or each in self._used_before]:
             if not loader.is_saved and self._saves.manager.can_save:
                 raise SetupError(
@@ -157,8 +157,7 @@ class Batches(LoaderEvents):
         for name, state in self._saves.manager.unclaimed_positions().items():
             if not re.fullmatch(r"loader(-\d+)?", name):
                 self._saves.manager.keep_position(name)
-            # One with which no step has trained was for an evaluation. Checkpoints of earlier releases do
-            # not say which has.
+            # One with which no step has trained was for an evaluation. Checkpoints of earlier releases do not say this.
             elif self._goes_by_order and (state.get("trained") or ("trained" in state and _is_unread(state))):
                 raise SetupError(
                     f"{name!r} is in the checkpoint, and this script makes fewer loaders before its first step than "
