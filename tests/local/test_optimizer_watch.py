@@ -203,6 +203,13 @@ with group():
         unsaved(run, Wrapper, as_it_is)
     with init("ddp", checkpoint=place()) as run:
         unsaved(run, adam, lambda run, optimizer: run.register("all", Keeper(optimizer)))
+    for values in ({{"moments": [torch.ones(1)]}}, {{"all": {{"param_groups": []}}}}, {{"state": None}}):
+        with init("ddp", checkpoint=place()) as run:
+            unsaved(run, adam, lambda run, optimizer: run.register("values", values))
+    with init("ddp", checkpoint=place()) as run:
+        best = flk.replicated({{"loss": 9.0, "of": {{"epoch": 1}}}})
+        words = "AdamW trains the model and is in no checkpoint"
+        refused(words, lambda: unsaved(run, adam, lambda run, optimizer: run.register("best", best)))
 """
     )
     ranks(script, 2)
