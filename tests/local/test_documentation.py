@@ -31,7 +31,9 @@ NEEDS = ("accelerate", "lightning", "transformers")  # packages with a page of t
 
 @pytest.mark.parametrize("page", SCRIPTS, ids=name_of)
 def test_python_blocks_run_on_two_ranks(page: Path, ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
-    ranks(python_script(page), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")})
+    # Without checkpoints, the phases of this page may train one after another with loaders that have no names.
+    keeps = page.stem != "data-and-checkpoints"
+    ranks(python_script(page), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")} if keeps else {})
 
 
 def test_the_page_on_data_reads_every_epoch(ranks: Callable[..., list[Any]]) -> None:
