@@ -13,7 +13,7 @@ from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, has_own_st
 from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, roots_of, user_name
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
-from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful, Values
+from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Stateful, Values, stateful_of
 
 __all__ = [
     "INTERNAL",
@@ -37,6 +37,7 @@ __all__ = [
     "parameters_of",
     "reshard",
     "roots_of",
+    "stateful_of",
     "trained_modules",
     "user_name",
 ]

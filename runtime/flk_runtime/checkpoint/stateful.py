@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 Modules = Mapping[str, nn.Module]  # by the names under which they are saved
 
 
-@runtime_checkable
 class Stateful(Protocol):
     """An object with a state, such as a learning rate scheduler or a loader. `is_replicated` says whose state is saved.
 
@@ -79,7 +78,7 @@ def per_rank(thing: Any) -> Declared:
     `restore` and `Run.register` raise CheckpointError with its name. Of a module or an optimizer this also says that
     each rank trains its own on purpose. Raises SetupError if ``thing`` has no state.
     """
-    return Declared(_stateful(thing), replicated=False)
+    return Declared(_declarable(thing), replicated=False)
 
 
 def replicated(thing: Any) -> Declared:
@@ -89,16 +88,21 @@ def replicated(thing: Any) -> Declared:
     and dictionaries. A scheduler or an average of the parameters of a class of your own needs it. Of a module or an
     optimizer that `Run.parallelize` was not given, it also says that the script averages its gradients.
     """
-    return Declared(_stateful(thing), replicated=True)
+    return Declared(_declarable(thing), replicated=True)
 
 
-def _stateful(thing: Any) -> Stateful:
-    if isinstance(thing, MutableMapping):
-        return Values(thing)
+def _declarable(thing: Any) -> Stateful:
+    if (found := stateful_of(thing)) is None:
+        raise SetupError(f"a {type(thing).__name__} has no state: it needs state_dict and load_state_dict")
+    return found
+
+
+def stateful_of(thing: Any) -> Stateful | None:
+    """``thing`` if it has a state, the `Values` of a dictionary that has none of its own, and None for all else."""
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         found: Stateful = thing
         return found
-    raise SetupError(f"a {type(thing).__name__} has no state: it needs state_dict and load_state_dict")
+    return Values(thing) if isinstance(thing, MutableMapping) else None
 
 
 class Values:

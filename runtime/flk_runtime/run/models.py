@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from flk_runtime.checkpoint import (
     Values,
     module_state,
     optimizer_state,
+    stateful_of,
 )
 from flk_runtime.distributed import process_group, settle
 from flk_runtime.errors import SetupError, shipped
@@ -135,8 +136,8 @@ class Models:
 
     def register(self, name: str, thing: Stateful | MutableMapping[str, Any]) -> None:
         """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
-        if isinstance(thing, MutableMapping) and not isinstance(thing, Stateful):
-            thing = Values(thing)
+        found = stateful_of(thing)
+        thing = cast("Stateful", thing) if found is None else found
         saved: Stateful | DistributedStateful = thing
         of_script = thing.thing if isinstance(thing, Declared) else thing
         if isinstance(of_script, Optimizer):

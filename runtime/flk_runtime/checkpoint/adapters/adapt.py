@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from typing import Any
 
 from torch import nn
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1ModuleState, FSDP1OptimizerState
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, trained_modules
-from flk_runtime.checkpoint.stateful import DistributedStateful, Modules, Stateful, Values
+from flk_runtime.checkpoint.stateful import DistributedStateful, Modules, Stateful, stateful_of
 from flk_runtime.distributed import parameters_in
 from flk_runtime.distributed.fsdp1 import has_fsdp1
 from flk_runtime.errors import SetupError
@@ -46,11 +45,8 @@ def adapt(name: str, thing: Any, modules: Modules) -> Stateful | DistributedStat
         return module_state(thing)
     if isinstance(thing, Optimizer):
         return _adapt_optimizer(name, thing, modules)
-    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-        adapted: Stateful = thing
+    if (adapted := stateful_of(thing)) is not None:
         return adapted
-    if isinstance(thing, MutableMapping):
-        return Values(thing)
     raise SetupError(
         f"{name} is a {type(thing).__name__}: pass modules, optimizers, objects with state_dict and load_state_dict, "
         "or dictionaries"
