@@ -1,6 +1,7 @@
-"""The runtime that has travelled to a pod, which a command that a rank starts has on its path before its own.
+"""Module paths without the part of flk_runtime that a pod has got with its job, for flk commands in that pod.
 
-It has the modules that its job uses (`flk_runtime.bootstrap` unpacks them), and the client needs all of them.
+This part has the modules that the job uses (`flk_runtime.bootstrap` unpacks them). It precedes the installed
+flk_runtime on the module path, and the client needs all modules.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 
 def without_shipped(folders: Iterable[str]) -> list[str]:
-    """Return the folders of a module path but those with a runtime that has travelled.
+    """Return the folders of a module path but those with a runtime that came with a job.
 
     An entry without a name stays: it is the current folder.
     """

@@ -97,9 +97,9 @@ CAUSES: Final = (
         "SecretMissing",
         "A Secret does not exist",
         f"A variable of the container comes from a Secret that the namespace does not have. {READ}",
-        "Create the Secret, or correct --secret. The pods start once it exists. The Secret by which the pods of the "
-        "job recognise each other is made by `flk submit`: wait until the submission has ended. If it was interrupted, "
-        "or if somebody has deleted that Secret, delete the job and submit it again.",
+        "Create the Secret, or correct --secret. The pods start once it exists. The Secret with which the launchers of "
+        "the job authenticate each other is made by `flk submit`: wait until the submission has ended. If it was "
+        "interrupted, or if somebody has deleted that Secret, delete the job and submit it again.",
         _object_missing("Secret", "secret generic"),
         grace=30,
     ),

@@ -1,4 +1,4 @@
-"""The rendezvous of a job's pods: its port, and the Secret by which the launchers recognise each other."""
+"""The rendezvous of a job's pods: its port, and the Secret with which the launchers authenticate each other."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class DiLoCo(StrictModel):
             (self.fragments > self.every, f"fragments: a round has only {self.every} steps (every)"),
             (self.delay >= self.every, f"delay: must be below every, {self.every}"),
             (self.site >= self.sites, f"site: must be below sites, {self.sites}, since it counts from 0"),
-            (self.sites > 1 and not self.secret, "secret: is missing: sites recognise each other by it"),
+            (self.sites > 1 and not self.secret, "secret: is missing: sites authenticate each other with it"),
             (self.site > 0 and not self.meet, "meet: is missing: the address of site 0, where its hub is reached"),
         ):
             if wrong:

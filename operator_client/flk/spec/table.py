@@ -182,7 +182,7 @@ class JobOptions(StrictModel):
             Form.NUMBERS,
             help="option of strategy diloco: inner=full_shard, workers=4, every=100, dtype=int8",
             example="{inner: full_shard, workers: 4, every: 100, dtype: int8}",
-            not_in_chart="flk submit makes the Secret by which the workers recognise each other",
+            not_in_chart="flk submit makes the Secret with which the workers authenticate each other",
         ),
     ] = Field(default=None, description="workers and rounds of strategy diloco")
     fabric: Annotated[

@@ -1,4 +1,4 @@
-"""The Secret by which the pods of a job recognise each other: its name, and the variables that refer to it."""
+"""The Secret with which the launchers of a job authenticate each other: its name, and variables that refer to it."""
 
 from __future__ import annotations
 
