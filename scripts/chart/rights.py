@@ -21,7 +21,7 @@ _WHY: Final = {
     **{target.plural: f"--target {name}" for name, target in TARGETS.items()},
     "services": "--target job: the names of the pods",
     "configmaps": "the code that jobs ship, of which each job becomes an owner (patch), and the namespace's defaults",
-    "secrets": "the key with which the launchers of a job authenticate each other, which Kubernetes deletes with the job",
+    "secrets": "the key with which launchers of a job authenticate each other, which Kubernetes deletes with the job",
 }
 _ROLE: Final = """\
 # What people need in a namespace to submit, watch and delete jobs with flk, and nothing more: no reading of secrets, no
