@@ -103,6 +103,10 @@ class _Passes:
 
         register_optimizer_step_pre_hook(check)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the optimizers, which do not train a copy; weak references cannot be pickled."""
+        return {**vars(self), "_stepped": set(), "_called": set()}
+
     def _call(self, *_: Any) -> None:
         if torch.is_grad_enabled():
             averages = self._module.require_backward_grad_sync
