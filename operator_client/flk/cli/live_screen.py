@@ -100,5 +100,7 @@ class LiveScreen:
         return f"{style}{line.text}\x1b[0m" if style else line.text
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        """Write at once: a handler of signals writes too, and Python's buffer refuses that in the middle of a write."""
+        data = text.encode()
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]

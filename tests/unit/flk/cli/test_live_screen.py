@@ -39,6 +39,21 @@ def shown(typed: dict[str, str], folder: Path, **variables: str) -> str:
     return text
 
 
+def after_the_first_drawing(code: str) -> str:
+    """The program, which runs ``code`` when it makes the lines of its second drawing."""
+    return PROGRAM.replace(
+        "def lines(width, sort):\n",
+        """import signal
+drawings = []
+
+def lines(width, sort):
+    drawings.append(sort)
+    if len(drawings) == 2:
+        happen()
+""",
+    ).replace("try:\n", f"def happen():\n    {code}\n\ntry:\n", 1)
+
+
 def test_keys_sort_scroll_and_quit(tmp_path: Path) -> None:
     text = shown({"by one, 60 columns": "s", "by other": "\x1b[B", "row 8": "\x1b[6~", "row 16": "q"}, tmp_path)
     assert "q quit   j/k scroll   s sort: one   and 32 more lines" in text
@@ -52,23 +67,17 @@ def test_ctrl_c_leaves_too_and_no_colour_is_honoured(tmp_path: Path) -> None:
 
 
 def test_a_terminated_view_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
-    program = f"import signal, threading\n{PROGRAM}".replace(
-        "try:\n", "threading.Timer(1, signal.raise_signal, [signal.SIGTERM]).start()\ntry:\n", 1
-    )
+    program = after_the_first_drawing("signal.raise_signal(signal.SIGTERM)")
     code, text = on_a_terminal([sys.executable, "-c", program], tmp_path, environment=ENVIRONMENT, size=(10, 60))
     assert code == 128 + 15
     assert text.endswith("\x1b[?25h\x1b[?1049l")
 
 
 def test_the_terminal_is_left_while_the_view_is_stopped(tmp_path: Path) -> None:
-    program = f"import os, signal, threading\n{PROGRAM}".replace(
-        "try:\n",
+    program = after_the_first_drawing(
         """real = signal.raise_signal
-signal.raise_signal = lambda number: print(signal.Signals(number).name, flush=True)
-threading.Timer(1, real, [signal.SIGTSTP]).start()
-try:
-""",
-        1,
+    signal.raise_signal = lambda number: print(signal.Signals(number).name, flush=True)
+    real(signal.SIGTSTP)"""
     )
     code, text = on_a_terminal(
         [sys.executable, "-c", program],
