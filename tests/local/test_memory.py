@@ -72,22 +72,22 @@ def test_a_killed_rank_restores_from_its_own_pod(job: Callable[..., Pods], root:
     assert list(root.iterdir()) == [], "the launchers remove their files at the end"
 
 
-def restart(job: Pods, steps: int, *pods: int, save_every: int = 5, size: int = SIZE) -> None:
+def restart(job: Pods, steps: int, *pods: int, save_every: int = 5, pause: float = 0.02, size: int = SIZE) -> None:
     for pod in pods:
-        job.start("train.py", str(steps), str(save_every), "0.02", str(size), only=pod)
+        job.start("train.py", str(steps), str(save_every), str(pause), str(size), only=pod)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root: Path, victim: int) -> None:
-    run = job(3)
-    start(run, 60)
+    run, pause = job(3), 0.1  # seconds of a step, so that a busy machine copies a checkpoint before the next one
+    start(run, 45, pause=pause)
     reach(run, 12)
     delete_pods(run, root, victim)
-    restart(run, 60, victim)
+    restart(run, 45, victim, pause=pause)
     reach(run, 32)
     # Another one: the copies that the first pod held have been made anew.
     delete_pods(run, root, (victim + 1) % 3)
-    restart(run, 60, (victim + 1) % 3)
+    restart(run, 45, (victim + 1) % 3, pause=pause)
     assert run.wait() == [0, 0, 0], run.logs_of_all()
     steps = begun(run)
     assert len(steps) == 3
