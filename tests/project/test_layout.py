@@ -45,7 +45,6 @@ COVERED = {
         "flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
-    "tests/local/test_network_faults.py": ("flk_runtime.launcher.transport.thread"),
     "tests/local/test_between_passes.py": "flk_runtime.parallel.records",
     "tests/local/test_silent_training.py": "flk_runtime.parallel.full_parameters flk_runtime.parallel.silent_errors",
     "tests/local/test_optimizer_watch.py": "flk_runtime.distributed.settled",

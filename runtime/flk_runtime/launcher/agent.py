@@ -35,9 +35,9 @@ from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.record_writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
+from flk_runtime.launcher.thread import ThreadFailed, start_thread
 from flk_runtime.launcher.transport import Member, messages
 from flk_runtime.launcher.transport.messages import Event
-from flk_runtime.launcher.transport.thread import start_thread
 from flk_runtime.shared import failure_report
 from flk_runtime.system import host
 
@@ -262,7 +262,7 @@ class Agent:
                 if self.records.ledger:
                     self.records.ledger.close(time.monotonic(), failed=event.record.outcome == "failed")
                 self._end_ranks()
-            case messages.ThreadFailed():
+            case ThreadFailed():
                 raise event.error
 
     def _start_attempt(self, attempt: messages.AttemptStarted) -> None:
@@ -306,7 +306,7 @@ class Agent:
         return MemoryService.open(
             self.settings,
             wake=wakeup.wake,
-            failed=lambda error: wakeup.post(messages.ThreadFailed(error)),
+            post=wakeup.post,
             unreadable=self._tell_unreadable,
             log=self.records.log,
         )

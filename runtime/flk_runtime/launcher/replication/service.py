@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flk_runtime.contract.ranges import numbered, size_text
 from flk_runtime.errors import CheckpointError
@@ -17,6 +17,7 @@ from flk_runtime.launcher.replication.partner import Partner
 from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId, copied_to_partner
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.thread import ThreadFailed, posting, start_thread
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer
 from flk_runtime.shared.shard_file import ShardError
@@ -85,18 +86,17 @@ class MemoryService:
         store: ShardStore,
         *,
         wake: Callable[[], None],
-        failed: Callable[[BaseException], None],
+        post: Callable[[ThreadFailed], None],
         unreadable: Callable[[int, list[Copy]], None],
         log: Callable[[str], None],
     ) -> None:
         """``wake`` is called when `busy` may have become false after it was true, or a rank has restored.
 
         ``unreadable`` receives the number of the attempt and the copies of a shard if none could be read for a rank.
-        ``failed`` receives the exception with which a thread ended, which is a bug in flk. All are called in other
-        threads. Raises OSError.
+        ``post`` receives the exceptions of threads. All are called in other threads. Raises OSError.
         """
         self._settings, self._store = settings, store
-        self._wake, self._failed, self._unreadable, self._log = wake, failed, unreadable, log
+        self._wake, self._post, self._unreadable, self._log = wake, post, unreadable, log
         self._medium = "on the disk" if settings.memory_path else "in the memory"
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
@@ -109,8 +109,8 @@ class MemoryService:
         self._ranks_listener = socket.socket(socket.AF_UNIX)
         self._ranks_listener.bind(self.socket)
         self._ranks_listener.listen(_BACKLOG)
-        self._start_thread("memory-requests", self._accept_ranks)
-        self._start_thread("memory-exchange", self._exchange.run)
+        start_thread("memory-requests", self._accept_ranks, post)
+        start_thread("memory-exchange", self._exchange.run, post)
 
     @classmethod
     def open(
@@ -118,7 +118,7 @@ class MemoryService:
         settings: Settings,
         *,
         wake: Callable[[], None],
-        failed: Callable[[BaseException], None],
+        post: Callable[[ThreadFailed], None],
         unreadable: Callable[[int, list[Copy]], None],
         log: Callable[[str], None],
     ) -> MemoryService | None:
@@ -141,7 +141,7 @@ class MemoryService:
             else:
                 store.limit = room.limit(root, settings.memory_limit)
             store.load(log)
-            return cls(settings, store, wake=wake, failed=failed, unreadable=unreadable, log=log)
+            return cls(settings, store, wake=wake, post=post, unreadable=unreadable, log=log)
         except OSError as error:
             log(f"keeps no checkpoints in memory: {root}: {reason(error)}")
             return None
@@ -197,7 +197,7 @@ class MemoryService:
             attempt.restored_copied.set()
             self._wake()
 
-        self._start_thread("memory-copies", copy)
+        start_thread("memory-copies", copy, self._post)
 
     def stop(self) -> None:
         """End the attempt. The shards stay."""
@@ -229,20 +229,6 @@ class MemoryService:
         if remove:
             self._store.remove()
 
-    def _start_thread(self, name: str, function: Callable[[], None]) -> None:
-        threading.Thread(target=self._telling(function), name=name, daemon=True).start()
-
-    def _telling(self, function: Callable[..., None]) -> Callable[..., None]:
-        """The function of a thread, which tells of the exception that it ends with."""
-
-        def run(*arguments: Any) -> None:
-            try:
-                function(*arguments)
-            except BaseException as error:
-                self._failed(error)
-
-        return run
-
     def transfer(
         self, pod: int, address: tuple[str, int], shards: list[ShardId], done: Callable[[int, list[ShardId]], None]
     ) -> None:
@@ -260,12 +246,12 @@ class MemoryService:
                 self._log(f"this pod ends; pod {pod} holds the shards of {ranks} of the checkpoint in memory now")
             done(pod, sent)
 
-        self._start_thread("memory-transfer", send)
+        start_thread("memory-transfer", send, self._post)
 
     # Requests of ranks -------------------------------------------------------------------------------------------
 
     def _accept_ranks(self) -> None:
-        serve(self._ranks_listener, self._telling(self._serve_rank), "memory-rank")  # some requests wait
+        serve(self._ranks_listener, posting(self._serve_rank, self._post), "memory-rank")  # some requests wait
 
     def _serve_rank(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):  # the rank was killed, or is no rank of flk's

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from flk_runtime.launcher.thread import start_thread
 from flk_runtime.launcher.transport.messages import Event
-from flk_runtime.launcher.transport.thread import start_thread
 from flk_runtime.wire.listener import listen
 
 _TIMEOUT = timedelta(seconds=30)  # of the server's own connection to itself

@@ -19,9 +19,9 @@ from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.thread import start_thread
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
-from flk_runtime.launcher.transport.thread import start_thread
 from flk_runtime.wire import Backoff, Connection, Refused, Unreadable, VersionError, was_closed
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer

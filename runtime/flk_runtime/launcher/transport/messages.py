@@ -14,6 +14,7 @@ from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import CheckpointId, Copy, Inventory, MemoryPlan, ShardId
+from flk_runtime.launcher.thread import ThreadFailed
 from flk_runtime.wire import Refused, Registry
 
 _NONE: Final[list[Any]] = []  # in messages that a leader keeps
@@ -305,13 +306,6 @@ class LeaderLost:
     """The connection to the leader broke: end the ranks. The member connects again."""
 
     failure: Failure
-
-
-@dataclass(frozen=True)
-class ThreadFailed:
-    """A thread of the rendezvous ended with an exception, which is a bug in flk."""
-
-    error: BaseException
 
 
 Message = FromMember | FromLeader | MemoryPlan | Refused

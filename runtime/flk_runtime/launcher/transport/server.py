@@ -14,9 +14,9 @@ from typing import Protocol
 
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.thread import start_thread
 from flk_runtime.launcher.transport.attempt_store import AttemptStore
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
-from flk_runtime.launcher.transport.thread import start_thread
 from flk_runtime.wire import Connection, Lease, Refused, Unreadable, VersionError, accept, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
