@@ -33,14 +33,15 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow
 # Trainer, "trainjobs" for the status of TrainJobs, "s3" for checkpoints there, "weights" for files of weights that
 # `export`, `import`, `load_weights` and `init=` use, "links" measures the network of three nodes or more, "gpus" is for
-# jobs that request GPUs, and "averaging" for scripts with a DistributedOptimizer. "average" is `Run.average`,
-# "recompute" and "frozen" are options of `Run.parallelize`, and "slurm" reads the variables of srun.
-# "sinks" writes metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
+# jobs that request GPUs, and "averaging" for scripts with a DistributedOptimizer. "sharding" is FSDP2,
+# for strategies that shard and for `precision=`. "average" is `Run.average`, "recompute" and "frozen" are options of
+# `Run.parallelize`, and "slurm" reads the variables of srun. "sinks" writes metrics to TensorBoard, MLflow and W&B, and
+# "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
         "trainjobs", "sinks", "page", "mesh", "s3", "weights", "links", "gpus", "averaging",
-        "average", "recompute", "frozen", "slurm",
+        "sharding", "average", "recompute", "frozen", "slurm",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
@@ -49,6 +50,7 @@ _MENTIONED: Final = {
     "loops": (b"flk_runtime.hosts", b"adopt"),
     "s3": (b"s3:",),
     "mesh": (b"mesh", b"tp=", b"tp_plan", b"'tp'", b'"tp"'),
+    "sharding": (b"shard", b"Shard", b"SHARD", b"precision", b"flk_runtime.hosts", b"adopt"),
     "sinks": (b"metrics=",),
     "averaging": (b"DistributedOptimizer",),
     "weights": (b"weights", b"export", b"init=", b"init =", b"init:", b"'init'", b'"init"'),
@@ -61,12 +63,13 @@ _MENTIONED: Final = {
 """What the code of a job says that uses an OPTIONAL package which no option of the job tells."""
 _KEY: Final = rb"""%b(?<!\w%b)["']?(?:\s*[:=]|\Z)"""  # of a setting, or the end of a word such as --tp
 _IN_SETTINGS: Final = {
-    **{package: re.compile(b"|".join(_MENTIONED[package])) for package in ("s3", "recompute", "frozen")},
+    **{package: re.compile(b"|".join(_MENTIONED[package])) for package in ("s3", "sharding", "recompute", "frozen")},
     "mesh": re.compile(rb"mesh|tp_plan|" + _KEY % (b"tp", b"tp")),
     "weights": re.compile(_KEY % (b"init", b"init")),
 }
 """What files that are not Python's, and the command and variables of a job, say that ask for an OPTIONAL package."""
-_OF_PLANS: Final = frozenset({"plan", "recompute"})
+_OF_PLANS: Final = frozenset({"plan", "recompute", "sharding"})
+_OF_HOSTS: Final = frozenset({"hosts", "loops", "sharding"})
 _OF_DILOCO: Final = frozenset({"diloco", "average"})
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
 _OF_PROGRAMS: Final = {
@@ -74,15 +77,20 @@ _OF_PROGRAMS: Final = {
     "bench": {"bench", *_OF_PLANS},
     "check": {"training", "check"},
     "diloco": {"diloco"},
-    "hosts": {"training", "hosts", "loops"},
+    "hosts": {"training", *_OF_HOSTS},
     "plan": _OF_PLANS,
 }
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
+_OF_SHARDING: Final = (
+    "between_passes", "fsdp2", "full_parameters", "gradients", "lost_changes", "records", "silent_errors", "skipped",
+    "step_errors", "unused",
+)  # fmt: skip
 _OF_TELEMETRY: Final = ("__init__", "history", "idle", "keeper", "meter", "usage")
 _OF_WEIGHTS: Final = ("__init__", "export", "safetensors", "weights")
 # Modules that only an OPTIONAL package needs, outside of it. A module of another such package needs both.
 _ELSEWHERE: Final = {
+    "automatic.py": "plan",
     "check.py": "check",
     "checkpoint/gather.py": "training",
     "contract/sinks.py": "sinks",
@@ -103,6 +111,7 @@ _ELSEWHERE: Final = {
     "launcher/record_place.py": "records",
     "launcher/telemetry/gpus.py": "gpus",
     "launcher/trainer_forward.py": "trainjobs",
+    **dict.fromkeys((f"parallel/{each}.py" for each in _OF_SHARDING), "sharding"),
     "parallel/average.py": "average",
     "parallel/frozen.py": "frozen",
     "parallel/initialize.py": "weights",
@@ -124,8 +133,8 @@ _ELSEWHERE: Final = {
 _BOOTSTRAP: Final = "bootstrap.py"
 # The symbols of the text that is compressed, in the order of their codes: its characters, and parts of words that are
 # frequent in it. The order is part of the gain, since bzip2 sorts by codes: symbols that stand in like places are
-# neighbours. A search has found it. The archive of a plain job takes 138 kB so, 141 kB without symbols for words, and
-# 139 kB with all symbols in alphabetical order. Any table works that has all characters of the text.
+# neighbours. A search has found it. The archive is smaller so than without symbols for words, and than with all symbols
+# in alphabetical order. Any table works that has all characters of the text.
 _MARKS: Final = {"WORD": "\1", "LETTER": "\2", "SPACE": " "}
 _NAMES: Final = r"""
 WORD LETTER @ __init__ SPACE . = ! : } ] [ ) , * \ ' () ( _ __future__ - > + / 0 < | 2 3 4 1 ^ 5 6 7 9 8 ` s receive
@@ -158,7 +167,7 @@ def used_by(job: Job) -> frozenset[str]:
     if job.resources.gpu:
         used.add("gpus")
     if job.accelerate_config:
-        used |= {"hosts", "loops"}
+        used |= _OF_HOSTS
     if job.target_or_default in (AUTO, "trainjob"):
         used.add("trainjobs")
     if job.memory_path:
@@ -173,11 +182,14 @@ def used_by(job: Job) -> frozenset[str]:
     module = job.command[1].split(".") if job.command[0] == "-m" else []
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))
+    strategies = [job.strategy, *([job.diloco.inner] if job.diloco else [])]
+    used.update(*(_asked(strategy.encode()) for strategy in strategies))
     return frozenset(used.union({"training"}, {AUTO: _OF_PLANS, DILOCO: _OF_DILOCO}.get(job.strategy, ())))
 
 
 def _texts(job: Job) -> Iterator[str]:
     """Yield what a job says to its ranks, in which the address of checkpoints and options can stand."""
+    yield str(job.patch or "")
     yield from job.command
     yield from job.env.values()
     yield from (job.on_restart or "").split()

@@ -230,9 +230,9 @@ def _own_parallelism(
     given = next((each for each in ("mesh", "parallelize", "tp", "tp_plan") if getattr(options, each) is not None), "")
     if not given:
         return {}, None
-    shipped("flk_runtime.parallel.mesh_model", f"{given}=: flk's code for meshes", "mesh= or tp=")
     if not STRATEGIES[strategy].shards:
         raise SetupError(f"{given}= needs a strategy that shards, and this run has {strategy}: use full_shard")
+    shipped("flk_runtime.parallel.mesh_model", f"{given}=: flk's code for meshes", "mesh= or tp=")
     if options.tp is None and options.tp_plan is None:
         from flk_runtime.parallel.mesh import CONTEXT
 
@@ -251,8 +251,9 @@ def _own_parallelism(
 
 
 def _check_fsdp2(options: ParallelOptions, strategy: str, device: torch.device) -> None:
-    """Raise SetupError for what FSDP2 lacks in the oldest releases of torch that flk works with."""
-    what = f"strategy {strategy}" if STRATEGIES[strategy].shards else "precision="
+    """Raise SetupError where FSDP2 is not here, or lacks something in the oldest torch that flk works with."""
+    what, word = (f"strategy {strategy}", "shard") if STRATEGIES[strategy].shards else ("precision=", "precision")
+    shipped("flk_runtime.parallel.fsdp2", f"{what}: flk's code for it", word)
     if device.type == "cpu":
         require_torch("2.7", f"{what} on CPUs")
     if options.find_unused_parameters:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from flk_runtime import automatic
 from flk_runtime.contract.strategies import AUTO
 from flk_runtime.diloco import DiLoCo
 from flk_runtime.errors import SetupError
@@ -91,6 +90,8 @@ def init(
         )
     with entered(given) as (rank_info, options, owns_group):
         if options.strategy == AUTO:
+            from flk_runtime import automatic  # few jobs have this module
+
             chosen = automatic.choose(rank_info, options.device, options.timeout)
             options = dataclasses.replace(options, strategy=chosen)
         rng.seed_all(options.seed)

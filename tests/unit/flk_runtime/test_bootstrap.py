@@ -70,7 +70,7 @@ def test_two_processes_may_unpack_it_at_the_same_time(
     assert next(answers, "both looks") == "both looks"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "auto", "diloco"])
+@pytest.mark.parametrize("strategy", ["ddp", "full_shard", "auto", "diloco"])
 def test_the_modules_of_a_job_need_none_that_have_not_travelled(archive: Path, tmp_path: Path, strategy: str) -> None:
     archive.write_bytes(runtime_archive(used_by(validated({"command": "train.py", "strategy": strategy}))))
     folder = unpacked(str(archive), str(tmp_path / "work"))

@@ -167,8 +167,10 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
     ("command", "content", "travel"),
     [
         ("train.py", "import torch", set()),
-        ("train.py", "from flk_runtime.hosts.accelerate import adopt", {"hosts", "loops"}),
-        ("train.py", "loop = flk.adopt(model=model)", {"loops"}),
+        ("train.py", "from flk_runtime.hosts.accelerate import adopt", {"hosts", "loops", "sharding"}),
+        ("train.py", "loop = flk.adopt(model=model)", {"loops", "sharding"}),
+        ("train.py", "run = flk.init(strategy='full_shard')", {"sharding"}),
+        ("train.py", "run.parallelize(model, optimizer, precision=flk.Precision())", {"sharding"}),
         ("train.py", "from trl import SFTTrainer", {"trainers"}),
         ("train.py", "run.parallelize(model, optimizer, tp=2)", {"mesh"}),
         ("train.py", "run.load_weights(path)", {"weights"}),
@@ -191,8 +193,8 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
             ["-m", "package.train"],
             "import torch",
             {
-                *("average", "averaging", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "sinks", "slurm"),
-                *("trainers", "weights"),
+                *("average", "averaging", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "sharding", "sinks"),
+                *("slurm", "trainers", "weights"),
             },
         ),  # a module may be one of the image
     ],
@@ -226,6 +228,7 @@ def test_an_option_in_a_notebook_has_quotes_with_backslashes(
         ("tp: 2", "mesh"),
         ('{"tp": 2}', "mesh"),
         ("mesh: {cp: 2}", "mesh"),
+        ("strategy: FULL_SHARD", "sharding"),
     ],
 )
 def test_an_address_or_an_option_in_a_file_of_settings_is_one_of_the_job(

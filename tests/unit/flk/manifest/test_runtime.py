@@ -87,26 +87,34 @@ def test_every_module_has_the_names_that_others_import_from_it() -> None:
                 assert not missing, (name, module)
 
 
+PLANS = {"plan", "recompute", "sharding"}
 JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "plain": ({"strategy": "full_shard"}, {"training"}),
-    "auto": ({"strategy": "auto"}, {"training", "plan", "recompute"}),
+    "plain": ({}, {"training"}),
+    "shards": ({"strategy": "full_shard"}, {"training", "sharding"}),
+    "shards in an argument": ({"command": ["train.py", "--how=FULL_SHARD"]}, {"training", "sharding"}),
+    "auto": ({"strategy": "auto"}, {"training", *PLANS}),
     "diloco": ({"strategy": "diloco"}, {"training", "diloco", "average"}),
-    "packages": ({"pip": ["a"], "strategy": "auto"}, {"training", "plan", "recompute", "preparation"}),
+    "diloco with shards": (
+        {"strategy": "diloco", "diloco": {"inner": "full_shard"}},
+        {"training", "diloco", "average", "sharding"},
+    ),
+    "packages": ({"pip": ["a"], "strategy": "auto"}, {"training", *PLANS, "preparation"}),
     "requirements": (
         {"requirements": "/r.txt", "strategy": "diloco"},
         {"training", "diloco", "average", "preparation"},
     ),
     "setup": ({"setup": "true", "command": ["-m", "flk_runtime.check"]}, {"training", "check", "preparation"}),
-    "bench": ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, {"bench", "plan", "recompute"}),
+    "bench": ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, {"bench", *PLANS}),
     "hub": ({"command": ["-m", "flk_runtime.diloco", "--listen", ":29401"]}, {"diloco"}),
     "hub's module": ({"command": ["-m", "flk_runtime.diloco.__main__"]}, {"diloco"}),
-    "hosts": ({"command": ["-m", "flk_runtime.hosts.torchtitan"]}, {"training", "hosts", "loops"}),
-    "plan": ({"command": ["-m", "flk_runtime.plan", "train.py"]}, {"plan", "recompute"}),
+    "hosts": ({"command": ["-m", "flk_runtime.hosts.torchtitan"]}, {"training", "hosts", "loops", "sharding"}),
+    "plan": ({"command": ["-m", "flk_runtime.plan", "train.py"]}, PLANS),
     "check": ({"command": ["-m", "flk_runtime.check"]}, {"training", "check"}),
+    "check of shards": ({"command": ["-m", "flk_runtime.check"], "strategy": "full_shard"}, {"training", "check"}),
     "runtime": ({"command": ["-m", "flk_runtime", "check"]}, {"training", "check", "weights"}),
     "records": (
         {"records": "flk-records", "strategy": "auto", "pip": ["a"]},
-        {"training", "plan", "recompute", "records", "preparation"},
+        {"training", *PLANS, "records", "preparation"},
     ),
     "sinks": ({"metrics": "wandb"}, {"training", "sinks"}),
     "implied sinks": ({"env": {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}}, {"training", "sinks"}),
@@ -133,7 +141,7 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "volume": ({"checkpoint": "claim:/checkpoints"}, {"training", "records"}),
     "GPUs": ({"resources": {"gpu": 1}}, {"training", "gpus"}),
     "three pods": ({"replicas": 3}, {"training", "links"}),
-    "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan", "recompute"}),
+    "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", *PLANS}),
 }
 
 

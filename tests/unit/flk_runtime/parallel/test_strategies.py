@@ -65,6 +65,7 @@ def test_complex_parameters_that_gloo_cannot_send_are_named(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("module", "options", "refused"),
     [
+        ("fsdp2", ParallelOptions(), "strategy full_shard: flk's code for it"),
         ("mesh_model", ParallelOptions(tp=2), "tp=: flk's code for meshes"),
         ("initialize", ParallelOptions(init=nn.Module.train), "init=: flk's code for initializers"),
         ("recompute", ParallelOptions(recompute=True), "recompute=: flk's code for recomputation"),
