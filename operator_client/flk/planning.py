@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flk.errors import FlkError, UsageError
-from flk.local import interpreter, packages_folder
+from flk.local.places import packages_folder
+from flk.local.python import interpreter
 from flk.shipped import module_path
 from flk.spec.job import Job
 from flk.terminal import printable_lines

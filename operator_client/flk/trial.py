@@ -16,7 +16,7 @@ from flk.errors import FlkError, WaitTimeoutError
 from flk.health.cluster import Level, Result
 from flk.jobs.state import Phase
 from flk.jobs.submission import prepare
-from flk.local import as_check
+from flk.local.run import as_check
 from flk.observe.client import JobClient
 from flk.spec.job import Job
 from flk.units import short_duration

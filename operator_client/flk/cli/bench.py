@@ -69,7 +69,7 @@ def bench(
 
 
 def _local(job: Job, folder: Path) -> tuple[int, BenchResult | None]:
-    from flk.local import LocalRun
+    from flk.local.run import LocalRun
 
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine")
     watched = _Watched()

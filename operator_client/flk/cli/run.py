@@ -32,7 +32,8 @@ def run(
 
     The exit code is the job's. Ctrl-C ends all processes, a second Ctrl-C kills them.
     """
-    from flk.local import LocalRun, as_check, checkpoint_place, pods_folder
+    from flk.local.places import checkpoint_place, pods_folder
+    from flk.local.run import LocalRun, as_check
     from flk.manifest.bundle import make_bundle, saves_of
 
     job, here = loaded.job.named(), Path.cwd()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flk.errors import FlkError
-from flk.local import LocalRun
+from flk.local.variables import launcher_variables
 from flk.planning import make_plan
 from flk.shipped import without_shipped
 from flk.spec.job import validated
@@ -40,8 +40,7 @@ def test_a_command_finds_its_own_runtime(shipped: Path, safe: str) -> None:
 def test_flk_run_starts_launchers_with_its_own_runtime(
     shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flk.local.interpreter", lambda: (sys.executable, "/client"))
-    run = LocalRun(validated({"command": "train.py", "name": "gpt"}), tmp_path)
+    job, python = validated({"command": "train.py", "name": "gpt"}), (sys.executable, "/client")
     for given, found in (
         ([str(shipped), "/mine"], "/client:/mine"),
         ([str(shipped)], "/client"),
@@ -49,7 +48,7 @@ def test_flk_run_starts_launchers_with_its_own_runtime(
         ([""], "/client"),
     ):
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(given))
-        assert run._environment(tmp_path)["PYTHONPATH"] == found
+        assert launcher_variables(job, tmp_path, tmp_path, python)["PYTHONPATH"] == found
 
 
 def test_flk_plan_runs_the_script_with_its_own_runtime(

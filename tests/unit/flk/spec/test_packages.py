@@ -1,4 +1,4 @@
-"""Packages, requirements and the setup command: what is refused, which files travel, and where `flk run` installs."""
+"""Packages, requirements and the setup command: what is refused, and which files travel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from flk.errors import UsageError
-from flk.local import LocalRun, packages_folder
 from flk.manifest.bundle import make_bundle
 from flk.manifest.environment import environment
 from flk.spec.job import validated
@@ -68,38 +67,6 @@ def test_the_options_reach_the_launcher() -> None:
     assert variables["FLK_PIP"] == "a\nb @ https://x/b.whl"
     assert variables["FLK_REQUIREMENTS"] == "/image/r.txt"
     assert variables["FLK_SETUP"] == 'echo "$A"\n'
-
-
-def test_flk_run_installs_anew_where_something_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    python = tmp_path / "python"
-    python.write_text("")
-    (tmp_path / "r.txt").write_text("a\n./w.whl\n")
-
-    def folder(environ: dict[str, str], **fields: object) -> Path:
-        job = validated({"command": "t.py", "requirements": "r.txt", **fields})
-        return packages_folder(job, tmp_path, str(python), environ)
-
-    seen = [folder({"HOME": "/a"})]
-    assert folder({"HOME": "/b"}, setup="true") == seen[0]
-    assert seen[0].is_relative_to(tmp_path / "cache")
-    seen.append(folder({"PIP_INDEX_URL": "x"}))
-    seen.append(folder({}, pip=["b"]))
-    (tmp_path / "w.whl").write_text("wheel")
-    seen.append(folder({}))
-    (tmp_path / "r.txt").write_text("b\n")
-    seen.append(folder({}))
-    assert len({*seen}) == len(seen)
-    assert not (tmp_path / "cache").exists()  # only who installs makes it
-    monkeypatch.setenv("XDG_CACHE_HOME", str(python))
-    monkeypatch.setattr("flk.local.interpreter", lambda: (str(python), ""))
-    run = LocalRun(validated({"command": "t.py", "name": "n", "requirements": "r.txt"}), tmp_path)
-    with pytest.raises(UsageError) as caught:
-        run._environment(tmp_path)
-    assert (str(caught.value).endswith(" cannot be made (Not a directory)"), caught.value.hint) == (
-        True,
-        "set XDG_CACHE_HOME to a folder that you can write",
-    )
 
 
 def test_an_absolute_path_is_not_looked_up_before_the_job_is_submitted(tmp_path: Path) -> None:

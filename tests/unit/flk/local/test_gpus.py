@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flk import local, local_gpus
 from flk.errors import UsageError
-from flk.local_gpus import count_gpus, shares
+from flk.local import gpus as of_machine
+from flk.local import run
+from flk.local.gpus import count_gpus, shares
 from flk.spec.job import Job, validated
 
 
@@ -80,11 +81,11 @@ def test_the_launchers_know_of_gpus_where_there_are_any(
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "${FLK_GPUS:-None} $CUDA_VISIBLE_DEVICES" > seen\n')
     python.chmod(0o755)
-    monkeypatch.setattr(local, "interpreter", lambda: (str(python), ""))
-    monkeypatch.setattr(local_gpus, "count_gpus", lambda: here)
+    monkeypatch.setattr(run, "interpreter", lambda: (str(python), ""))
+    monkeypatch.setattr(of_machine, "count_gpus", lambda: here)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     job = validated({"name": "a", "command": "a.py", "replicas": 1, "resources": {"gpu": 2}})
-    assert local.LocalRun(job, tmp_path).run() == 0
+    assert run.LocalRun(job, tmp_path).run() == 0
     assert (tmp_path / "seen").read_text().strip() == seen
 
 
@@ -94,10 +95,10 @@ def test_ranks_without_a_gpu_of_their_own_are_told_so(
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES," >> seen\n')
     python.chmod(0o755)
-    monkeypatch.setattr(local, "interpreter", lambda: (str(python), ""))
-    monkeypatch.setattr(local_gpus, "count_gpus", lambda: 1)
+    monkeypatch.setattr(run, "interpreter", lambda: (str(python), ""))
+    monkeypatch.setattr(of_machine, "count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     job = validated({"name": "a", "command": "a.py", "replicas": 2})
-    assert local.LocalRun(job, tmp_path).run() == 0
+    assert run.LocalRun(job, tmp_path).run() == 0
     assert (tmp_path / "seen").read_text() == ",\n,\n"
     assert "so they train on the CPU" in capsys.readouterr().err

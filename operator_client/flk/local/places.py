@@ -1,0 +1,112 @@
+"""Folders of this machine that stand for what pods have: volumes, memory, folders of code and of packages."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from flk.errors import UsageError
+from flk.manifest.environment import environment
+from flk.spec.job import Job
+from flk.spec.packages import requirement_files
+from flk.user_files import cache_folder
+from flk_runtime.contract import pod_env, user_env
+
+STATE_FOLDER: Final = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>
+_SHM: Final = Path("/dev/shm")  # noqa: S108 - memory, not a temporary file
+_MEMORY_PREFIX: Final = "flk-run-"
+
+
+def checkpoint_place(job: Job, folder: Path) -> Path | str | None:
+    """Return the folder that stands for the volume of the checkpoints, or their address in S3.
+
+    A second run resumes from it.
+    """
+    if job.checkpoint is None:
+        return None
+    if job.checkpoint.address:
+        return environment(job)[user_env.CHECKPOINT]
+    return folder / STATE_FOLDER / "volumes" / str(job.checkpoint.volume) / str(job.name)
+
+
+def pods_folder(job: Job, folder: Path) -> Path:
+    """Return the folder with the folder of each pod, by its index, of a job whose pods have folders of their own."""
+    return folder / STATE_FOLDER / "pods" / str(job.name)
+
+
+def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, str]) -> Path:
+    """Return the folder in which the packages of a job are installed, in the user's cache.
+
+    It is another one for each Python, each change of the requirements or of what they name here, and each setting of
+    pip. Raises UsageError for a file that cannot be read.
+    """
+    files = requirement_files(job.requirements, folder) if job.requirements else []
+    texts = [(folder / file).read_text("utf-8") for file in files]
+    named = [
+        folder / word for word in (*(job.pip or []), *" ".join(texts).split()) if word.endswith((".whl", ".gz", ".zip"))
+    ]
+    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in named if path.is_file()]
+    sources = [path for path in job.pip or [] if (folder / path).is_dir()]  # what is in them may change with each run
+    pip = sorted((name, value) for name, value in environ.items() if name.startswith("PIP_"))
+    state = os.stat(python)
+    made_from = [python, state.st_mtime_ns, str(folder), job.pip, texts, contents, sources and time.time(), pip]
+    name = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+    return cache_folder() / "packages" / name / "venv"
+
+
+def made(folder: Path, hint: str) -> Path:
+    """Return a folder that exists from now on. Raises UsageError with ``hint`` if it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made ({error.strerror})", hint=hint) from None
+    return folder
+
+
+@contextlib.contextmanager
+def memory(job: Job) -> Iterator[dict[str, str]]:
+    """A folder in memory for the checkpoints of one run, as a variable for the launchers, where there is such a place.
+
+    It is on the disk that the job names, if it names one, which may raise UsageError. It is locked while the run lasts.
+    Folders of runs that were killed are removed.
+    """
+    root, variable = _SHM, pod_env.MEMORY_ROOT
+    if job.memory_path:
+        root, variable = Path(job.memory_path), pod_env.MEMORY_PATH
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"memory_path: cannot make {root}: {error.strerror}") from error
+    if not os.access(root, os.W_OK):
+        if job.memory_path:
+            raise UsageError(f"memory_path: {root} cannot be written to by this user")
+        yield {}
+        return
+    for left in root.glob(f"{_MEMORY_PREFIX}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=_MEMORY_PREFIX, dir=root, ignore_cleanup_errors=True) as folder,
+        _locked(Path(folder)),
+    ):
+        yield {variable: folder}
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raises OSError if another process holds it, or the folder is somebody else's."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
