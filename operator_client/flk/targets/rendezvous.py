@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -31,13 +32,24 @@ def secret_name_of(job: Object) -> str:
 
 
 def needs_secret(job: Object) -> bool:
-    """Return whether flk makes a Secret for the job: unless it has one launcher for good, which keeps no record."""
-    values = {
-        each.get("name"): str(each.get("value") or "") for variables in environments(job["spec"]) for each in variables
-    }
-    keeps_record = pod_env.RECORDS in values or bool(on_volume(values.get(CHECKPOINT, "")))
+    """Return whether flk makes a Secret for the job, for its launchers or for its record, which has the UID."""
+    values = _values(job)
+    return authenticates(job) or pod_env.RECORDS in values or bool(on_volume(values.get(CHECKPOINT, "")))
+
+
+def authenticates(job: Object) -> bool:
+    """Return whether launchers of the job authenticate each other: it has several, or is elastic and may grow.
+
+    For these the chart makes a Secret too. It has no UID: Helm knows none before the job exists.
+    """
     pods = sum(role.count for role in target_of(job).replicas(job).values())
-    return pods > 1 or keeps_record or pod_env.MIN_PODS in values  # an elastic job may grow
+    return pods > 1 or pod_env.MIN_PODS in _values(job)
+
+
+def _values(job: Object) -> dict[str, str]:
+    """Return the values of a job's variables, by name."""
+    variables = itertools.chain.from_iterable(environments(job["spec"]))
+    return {str(each.get("name")): str(each.get("value") or "") for each in variables}
 
 
 def name_secret(job: Object) -> None:

@@ -16,6 +16,7 @@ from flk.spec import defaults as namespace_defaults
 from flk.spec.job import DEFAULT_IMAGE, Job
 from flk.spec.options import rows
 from flk.targets import TARGETS
+from flk.targets.rendezvous import authenticates
 from flk_runtime.contract import pod_env, user_env
 from scripts.chart import FILES
 from scripts.chart.values import described
@@ -25,13 +26,28 @@ from tests.support.commands import helm
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 
 
-def test_pods_recognise_each_other_by_a_secret() -> None:
+def test_launchers_authenticate_each_other_by_a_secret() -> None:
     several = {"enabled": True, "replicas": 2}
     secret = template({"job": several}).one("Secret")
     assert secret["metadata"]["name"] == "gpt-rendezvous"
     assert len(base64.b64decode(secret["data"]["secret"])) == 43
-    assert template({"job": {"enabled": True, "replicas": 1}}).of_kind("Secret") == []
     assert template({"job": several, "rendezvousSecret": False}).of_kind("Secret") == []
+
+
+@pytest.mark.parametrize(
+    ("job", "has_secret"),
+    [
+        ({"replicas": 1}, False),
+        ({"replicas": 1, "records": "records"}, False),  # `flk submit` makes one for the UID
+        ({"replicas": 1, "checkpoint": "claim:/checkpoints"}, False),
+        ({"replicas": 1, "spares": 1}, True),
+        ({"replicas": 1, "elastic": "1:4"}, True),
+    ],
+    ids=["one pod", "records", "a volume", "a spare", "elastic"],
+)
+def test_the_chart_makes_a_secret_for_the_jobs_whose_launchers_need_one(job: dict[str, Any], has_secret: bool) -> None:
+    chart = template({"job": {"enabled": True, **job}})
+    assert bool(chart.of_kind("Secret")) is authenticates(chart.one("PyTorchJob")) is has_secret
 
 
 def test_the_notes_of_an_installation_warn_of_what_the_cluster_lacks(tmp_path: Path) -> None:
