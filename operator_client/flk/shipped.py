@@ -19,7 +19,7 @@ def without_shipped(folders: Iterable[str]) -> list[str]:
 
 
 def module_path(first: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return PYTHONPATH for a process with the client's runtime: the folders ``first``, then those of ``environ``.
+    """Return PYTHONPATH for a process with the client's runtime: the folders ``first``, then ``environ``'s.
 
     It is empty if there are none.
     """

@@ -36,7 +36,7 @@ def watch_list(
 ) -> None:
     """Print the list until Ctrl-C. ``nothing`` says that it is empty; ``keep`` is called with what has changed.
 
-    Raises the error of the first list, and that of a server that does not answer for five minutes.
+    Raises the error of the first list, and the error of a server that does not answer for five minutes.
     """
     from flk.cli.list_text import list_text
     from flk.cli.screen import Screen

@@ -18,7 +18,7 @@ _NAME: Final = 60  # characters of an operator's name
 
 
 def profile_text(rank: int, pod: str, answer: Mapping[str, Any], summary: TraceSummary) -> str:
-    """Return the summary of one rank. ``answer`` is that of `flk_runtime.profiling.rank`."""
+    """Return the summary of one rank. ``answer`` comes from `flk_runtime.profiling.rank`."""
     mean = summary.seconds / summary.steps
     last = answer["first_step"] + summary.steps - 1
     lines = [

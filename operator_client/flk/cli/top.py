@@ -192,7 +192,7 @@ def _on_a_terminal() -> bool:
 
 
 def _width() -> int:
-    """Return the columns of lines that are printed once: those of a terminal, else no limit."""
+    """Return the columns of lines that are printed once: the terminal's, else no limit."""
     from flk.cli.screen import width_of
 
     return width_of(sys.stdout) or 200

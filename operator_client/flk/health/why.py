@@ -220,7 +220,7 @@ def _quarantine(view: JobView) -> list[Other]:
 
 
 def _clocks(view: JobView) -> list[Other]:
-    """Return the pods of the latest attempt whose clocks differ much from that of pod 0."""
+    """Return the pods of the latest attempt whose clocks differ much from pod 0's."""
     why_not = "times in logs and records differ by as much, and nothing else depends on them"
     return [Other(f"clocks differ from the clock of pod 0: {view.clocks}", why_not)] if view.clocks else []
 

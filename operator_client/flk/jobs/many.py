@@ -73,7 +73,7 @@ def look_at_all(
 
 
 def _listed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
-    """Return those of the jobs that exist, each with its pods."""
+    """Return the jobs that exist, each with its pods."""
     named: dict[str, list[Object]] = defaultdict(list)
     for each in client.list_jobs():
         named[each["metadata"]["name"]].append(each)

@@ -62,7 +62,7 @@ class Received:
             self._link(name, target)
 
     def keep(self) -> None:
-        """Put the copy into its place; a folder that is there gets its files, which replace those of their names."""
+        """Put the copy into its place; a folder that is there gets its files, which replace files of the same names."""
         if not self._copy.is_dir():
             if self.path.is_dir():
                 raise UsageError(f"{self.path} is a folder on this machine, and the source is a file")

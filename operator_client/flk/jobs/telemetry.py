@@ -49,7 +49,7 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
 
 
 def _of_launcher(client: JobClient, pod: Object) -> Telemetry:
-    """Return what the launcher of one pod answers, which asks that of pod 0. Raises FlkError if it does not answer."""
+    """Return what one pod's launcher answers, which asks pod 0's. Raises FlkError if it does not answer."""
     if not _answers(client, pod):
         raise ApiError(f"the flk in {pod['metadata']['name']} does not measure the job")
     who = f"the launcher in {pod['metadata']['name']}"

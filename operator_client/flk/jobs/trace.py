@@ -41,7 +41,7 @@ class TraceSummary:
     data_wait: float  # share in which the loop waited for a batch of torch's DataLoader
     outside: float  # share in which the thread that trains was in no operator: Python, or waiting
     gpu_busy: float | None = None  # share in which a kernel ran; None without a GPU
-    cpu: list[Operator] = field(default_factory=list)  # those of the thread that trains, by own time
+    cpu: list[Operator] = field(default_factory=list)  # of the thread that trains, by own time
     gpu: list[Operator] = field(default_factory=list)
 
 

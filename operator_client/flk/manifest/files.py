@@ -345,7 +345,7 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
 
 
 def _looks_secret(root: Path, path: str) -> bool:
-    """Whether the path of a file, or of the file that it links to, looks like that of a secret."""
+    """Whether the path of a file, or of the file that it links to, looks like a secret's."""
     file = root / path
     paths = [path, file.resolve().as_posix()] if os.path.islink(file) else [path]
     return any(map(file_names_secret, paths)) or (file.suffix == ".json" and _is_key(file))

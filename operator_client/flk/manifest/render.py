@@ -37,7 +37,7 @@ def render(
     """Return the object of ``job``, which has a name and a target, and then the objects that it owns.
 
     ``submission`` is an id that is equal in all attempts to create this job, ``owner`` the user who submits it, and
-    ``commit`` that of the code.
+    ``commit`` the commit of the code.
     With ``shared``, the ConfigMaps have the names of their hashes, and `flk.jobs.lifecycle` has all jobs of the
     namespace share them. Otherwise they have the job's name: kubectl, which cannot share them, creates and deletes
     them with the job.

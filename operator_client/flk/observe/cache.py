@@ -9,7 +9,7 @@ from flk.observe.observation import Observation
 
 
 class JobCache:
-    """One job and its pods. The job is that of the UID, or the first that is seen under the name."""
+    """One job and its pods. The job has the UID, or is the first that is seen under the name."""
 
     def __init__(self, client: JobClient, name: str, uid: str | None, target: targets.Target) -> None:
         self.uid = uid

@@ -237,7 +237,7 @@ class JobClient:
         return self._events(self.namespace, f"involvedObject.kind={kind},involvedObject.name={name}")
 
     def list_events_about(self, kind: str, *, without: Iterable[str], all_namespaces: bool = False) -> list[Object]:
-        """Return the events about objects of a kind, ``without`` those of some reasons, oldest first.
+        """Return the events about objects of a kind, ``without`` events of some reasons, oldest first.
 
         None where the user may not read them.
         """

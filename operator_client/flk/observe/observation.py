@@ -71,7 +71,7 @@ class Observation:
     workloads: Sequence[Object] = ()  # Kueue's Workloads that the job owns
     pending_workloads: Sequence[Object] = ()  # all that wait in the job's queue, in Kueue's order
     pod_groups: Sequence[Object] = ()  # of a scheduler of gangs, with the job's name
-    # Read where some pods of this job find no node: those of all jobs of flk, and if there are any, pods of other tools
+    # Read where some pods of this job find no node: pods of all jobs of flk, and if there are any, pods of other tools
     # that have a node and have not ended.
     other_pods: Sequence[Object] = ()
     controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check

@@ -15,7 +15,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class ReadPool(Executor):
-    """Threads that call functions, like those of ThreadPoolExecutor.
+    """Threads that call functions, like a ThreadPoolExecutor's.
 
     Its end cancels what no thread has begun, and waits for nothing. The interpreter does not wait for these threads
     either, so what they call must leave nothing half done.

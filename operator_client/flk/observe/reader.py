@@ -216,9 +216,9 @@ def list_all(client: JobClient, target: RequestTarget, **query: str) -> Answer:
 
 
 def list_other_pods(client: JobClient, need: Need) -> Answer:
-    """Return the pods of all jobs of flk, or (``foreign_pods``) those of others that hold a node.
+    """Return the pods of all jobs of flk, or (``foreign_pods``) pods of other tools that hold a node.
 
-    They are those of all namespaces, or of the client's where the user may not read all.
+    They are of all namespaces, or of the client's where the user may not read all.
     """
     query = {"labelSelector": labels.JOB}
     if need.what == "foreign_pods":

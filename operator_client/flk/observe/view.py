@@ -272,7 +272,7 @@ class JobView:
 
     @property
     def clocks(self) -> str:
-        """The pods of the latest attempt whose clocks differ much from that of pod 0, and by how much; empty: none."""
+        """The pods of the latest attempt whose clocks differ much from pod 0's, and by how much; empty: none."""
         return self.record.attempts[-1].clocks if self.record and self.record.attempts else ""
 
     @property

@@ -122,7 +122,7 @@ class PyTorchJob(Target):
         return {"spec": {"runPolicy": {"suspend": suspended}}}
 
     def start_mark(self, job: Object, moment: str) -> Object:
-        """Return the annotation of the pods from which those of a job with a deadline read it."""
+        """Return the annotation from which the pods of a job with a deadline read it."""
         mark = {"template": {"metadata": {"annotations": {labels.STARTED: moment}}}}
         roles = [role for role, replicas in self.replicas(job).items() if labels.STARTED in str(replicas.template)]
         return {"spec": {"pytorchReplicaSpecs": dict.fromkeys(roles, mark)}} if roles else {}

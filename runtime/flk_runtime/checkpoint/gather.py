@@ -168,7 +168,7 @@ class PodReader(ChunkReader):
             add_entries(self._metadata, entries, chunks=False)
 
     def _gather_headers(self) -> None:
-        """Have every rank hold the headers of all shards, unread: those of a sharded model have many entries."""
+        """Have every rank hold the headers of all shards, unread: the headers of a sharded model have many entries."""
         own = {str(shard): pod_exchange.packed(_Unread.of(self._headers[shard])._asdict()) for shard in self._own}
         for headers in self.exchange.all_gather(own):
             found = {int(shard): _Unread(**pod_exchange.unpacked(each)) for shard, each in headers.items()}

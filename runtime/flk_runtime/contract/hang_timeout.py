@@ -18,7 +18,7 @@ PATTERN: Final = f"{_ITEM}(?:,{_ITEM})*"
 
 
 def parse_hang_timeout(text: str) -> Mapping[str, float]:
-    """Return the limits in seconds, by phase; ALL is that of the other phases. Raises ValueError."""
+    """Return the limits in seconds, by phase; ALL has the limit of the other phases. Raises ValueError."""
     found: dict[str, float] = {}
     for item in text.split(","):
         phase, equals, duration = item.rpartition("=")

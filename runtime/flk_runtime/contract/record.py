@@ -29,7 +29,7 @@ class Attempt:
     pods: str = ""  # that took part, in the order of their ranks, as `format_pods` writes them; empty: unknown
     restored: int | None = None  # the step after which its ranks began; None: unknown
     restored_from: str = ""  # one of SOURCES
-    clocks: str = ""  # pods whose clocks differ much from that of pod 0, and by how much; empty: none
+    clocks: str = ""  # pods whose clocks differ much from pod 0's, and by how much; empty: none
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Telemetry: the measurements of a job that its launchers keep, for `flk top`, `flk report` and the metrics page.
 
-The launcher of pod 0 has those of all pods. `python -m flk_runtime metrics`, in its container, prints them as JSON, and
-the archived record of the job holds the last ones. All lists are bounded, whatever the job's size and duration.
+The launcher of pod 0 has the measurements of all pods. `python -m flk_runtime metrics`, in its container, prints them
+as JSON, and the archived record of the job holds the last ones. All lists are bounded, whatever the job's size and
+duration.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Agent:
             log=self.records.log,
         )
         self.phase = _Phase.JOINING
-        self._told_of_gpus = False  # the log says that those of a pod are not known
+        self._told_of_gpus = False  # the log says that the GPUs of a pod are not known
         self._prepared = False  # the server was asked to import what the script does
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None

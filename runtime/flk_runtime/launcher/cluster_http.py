@@ -17,7 +17,7 @@ def send(
 ) -> bytes:
     """Send a request, and return the answer. Raises one of ERRORS.
 
-    ``token`` is the file of the token, and ``authority`` that of the authority which has signed the certificates.
+    ``token`` is the file of the token, and ``authority`` the file of who has signed the certificates.
     """
     headers = {"Content-Type": content_type}
     if token:  # it is read anew each time, since the kubelet renews it

@@ -143,7 +143,7 @@ class ForkServer:
     def prepare(self, command: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
         """Have the server import, beside the ranks, what they import first, so that later ranks need not.
 
-        Arguments are those of a rank, see `launch`. Nothing is done if the server has imported all of it.
+        The arguments are a rank's, see `launch`. Nothing is done if the server has imported all of it.
         """
         statements: list[str] = []
         try:

@@ -158,7 +158,7 @@ class MetricsPage:
     ) -> None:
         """Show how far the ranks of this pod are, by their numbers, and what the pod uses.
 
-        ``goodput`` is that of the job. The launcher calls this every few seconds while an attempt runs.
+        ``goodput`` is the job's. The launcher calls this every few seconds while an attempt runs.
         """
         self._told_at = time.monotonic()
         self._usage = usage

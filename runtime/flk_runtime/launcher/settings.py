@@ -120,7 +120,7 @@ class Settings:
 
     @property
     def makes_steps(self) -> bool:
-        """Whether the ranks make steps of training: those of a check only open the process group of the job."""
+        """Whether the ranks make steps of training: the ranks of a check only open the process group of the job."""
         return self.trains and self.command[:2] != ("-m", _CHECK)
 
     @property

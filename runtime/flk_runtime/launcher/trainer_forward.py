@@ -90,7 +90,7 @@ class TrainerForward:
 def status_of(line: bytes, first: int, since: float, now: float) -> bytes:
     """The message for a line of metrics. ``first`` is the first step that was seen, at the time ``since`` in seconds.
 
-    Percent and remaining time are those of the line, else they come from its step and the number of steps.
+    Percent and remaining time come from the line, else from its step and the number of steps.
     """
     values: dict[str, Any] = json.loads(line)
     found = metrics_line.parse(line)

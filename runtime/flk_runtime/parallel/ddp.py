@@ -89,7 +89,7 @@ class _Passes:
         self._has_averaged = False  # DDP has averaged a pass
         # For all optimizers: a pass in no_sync came after the latest that DDP has averaged, or a call before the first.
         self._may_differ = False
-        # Since that pass: the optimizers that have made a step, and those of them with a call in no_sync after it.
+        # Since that pass: the optimizers that have made a step, and which of them have had a call in no_sync after it.
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._called: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         module.register_forward_pre_hook(self._call)

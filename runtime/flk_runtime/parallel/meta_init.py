@@ -177,7 +177,7 @@ def reset_method(module: nn.Module) -> Callable[[], None] | None:
 
 
 def reset_modules(module: nn.Module) -> None:
-    """Call the methods of ``module`` that set its parameters and buffers, those of inner modules first."""
+    """Call the methods of ``module`` that set its parameters and buffers, inner modules first."""
     for child in module.children():
         reset_modules(child)
     if reset := reset_method(module):

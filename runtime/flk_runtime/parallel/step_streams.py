@@ -22,7 +22,7 @@ class StepStreams:
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """``parameters`` are those of the model. The steps of an optimizer that has none of them are not noted."""
+        """``parameters`` are the model's. The steps of an optimizer that has none of them are not noted."""
         self._parameters = WeakIdKeyDictionary(dict.fromkeys(parameters))
         self._streams: set[torch.cuda.Stream] = set()  # of the steps since the latest work
         self._done: torch.cuda.Event | None = None  # the latest work

@@ -88,7 +88,7 @@ class Workload:
     reduce_size: int | None = None  # bytes of an element of a gradient that is summed; None: as the parameter is kept
     optimizers: Sequence[OptimizerSizes] = ()
     synced: Sequence[bool] = (True,)  # for each micro-batch of a step: its gradients are communicated
-    tp: int = 1  # ranks over which layers are split; units and trace are those of one of them
+    tp: int = 1  # ranks over which layers are split; units and trace are of one of them
     model_flops: int | None = None  # of a micro-batch, on all of these ranks; None: as the trace has them
 
 

@@ -94,7 +94,7 @@ class StepTrace:
 
     @property
     def operations(self) -> int:
-        """Operations that the host launches, without those of the optimizer."""
+        """Operations that the host launches, without the operations of the optimizer."""
         return sum(segment.operations for segment in self.segments)
 
 

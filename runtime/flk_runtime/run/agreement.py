@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 def check_replicas(models: Iterable[ParallelModel]) -> None:
-    """Raise SetupError if whole parameters differ between ranks: a checkpoint has those of rank 0. Collective.
+    """Raise SetupError if whole parameters differ between ranks: a checkpoint has rank 0's. Collective.
 
     In each save, with advice for strategy none. In some saves the checkpoint manager compares all that optimizers hold,
     since not every script has models of parallelize. It finds these parameters alike.

@@ -54,7 +54,7 @@ class Batches(LoaderEvents):
         self._unused: Counter[EpochLoader] = Counter()  # batches given since the latest backward pass
         # Loaders with a batch before a backward pass since the latest step; None: no pass has been seen.
         self._used: set[EpochLoader] | None = None
-        self._used_before: list[EpochLoader] = []  # those of the latest step that had any
+        self._used_before: list[EpochLoader] = []  # the loaders of the latest step that had any
         self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
     def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:

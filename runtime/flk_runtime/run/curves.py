@@ -103,7 +103,7 @@ class Curves:
             self._give(rows)
 
     def _give(self, rows: Sequence[Row]) -> None:
-        """Have rows written, after those of the checkpoint that no sink may have."""
+        """Have rows written, after the rows of the checkpoint that no sink may have."""
         if self._info is None:
             return
         self._info.resumed = self._context.page.restored

@@ -69,7 +69,7 @@ class Lines:
             self.flush()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add a line of the script. It comes after those of the steps before it."""
+        """Add a line of the script. It comes after the lines of the steps before it."""
         if self._rank == 0:
             self._wait(values, None)
             if not self._losses:

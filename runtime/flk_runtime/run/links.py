@@ -3,8 +3,8 @@
 It is measured in the first attempt, and in those that follow a suspicious one or have another pod or launcher than the
 attempt before, as the leader says. In others the exchange would only make the recovery longer.
 
-The nodes form a ring in the order of their ranks. One rank of each node exchanges data with those of both neighbours,
-in turns, so that no node measures two links at once. What is compared is the data of one link with that of the others:
+The nodes form a ring in the order of their ranks. One rank of each node exchanges data with a rank of both neighbours,
+in turns, so that no node measures two links at once. What is compared is the data of one link with the others':
 a network that is slow everywhere is no fault. The exchange takes about half a second on each node.
 
 The data goes through the backend for tensors in the memory of the host, which is gloo. So the network of NCCL is not
@@ -37,8 +37,8 @@ _REPEATS: Final = 5  # the fastest counts, since a busy processor makes some slo
 def check(skipped: Collection[str], reports: Sequence[RankReport]) -> None:
     """Measure the links between nodes and print which ones are slow. All ranks with local rank 0 call this.
 
-    ``skipped`` are checks of the preflight, and ``reports`` those of all ranks on rank 0. Rank 0 decides, so that the
-    ranks do not wait for each other where FLK_PREFLIGHT differs.
+    ``skipped`` are checks of the preflight, and ``reports`` the reports of all ranks, on rank 0. Rank 0 decides, so
+    that the ranks do not wait for each other where FLK_PREFLIGHT differs.
     """
     store, own, cpu = process_group.store(), dist.get_rank(), torch.device("cpu")
     if own == 0:

@@ -100,7 +100,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             lambda step: setattr(page, "saved", step),
             lambda step: setattr(page, "stored", step),
         )
-        if resume and options.in_memory:  # other places are not those of this training
+        if resume and options.in_memory:  # other places are not this training's
             page.found = _managers[place].steps, _managers[place].source
     complete_at_the_end(_managers[place])
     return _managers[place]

@@ -62,7 +62,7 @@ class StepCounter:
 
 
 def steps_of(optimizer: Any) -> int | None:
-    """The steps of an optimizer by its own count, as that of Adam, which a script restores with its state."""
+    """The steps of an optimizer by its own count, as Adam has, which a script restores with its state."""
     for state in optimizer.state.values():
         step = state.get("step") if isinstance(state, dict) else None
         if step is not None:

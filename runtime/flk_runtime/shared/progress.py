@@ -21,7 +21,7 @@ from flk_runtime.contract import pod_env
 
 _SIZE: Final = mmap.PAGESIZE
 _POLL: Final = 0.002  # seconds between two looks of a rank that waits
-_SECONDS: Final = 20  # index of the seconds that the rank has spent in the first phase; those of the others follow
+_SECONDS: Final = 20  # index of the seconds that the rank has spent in the first phase; the other phases follow
 # Indexes of fields.
 _PHASE, _STEP, _STEP_TIME, _STEP_SECONDS, _BOUNDARY, _WAITING, _HOLD, _TARGET = 0, 1, 2, 3, 6, 7, 8, 9
 _WEIGHT: Final = 0.1  # of the latest step in the mean step time

@@ -69,7 +69,7 @@ class MLflow:
         self._client.set_terminated(self._id, status=_STATUS[ended])
 
     def _name(self, text: str) -> str:
-        """A name that MLflow takes, with a checksum if it is already that of another text."""
+        """A name that MLflow takes, with a checksum if another text has it already."""
         name = _accepted(text)
         if self._names.setdefault(name, text) == text:
             return name

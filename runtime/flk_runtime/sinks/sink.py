@@ -28,6 +28,11 @@ class RunInfo:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     """What the script has given: numbers, texts and truth values."""
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings, with a prefix before their names, and the hyperparameters."""
+        return {f"flk.{name}": value for name, value in self.settings.items()} | self.hyperparameters
+
 
 class Sink(Protocol):
     """Where rows go. All methods may raise any exception, after which `open` is called before anything else."""

@@ -54,8 +54,7 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
         from torch.utils.tensorboard.summary import hparams
 
-        known = {f"flk.{name}": value for name, value in self._run.settings.items()} | self._run.hyperparameters
-        summaries = hparams(known, {"loss": 0})  # type: ignore[no-untyped-call]
+        summaries = hparams(self._run.described, {"loss": 0})  # type: ignore[no-untyped-call]
         self._put([Event(wall_time=time.time(), summary=each) for each in summaries])
 
     def write(self, rows: Sequence[Row]) -> None:

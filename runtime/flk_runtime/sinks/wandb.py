@@ -51,8 +51,7 @@ class WandB:
             self._written = Written(self._earlier(run_id))
 
     def describe(self) -> None:
-        known = {f"flk.{name}": value for name, value in self._run.settings.items()} | self._run.hyperparameters
-        self._wandb.config.update(known, allow_val_change=True)
+        self._wandb.config.update(self._run.described, allow_val_change=True)
 
     def write(self, rows: Sequence[Row]) -> None:
         written = self._written or Written({})

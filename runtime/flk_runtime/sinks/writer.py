@@ -1,4 +1,4 @@
-"""Writer: the thread that writes the rows of a run to one sink; close() ends those of a run."""
+"""Writer: the thread that writes the rows of a run to one sink; close() ends the threads of a run."""
 
 from __future__ import annotations
 

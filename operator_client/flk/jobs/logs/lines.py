@@ -52,7 +52,7 @@ class LogOptions:
 
     @property
     def of_ranks(self) -> bool:
-        """Whether the lines are those of the ranks, which are kept as evidence."""
+        """Whether the lines are the ranks', which are kept as evidence."""
         return not self.container and not self.previous
 
 

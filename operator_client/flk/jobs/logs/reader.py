@@ -104,7 +104,7 @@ class PodLog:
         self._put(self._lines.chosen([(time, text)]))
 
     def _pass_on_last(self, lines: list[bytes]) -> bool:
-        """Pass on those of the last lines that ``--tail`` means, and return whether there was any line."""
+        """Pass on the last lines that ``--tail`` means, and return whether there was any line."""
         self._ends, self._query = False, {**self._query, "tailLines": None}
         read = [split_stamp(line) for line in lines if self._position.accept(line)]
         for time, text in read:

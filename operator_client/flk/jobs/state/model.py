@@ -87,7 +87,7 @@ class State:
     failure: Failure | None = None
     attempts: list[AttemptState] = field(default_factory=list)
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for
-    clocks: str = ""  # pods whose clocks differ much from that of pod 0, and by how much
+    clocks: str = ""  # pods whose clocks differ much from pod 0's, and by how much
     quarantine: list[QuarantinedNode] = field(default_factory=list)  # nodes that its pods avoid for a while
     goodput: Goodput | None = None  # what the time of the job has gone into, as far as that was told
     saved_step: int | None = None  # of the newest checkpoint, as far as that was told

@@ -99,7 +99,7 @@ class Conclusion:
     def __init__(
         self, goal: Goal | None, fail_fast: bool, report: Tell, watch: Tell, note: Callable[[str], None]
     ) -> None:
-        """Arguments are as those of `wait_for`."""
+        """The arguments are as in `wait_for`."""
         self._goal, self._fail_fast, self._report, self._watch, self._note = goal, fail_fast, report, watch, note
         self._failed_at: float | None = None
         self._last: State | None = None

@@ -60,7 +60,7 @@ class LocalArchive:
         write_whole(self._path(seen.name, seen.uid), gzip.compress(to_json(seen).encode(), 6, mtime=0))
 
     def _path(self, name: str, uid: str = "") -> Path:
-        """Return the path of the file of a job, or without a UID the pattern of those of all jobs of the name."""
+        """Return the path of the file of a job, or without a UID the pattern of the files of all jobs of the name."""
         return self.folder / f"{_safe(name)}@{_safe(uid) if uid else '*'}{_SUFFIX}"
 
     def prune(self, *, files: int = MAX_FILES, size: int = MAX_BYTES, age: float = MAX_AGE) -> None:

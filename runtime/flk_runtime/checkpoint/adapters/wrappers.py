@@ -17,7 +17,7 @@ _DDP = "module."  # of DDP, before each name
 class Parts(nn.Module):
     """The parts of one model that this rank holds, such as stages of a pipeline. Other ranks may hold other parts.
 
-    Names are those of the whole model, which the parts have kept.
+    The names are the whole model's, which the parts have kept.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from flk_runtime.checkpoint.files import safetensors
-from flk_runtime.checkpoint.files.weights import Weights
+from flk_runtime.checkpoint.files.weights import Weights, file_error
 from flk_runtime.checkpoint.save import Retention, Saver
 from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage import open_destination
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.errors import CheckpointError, MismatchError, checkpoint_error, storage_access
+from flk_runtime.errors import CheckpointError, MismatchError, storage_access
 
 _TIMEOUT = 60.0  # seconds; a single process waits for no other rank
 
@@ -38,9 +38,7 @@ def export_weights(checkpoint: str, file: str | os.PathLike[str]) -> int:
         safetensors.write(temporary, shapes, tensors, {"format": "pt", "source": weights.place})
         temporary.replace(file)
     except OSError as error:
-        message = f"cannot write {os.fspath(file)}: {error.strerror or error}"
-        missing = isinstance(error, FileNotFoundError)  # of the folder that the caller names
-        raise (MismatchError(message) if missing else checkpoint_error(message, error)) from error
+        raise file_error(f"cannot write {os.fspath(file)}: {error.strerror or error}", error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

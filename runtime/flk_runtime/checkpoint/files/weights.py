@@ -18,7 +18,7 @@ from flk_runtime.checkpoint.state import Chunk, name_of
 from flk_runtime.checkpoint.storage import exists, open_destination, open_section
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, Manifest
 from flk_runtime.contract.pod_layout import is_address
-from flk_runtime.errors import MismatchError, checkpoint_error
+from flk_runtime.errors import CheckpointError, MismatchError, checkpoint_error
 from flk_runtime.shared.shard_file import value_name
 
 _INDEX = "*.safetensors.index.json"  # of Hugging Face: which tensor is in which file of a folder
@@ -116,9 +116,12 @@ def _open(path: str) -> tuple[SavedCheckpoint | None, dict[str, torch.Tensor]]:
         return checkpoint, {} if checkpoint else _read_files(FilePath(path))
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
         why = str(getattr(error, "strerror", None) or error).partition("\n")[0]
-        message = f"cannot read weights from {path}: {why}"
-        missing = isinstance(error, FileNotFoundError)  # the caller names the path
-        raise (MismatchError(message) if missing else checkpoint_error(message, error)) from error
+        raise file_error(f"cannot read weights from {path}: {why}", error) from error
+
+
+def file_error(message: str, error: Exception) -> CheckpointError:
+    """The error for a file that the caller names: as `checkpoint_error`, and final if there is no such place."""
+    return MismatchError(message) if isinstance(error, FileNotFoundError) else checkpoint_error(message, error)
 
 
 def _open_checkpoint(path: str) -> SavedCheckpoint | None:

@@ -18,7 +18,7 @@ _PLACES: Final = {name: place for place, name in enumerate(_NAMES)}
 class Statuses:
     """The latest statuses of all ranks. A pod of 8 ranks takes 0.8 kB, and 3.3 kB as objects.
 
-    Iterating makes the statuses anew, so that those of a large job are never there all at once.
+    Iterating makes the statuses anew, so that a large job never has all of them at once.
     """
 
     def __init__(self) -> None:

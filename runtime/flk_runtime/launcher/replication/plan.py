@@ -59,7 +59,7 @@ class Inventory:
         return cls(host, port, [Held(*each) for each in held.items()])
 
     def compact(self, known: dict[CheckpointId, CheckpointId]) -> Inventory:
-        """An equal inventory in less memory: a leader keeps those of all pods, which hold the same checkpoints.
+        """An equal inventory in less memory: a leader keeps one of each pod, and all hold the same checkpoints.
 
         ``known`` are the checkpoints of the inventories before this one.
         """

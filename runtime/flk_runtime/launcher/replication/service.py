@@ -45,7 +45,7 @@ class _Attempt:
         copied: Sequence[int],
         readers: list[int],
     ) -> None:
-        """``own`` are the ranks of this pod, and ``copied`` those of which it gets copies."""
+        """``own`` are the ranks of this pod, and ``copied`` the ranks of which it gets copies."""
         self.number, self.plan, self.partner, self.fetcher, self.own = number, plan, partner, fetcher, own
         self.held = [*own, *copied]
         """The ranks whose shards this pod holds."""
@@ -162,7 +162,7 @@ class MemoryService:
     ) -> None:
         """Begin an attempt. Call it before its ranks start. None: nothing is kept.
 
-        ``ranks`` gives those of a pod. ``readers`` are the ranks that read each shard; empty: those that wrote them.
+        ``ranks`` gives the ranks of a pod. ``readers`` are the ranks that read each shard; empty: who wrote them.
         """
         restore = plan.restore if plan else None
         self._store.keep_only(

@@ -25,7 +25,7 @@ class History:
             self.add(sample)
 
     def add(self, sample: Sample) -> None:
-        """Add a sample. It replaces those of the same and of later steps: these are done again.
+        """Add a sample. It replaces the samples of the same and of later steps: these are done again.
 
         Two samples of a step in the same attempt become one, with the values of both.
         """

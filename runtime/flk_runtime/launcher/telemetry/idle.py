@@ -15,7 +15,7 @@ class IdleGpus:
     """Looks at the GPUs of all pods that take part in an attempt. Times are in seconds by the clock of the caller."""
 
     def __init__(self) -> None:
-        self._since: float | None = None  # None: one does something, or those of a pod are not known
+        self._since: float | None = None  # None: one does something, or the GPUs of a pod are not known
         self._pods: frozenset[int] = frozenset()
         self._read: dict[int, tuple[float, float]] = {}  # of each pod: when it was told, and its busiest GPU
 
@@ -37,7 +37,7 @@ class IdleGpus:
             self._since = now
 
     def since(self, now: float) -> float | None:
-        """Since when no GPU does anything; None: one does, or those of a pod are not known."""
+        """Since when no GPU does anything; None: one does, or the GPUs of a pod are not known."""
         return None if self.unknown(now) else self._since
 
     def unknown(self, now: float) -> list[int]:
