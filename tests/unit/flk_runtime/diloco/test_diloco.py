@@ -34,6 +34,7 @@ from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.wire import Stream
 from tests.support.certificates import make_certificate
+from tests.support.processes import until
 
 OPTIONS = DiLoCo(dtype="fp32", lr=1.0, momentum=0.0)
 
@@ -417,10 +418,7 @@ def test_a_hub_that_closes_has_lost_no_worker() -> None:
     hub.close()
     for worker in workers:
         worker.close()
-    deadline = time.monotonic() + 20
-    while hub._peers:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not hub._peers, "the hub closes the connections of its workers")
     assert said == ["begin with 2 of 2 workers, at round 0"]
 
 
@@ -429,10 +427,7 @@ def _connected(hub: Hub, worker: int, layout: dict[str, Any]) -> Peer:
     tcp = socket.create_connection(("127.0.0.1", hub.port))
     stream: Peer = Stream(tcp, session("secret", serves=False), MESSAGES, 15.0)
     stream.send(Hello(worker, layout, [0], "", "it"))
-    deadline = time.monotonic() + 20
-    while worker not in hub._peers:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: worker in hub._peers, "the hub knows the worker")
     return stream
 
 
