@@ -110,15 +110,14 @@ class WatchedPod:
         self._closed.set()
 
     def _watch(self) -> None:
-        from flk.observe.follower import Follower
+        from flk.observe.follower import follow_job
 
         try:
-            with Follower(self._client, self._job) as follower:
-                for seen in follower.updates():
-                    if error := self.loss(seen):
-                        self.lost.append(error)
-                    if error or self._closed.is_set():
-                        return
+            for seen in follow_job(self._client, self._job):
+                if error := self.loss(seen):
+                    self.lost.append(error)
+                if error or self._closed.is_set():
+                    return
         except ForbiddenError:
             return  # whoever may only connect to pods learns of the end from the connections
         except FlkError as error:

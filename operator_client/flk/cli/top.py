@@ -173,7 +173,7 @@ class _JobsReader:
         known, self._readers = self._readers, {}
         for each in running:
             self._readers[each.state.uid] = known.get(each.state.uid) or Reader(self._client)
-        with ReadPool(8) as pool:
+        with ReadPool() as pool:
             complete = pool.map(lambda each: self._readers[each.state.uid].complete(each.seen), running)
             fuller = {seen.uid: derive(JobView(seen)) for seen in complete}
         return [fuller.get(each.state.uid, each.state) for each in listed]

@@ -61,7 +61,7 @@ def wait(
     progress = ProgressLine(sys.stderr, several=chosen.are_several)
     waiting = _Waiting(limit, until, fail_fast and limit != 0, progress, {} if output else None)
     try:
-        code = waiting.for_all(chosen) if chosen.are_several else waiting.for_one(chosen) or 0
+        code = waiting.conclude_all(chosen)
     except KeyboardInterrupt:
         progress.clear()
         note_detached(chosen, "wait")
@@ -82,49 +82,29 @@ class _Waiting:
     progress: ProgressLine
     states: dict[JobRef, dict[str, Any]] | None  # None: they are not wanted
 
-    def for_one(self, chosen: Chosen) -> int | None:
-        """Wait for the one job that was chosen, and return its exit code, or raise the error that has it."""
-        from flk.jobs.wait import wait_for
-
-        ref = chosen.jobs[0]
-        client = chosen.client.of(ref)
-        try:
-            waited = wait_for(client, ref.name, uid=ref.uid or None, **self._options)
-        except JobNotFoundError as error:
-            return self._without_job(client, ref, error)
-        return self._conclude(client, ref, waited)
-
-    def for_all(self, chosen: Chosen) -> int:
-        """Wait for several jobs, and return the worst exit code."""
-        from flk.jobs.many import wait_for_all
+    def conclude_all(self, chosen: Chosen) -> int:
+        """Wait for the jobs, and return the worst exit code. Raises the error of a single job."""
+        from flk.jobs.wait import wait_for_all
 
         codes = []
-        for refs, waited in wait_for_all(chosen.client, chosen.jobs, **self._options):
-            ref = refs[0]
-            client = chosen.client.of(ref)
+        for refs, waited in wait_for_all(
+            chosen.client,
+            chosen.jobs,
+            timeout=self.limit,
+            goal=self.goal,
+            fail_fast=self.fail_fast,
+            report=self._report,
+            watch=self.progress.show,
+            note=self._told,
+        ):
             try:
-                if isinstance(waited, JobNotFoundError):
-                    codes.append(self._without_job(client, ref, waited) or 0)
-                elif isinstance(waited, FlkError):
-                    self.progress.clear()
-                    codes.append(chosen.failed(ref, waited, others=refs[1:]))
-                else:
-                    codes.append(self._conclude(client, ref, waited) or 0)
+                codes.append(self._conclude(chosen.client.of(refs[0]), refs[0], waited) or 0)
             except FlkError as error:
-                codes.append(chosen.failed(ref, error))
+                if not chosen.are_several:
+                    raise
+                self.progress.clear()
+                codes.append(chosen.failed(refs[0], error, others=refs[1:]))
         return worst(codes)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """How to wait, as the functions that do have it."""
-        return {
-            "timeout": self.limit,
-            "goal": self.goal,
-            "fail_fast": self.fail_fast,
-            "report": self._report,
-            "watch": self.progress.show,
-            "note": self._told,
-        }
 
     def _report(self, state: State) -> None:
         from flk.jobs.wait import describe
@@ -145,11 +125,15 @@ class _Waiting:
             raise error from None
         return self._conclude(client, ref, Waited(state, Outcome.FINISHED))
 
-    def _conclude(self, client: JobClient, ref: JobRef, waited: Waited) -> int | None:
+    def _conclude(self, client: JobClient, ref: JobRef, waited: Waited | FlkError) -> int | None:
         """Tell how the wait for a job has ended, and return its exit code, or raise the error that has it."""
         from flk.jobs.wait import Outcome, describe, raise_for_state, run_time_text
         from flk.terminal import printable
 
+        if isinstance(waited, JobNotFoundError):
+            return self._without_job(client, ref, waited)
+        if isinstance(waited, FlkError):
+            raise waited
         state = waited.state
         self.progress.drop(state)
         self.progress.clear()

@@ -21,7 +21,6 @@ from flk.targets import DEFAULT
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.trainjob import RUNTIME
 
-_THREADS: Final = 8
 _OF_CLUSTER: Final = (resources.PRIORITY_CLASSES, resources.STORAGE_CLASSES)
 _OF_NAMESPACE: Final = (
     resources.SECRETS,
@@ -50,7 +49,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     target, gang = (pods.target, pods.gang) if pods else (DEFAULT, None)
     version = _call(client, "get", _VERSION)
     devices = _served(client, resources.DEVICE_TEMPLATES) if pods and pods.device_claims else None
-    with ReadPool(_THREADS) as pool:
+    with ReadPool() as pool:
         futures: dict[str, Future[Any]] = {
             "api": pool.submit(_served, client, resources.RESOURCES[target.name]),
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
@@ -143,7 +142,7 @@ def _storage_classes(objects: Mapping[tuple[str, str], Object | Unreadable]) -> 
 def _rights(client: JobClient, rights: Sequence[Right]) -> dict[Right, bool] | Unreadable:
     """Ask for every right that flk's commands need, and for the right to create pods, which a trial of a pod needs."""
     questions = [*rights, ("create", "pods")]
-    with ReadPool(_THREADS) as pool:
+    with ReadPool() as pool:
         answers = list(pool.map(lambda question: _may(client, *question), questions))
     for answer in answers:
         if isinstance(answer, Unreadable):

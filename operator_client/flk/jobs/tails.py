@@ -15,18 +15,14 @@ from flk.observe.pool import ReadPool
 from flk.observe.stamps import split_stamp
 
 MAX_PODS: Final = 64  # pods of one job whose logs are read: failed pods before successful ones
-THREADS: Final = 4
 IDLE: Final = 5.0  # seconds without a byte after which a log is given up
 
 
 class TailReader:
-    """Reads each pod's log once, in threads, when its container has ended."""
+    """Reads each pod's log once, in the threads of a pool, when its container has ended."""
 
-    def __init__(self, client: JobClient, writer: ArchiveWriter, pool: ReadPool | None = None) -> None:
-        """``pool`` has the threads that read, if several jobs share them."""
-        self._client, self._writer = client, writer
-        self._shared = pool is not None
-        self._pool = pool or ReadPool(THREADS)
+    def __init__(self, client: JobClient, writer: ArchiveWriter, pool: ReadPool) -> None:
+        self._client, self._writer, self._pool = client, writer, pool
         self._read: set[str] = set()  # UIDs of the pods
         self._pending: list[Future[None]] = []
 
@@ -42,8 +38,6 @@ class TailReader:
     def close(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for what is being read."""
         wait(self._pending, timeout)
-        if not self._shared:
-            self._pool.shutdown()
 
     def _read_tail(self, pod: Object) -> None:
         try:

@@ -85,6 +85,8 @@ class JobClient:
 
     def of(self, job: JobRef) -> JobClient:
         """Return a client of the same namespace for which the job's name means this job, and no other one."""
+        if self._refs.get(job.name) == job:
+            return self
         client = JobClient(self.api, self.namespace)
         client._refs[job.name] = job
         client.commands = replace(client.commands, job=(job.name, job.word))

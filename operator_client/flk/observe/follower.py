@@ -1,13 +1,12 @@
-"""Follower and Followers: list-and-watch caches (informers) of one job and its pods, and of many jobs."""
+"""Follower: a list-and-watch cache (informer) of jobs and their pods."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
-from flk import targets
 from flk.errors import FlkError, JobNotFoundError
 from flk.kube import Changed, Listed, Object
 from flk.observe.cache import JobCache
@@ -15,70 +14,24 @@ from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.resources import PODS, RESOURCES
 from flk.observe.watches import Watches
-from flk.targets import DEFAULT, TARGETS
+from flk.targets import DEFAULT, TARGETS, Target, target_of
 
 _OFTEN: Final = 50.0  # observations in a second of many jobs that do not change
 
 
+def follow_job(client: JobClient, name: str, interval: float = 1.0) -> Generator[Observation, None, None]:
+    """Yield a job after every change and at least every ``interval`` seconds, without end.
+
+    Raises JobNotFoundError if there is no such job at the beginning, and passes on the errors of the watches.
+    """
+    with Follower(client, [client.ref(name)]) as follower:
+        for seen in follower.updates(interval=interval):
+            yield from seen.values()
+    (error,) = follower.take_errors().values()
+    raise error
+
+
 class Follower:
-    """Watches a job and its pods in two threads and shows them together."""
-
-    def __init__(self, client: JobClient, name: str, uid: str | None = None) -> None:
-        self.client = client
-        self.name = name
-        self._cache = JobCache(client, name, uid, DEFAULT)  # until the job is looked up
-        self._watches = Watches(client.api)
-
-    def __enter__(self) -> Follower:
-        try:
-            kind = self._look_up()
-        except FlkError as error:  # `updates` raises it
-            self._watches.fail(error)
-            return self
-        self._cache = JobCache(self.client, self.name, self._cache.uid, kind)
-        job, pods = self.client.target(RESOURCES[kind.name]), self.client.target(PODS)
-        self._watches.start("job", job, {"fieldSelector": f"metadata.name={self.name}"})
-        self._watches.start("pods", pods, {"labelSelector": kind.pod_selector(self.name)})
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watches.close()
-
-    def updates(self, interval: float = 1.0) -> Iterator[Observation]:
-        """Yield the job after every change and at least every ``interval`` seconds.
-
-        Ends when the job was deleted and none of its pods is left. Raises JobNotFoundError if there is no such job at
-        the beginning, and passes on the errors of the watches.
-        """
-        while True:
-            changed = self._watches.apply(interval, self._take)
-            if not self._watches.are_listed:
-                continue
-            if self._cache.uid is None:
-                raise self.client.no_job(JobRef(self.name), explained=True)
-            seen = self._cache.observed()
-            yield seen
-            if seen.gone is not None and changed and not seen.pods:
-                return
-
-    def _look_up(self) -> targets.Target:
-        try:
-            return self.client.target_of(self.name)
-        except JobNotFoundError:
-            if self._cache.uid is None:
-                raise
-            return self.client.ref(self.name).target or DEFAULT  # it is gone
-
-    def _take(self, source: str, change: Listed | Changed | FlkError) -> None:
-        if isinstance(change, FlkError):
-            raise change
-        if source == "job":
-            self._cache.take_job(change)
-        else:
-            self._cache.take_pods(change)
-
-
-class Followers:
     """Watches jobs of one namespace and their pods: two watches for each kind of job, however many jobs there are."""
 
     def __init__(self, client: JobClient, jobs: Sequence[JobRef]) -> None:
@@ -89,23 +42,19 @@ class Followers:
         self._watches = Watches(client.api)
         self._changed: set[JobRef] = set()
 
-    def __enter__(self) -> Followers:
-        found: list[Object] = []
-        if not all(job.target and job.uid for job in self._jobs):
-            found = self._client.list_jobs(metadata_only=True)
+    def __enter__(self) -> Follower:
         by_name: dict[str, list[Object]] = defaultdict(list)
-        for each in found:
-            by_name[each["metadata"]["name"]].append(each)
+        if len(self._jobs) > 1 and not all(job.target and job.uid for job in self._jobs):
+            for each in self._client.list_jobs(metadata_only=True):
+                by_name[each["metadata"]["name"]].append(each)
         for job in self._jobs:
-            named = next((each for each in by_name[job.name] if job.means(each)), None)
-            if named is None and not (job.target and job.uid):
-                try:
-                    named = self._client.of(job).get_job(job.name)  # the user may not list the jobs of its kind
-                except FlkError as error:
-                    self._errors[job] = error
-                    continue
-            target = job.target or targets.target_of(named or {})
-            uid = job.uid or (named or {})["metadata"]["uid"]
+            listed = next((each for each in by_name[job.name] if job.means(each)), None)
+            try:
+                target = target_of(listed) if listed else self._target_of(job)
+            except FlkError as error:
+                self._errors[job] = error
+                continue
+            uid = listed["metadata"]["uid"] if listed else job.uid or None
             self._caches[job] = JobCache(self._client, job.name, uid, target)
             self._named[target.name, job.name].append(job)
         for kind in dict.fromkeys(name for name, _ in self._named):
@@ -136,30 +85,43 @@ class Followers:
         errors, self._errors = self._errors, {}
         return errors
 
-    def updates(self, until: float | None = None) -> Iterator[dict[JobRef, Observation]]:
+    def updates(self, until: float | None = None, interval: float = 1.0) -> Iterator[dict[JobRef, Observation]]:
         """Yield the jobs that have changed, in their order, and all of them now and then, until none is followed.
 
-        Yields at least every second, and soon after time.monotonic() has reached ``until``. `take_errors` has the
-        jobs whose watch has failed. Many jobs that do not change are yielded more rarely, for each of them takes time.
+        Yields at least every ``interval`` seconds, and soon after time.monotonic() has reached ``until``, but not
+        before all jobs were read once. `take_errors` has the jobs whose watch has failed. Many jobs that do not change
+        are yielded more rarely, for each of them takes time.
         """
         due = 0.0
         while self._caches:
-            left = 1.0 if until is None else min(1.0, max(0.0, until - time.monotonic()))
+            left = interval
+            if until is not None and self._watches.are_listed:
+                left = min(interval, max(0.0, until - time.monotonic()))
             self._watches.apply(left, self._take)
             if not self._watches.are_listed:
                 continue
             if time.monotonic() >= due:
                 self._changed.update(self._caches)
-                due = time.monotonic() + max(1.0, len(self._caches) / _OFTEN)
+                due = time.monotonic() + max(interval, len(self._caches) / _OFTEN)
             chosen, self._changed = [job for job in self._caches if job in self._changed], set()
             yield {job: self._caches[job].observed() for job in chosen}
+
+    def _target_of(self, job: JobRef) -> Target:
+        """Return the target of a job that was not listed: the only job, or one of a kind that may not be listed."""
+        if job.target and job.uid:
+            return job.target
+        try:
+            return self._client.of(job).target_of(job.name)
+        except JobNotFoundError:
+            if not job.uid:
+                raise
+            return job.target or DEFAULT  # it is gone
 
     def _take(self, source: str, change: Listed | Changed | FlkError) -> None:
         what, _, kind = source.partition(" ")
         if isinstance(change, FlkError):
             for job in [job for (target, _), jobs in self._named.items() if target == kind for job in jobs]:
-                if self._caches.pop(job, None) is not None:
-                    self._errors[job] = change
+                self._fail(job, change)
             return
         name_of = (lambda item: str(item["metadata"]["name"])) if what == "job" else TARGETS[kind].job_name
         by_name: dict[str, list[Object]] = defaultdict(list)
@@ -172,3 +134,9 @@ class Followers:
                 if (cache := self._caches.get(job)) is not None:
                     (cache.take_job if what == "job" else cache.take_pods)(of_one)
                     self._changed.add(job)
+                    if what == "job" and cache.uid is None:
+                        self._fail(job, self._client.no_job(job, explained=True))
+
+    def _fail(self, job: JobRef, error: FlkError) -> None:
+        if self._caches.pop(job, None) is not None:
+            self._errors[job] = error

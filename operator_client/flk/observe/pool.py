@@ -8,8 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
+THREADS: Final = 8  # requests at a time
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 
@@ -21,7 +22,7 @@ class ReadPool(Executor):
     either, so what they call must leave nothing half done.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int = THREADS) -> None:
         self._threads, self._started, self._ended = threads, 0, False
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 

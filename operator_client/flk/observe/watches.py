@@ -36,37 +36,31 @@ class Watches:
         arguments = (source, target, query)
         threading.Thread(target=self._watch, args=arguments, daemon=True, name=f"flk-{source}").start()
 
-    def fail(self, error: FlkError) -> None:
-        """Have `apply` hand on this error."""
-        self._changes.put(("", error))
-
     def close(self) -> None:
         """End the threads when the server sends them something: a change, or a bookmark each minute."""
         self._closed.set()
 
-    def apply(self, interval: float, take: Take) -> bool:
+    def apply(self, interval: float, take: Take) -> None:
         """Wait up to ``interval`` seconds for a change, hand it and those that follow at once to ``take``.
 
-        Returns whether there were any. The time is bounded: of many pods, changes may come without a pause. Nothing is
-        waited for after the first list of the last collection. An error of a watch is its last change; one that is no
-        FlkError is raised.
+        The time is bounded: of many pods, changes may come without a pause. Nothing is waited for after the first list
+        of the last collection. An error of a watch is its last change; one that is no FlkError is raised.
         """
-        wait, changed, until = interval, False, None
+        wait, until = interval, None
         while until is None or time.monotonic() < until:
             try:
                 source, change = self._changes.get(timeout=wait)
             except queue.Empty:
-                return changed
+                return
             if isinstance(change, Exception) and not isinstance(change, FlkError):
                 raise change
             take(source, change)
             if self._not_listed == {source}:
                 self._not_listed.clear()
-                return True
+                return
             self._not_listed.discard(source)
-            wait, changed = _SETTLE, True
+            wait = _SETTLE
             until = until or time.monotonic() + _LONGEST
-        return changed
 
     def _watch(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
         try:

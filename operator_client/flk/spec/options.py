@@ -1,6 +1,6 @@
 """The table of options: how each field of a job is given by a flag, shown in flk.yaml and passed to the ranks.
 
-A row stands in the annotation of its field in `flk.spec.job`, beside the field's type, default and description.
+A row stands in the annotation of its field (`flk.spec.table`, `flk.spec.parts`), beside type, default and description.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError, WaitTimeoutError
 from flk.observe.client import JobClient, JobRef
-from flk.observe.follower import Followers
+from flk.observe.follower import Follower
 from flk.observe.observation import Observation
 from flk_runtime.contract.ranges import plural
 
@@ -36,10 +36,10 @@ def watch_pods_end(
     reported, are_several = time.monotonic(), len(jobs) > 1
     results: dict[JobRef, FlkError | None] = {}
     left = dict.fromkeys(jobs, 0)  # pods, of the jobs that are not done
-    with Followers(client, jobs) as followers:
-        results.update(_ends(followers, overdue))
-        for seen in followers.updates(until):
-            results.update(_ends(followers, overdue))
+    with Follower(client, jobs) as follower:
+        results.update(_ends(follower, overdue))
+        for seen in follower.updates(until):
+            results.update(_ends(follower, overdue))
             for job, each in seen.items():
                 left[job] = len(each.pods)
                 try:
@@ -48,13 +48,13 @@ def watch_pods_end(
                     results[job] = None
                 except FlkError as error:
                     results[job] = error
-                followers.drop(job)
-            now, going_on = time.monotonic(), [job for job in jobs if job in followers]
+                follower.drop(job)
+            now, going_on = time.monotonic(), [job for job in jobs if job in follower]
             if until is not None and now >= until:
                 for job in going_on:
                     late = _late(f"{plural(left[job], 'pod')} left")
                     results[job] = _begun_with(overdue.format(name=job.name), late)
-                    followers.drop(job)
+                    follower.drop(job)
             elif going_on and now - reported > REPORT_EVERY:
                 reported, pods = now, sum(left[job] for job in going_on)
                 whose = plural(len(going_on), "job") if are_several else going_on[0].name
@@ -62,15 +62,15 @@ def watch_pods_end(
             while jobs and jobs[0] in results:
                 yield jobs[0], results[jobs[0]]
                 jobs = jobs[1:]
-        results.update(_ends(followers, overdue))
+        results.update(_ends(follower, overdue))
     yield from ((job, results[job]) for job in jobs)
 
 
-def _ends(followers: Followers, overdue: str) -> dict[JobRef, FlkError | None]:
+def _ends(follower: Follower, overdue: str) -> dict[JobRef, FlkError | None]:
     """Return the results of the jobs that are not followed any more: of those that do not exist, no error."""
     return {
         job: None if isinstance(error, JobNotFoundError) else _begun_with(overdue.format(name=job.name), error)
-        for job, error in followers.take_errors().items()
+        for job, error in follower.take_errors().items()
     }
 
 

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +19,7 @@ from flk.jobs.logs.reader import PodLog, PodReader
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
 from flk.observe.client import JobClient
-from flk.observe.follower import Follower
+from flk.observe.follower import follow_job
 from flk.observe.observation import Observation
 from flk.observe.pods import has_log
 from flk.observe.reader import Reader
@@ -125,8 +126,8 @@ class _Merger:
 
     def _follow(self) -> None:
         reader = Reader(self._client)
-        with Follower(self._client, self._name) as follower:
-            for seen in follower.updates(interval=_INTERVAL):
+        with closing(follow_job(self._client, self._name, _INTERVAL)) as observations:
+            for seen in observations:
                 if self._closed.is_set() or any(log.error for log in self._logs.values()):
                     return
                 if seen.gone is not None or seen.job is None:

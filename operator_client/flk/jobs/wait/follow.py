@@ -1,29 +1,36 @@
-"""Get the state of a job now, or follow it until it ends, gets stuck or reaches a goal."""
+"""Get the state of a job now, or follow jobs until they end, get stuck or reach a goal."""
 
 from __future__ import annotations
 
 import enum
+import functools
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from flk.errors import FlkError
 from flk.jobs.archive_writer import ArchiveWriter, remember
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
 from flk.jobs.tails import TailReader
 from flk.jobs.wait.goal import Goal
 from flk.jobs.wait.quiet import Quiet
 from flk.kube import Object
-from flk.observe.client import JobClient
+from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import Follower
 from flk.observe.observation import Observation
+from flk.observe.pool import ReadPool
 from flk.observe.reader import Reader, view_job
+from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
-_TAILS: Final = 10.0  # seconds in which the last lines of the pods must have been read
+_TAILS: Final = 10.0  # seconds at the end in which the last lines of the pods of one job must have been read
+_LAST: Final = 2.0  # seconds at the end in which something may still be read of several jobs
 
 
 class Outcome(str, enum.Enum):
@@ -36,6 +43,7 @@ class Outcome(str, enum.Enum):
 
 
 Tell = Callable[[State], None]
+_Seen = tuple[State, "Object | None"]  # the state of a job, and its object; None once it was deleted
 
 
 @dataclass(frozen=True)
@@ -76,21 +84,51 @@ def wait_for(
     timeout: float | None = None,
     goal: Goal | None = None,
     fail_fast: bool = True,
-    report: Callable[[State], None] = lambda state: None,
-    watch: Callable[[State], None] = lambda state: None,
-    note: Callable[[str], None] = lambda text: None,
+    watch: Tell = lambda state: None,
 ) -> Waited:
-    """Follow a job until it ends, reaches the goal, gets stuck (with ``fail_fast``) or ``timeout`` seconds are over.
+    """Wait for one job as `wait_for_all` does for several.
 
-    ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on, ``note`` with
-    messages of flk about itself. Raises JobNotFoundError if there is no such job at the beginning.
+    Raises JobNotFoundError if there is no such job at the beginning, and the error of the watch.
     """
-    concluded = Conclusion(goal, fail_fast, report, watch, note)
-    with closing(_states(client, name, uid, timeout, note)) as states:
-        for state, job in states:
-            if waited := concluded.take(state, job):
-                return waited
-    return concluded.now()
+    job = client.ref(name)
+    jobs = [replace(job, uid=uid or job.uid)]
+    with closing(wait_for_all(client, jobs, timeout=timeout, goal=goal, fail_fast=fail_fast, watch=watch)) as ended:
+        _, waited = next(ended)
+    if isinstance(waited, FlkError):
+        raise waited
+    return waited
+
+
+def wait_for_all(
+    client: JobClient,
+    jobs: Sequence[JobRef],
+    *,
+    timeout: float | None = None,
+    goal: Goal | None = None,
+    fail_fast: bool = True,
+    report: Tell = lambda state: None,
+    watch: Tell = lambda state: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Generator[tuple[Sequence[JobRef], Waited | FlkError], None, None]:
+    """Wait until each job ends, reaches the goal, gets stuck (with ``fail_fast``) or ``timeout`` seconds are over.
+
+    Yields each job when the wait for it is over, with its last state. Those that do not exist at the beginning come
+    first, with JobNotFoundError. Those that cannot be watched any more come together, with the error of the watch.
+    ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on, ``note`` with
+    messages of flk about itself.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    client = client.ending(timeout)
+    note_once = functools.cache(note)  # what holds for a kind of jobs
+    conclusions = {job: Conclusion(goal, fail_fast, report, watch, note_once) for job in jobs}
+    with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until, note)) as states:
+        for of, found in states:
+            if isinstance(found, FlkError):
+                yield of, found
+            elif waited := conclusions[of[0]].take(*found):
+                follower.drop(of[0])
+                yield of, waited
+        yield from (([job], conclusions[job].now()) for job in jobs if job in follower)
 
 
 class Conclusion:
@@ -99,7 +137,7 @@ class Conclusion:
     def __init__(
         self, goal: Goal | None, fail_fast: bool, report: Tell, watch: Tell, note: Callable[[str], None]
     ) -> None:
-        """The arguments are as in `wait_for`."""
+        """The arguments are as in `wait_for_all`."""
         self._goal, self._fail_fast, self._report, self._watch, self._note = goal, fail_fast, report, watch, note
         self._failed_at: float | None = None
         self._last: State | None = None
@@ -111,7 +149,9 @@ class Conclusion:
         self._last, goal = state, self._goal
         if goal is not None and goal.is_met(state, job):
             return Waited(state, Outcome.REACHED)
-        if state.finished and not (goal is not None and goal.is_deletion and job is not None):
+        if job is None:
+            return self.now()
+        if state.finished and not (goal is not None and goal.is_deletion):
             # The first pod that ends may not know the cause. Wait a moment for the records of the others.
             self._failed_at = self._failed_at or time.monotonic()
             running = any(pod.exit_code is None and pod.phase == PodPhase.RUNNING for pod in state.pods)
@@ -120,7 +160,7 @@ class Conclusion:
             return Waited(state, Outcome.FINISHED)
         if self._fail_fast and state.phase == Phase.STUCK:
             return Waited(state, Outcome.STUCK)
-        if is_first and goal is not None and job is not None and (doubt := goal.doubt(job)):
+        if is_first and goal is not None and (doubt := goal.doubt(job)):
             self._note(doubt)
         if self._quiet.is_news(state):
             self._report(state)
@@ -129,48 +169,109 @@ class Conclusion:
 
     def now(self) -> Waited:
         """Return how the wait ends if its time is over now."""
-        assert self._last is not None  # noqa: S101 - without a state the follower raises
+        assert self._last is not None  # noqa: S101 - all jobs are read before their time is over
         return Waited(self._last, Outcome.FINISHED if self._last.finished else Outcome.TIMEOUT)
 
 
 def follow_states(client: JobClient, name: str) -> Iterator[State]:
-    """Yield the states of a job, at least one a second, until it was deleted. All observations are archived."""
-    return (state for state, _ in _states(client, name, None, None, lambda text: None))
+    """Yield the states of a job, at least one a second, until it was deleted. All observations are archived.
+
+    Raises JobNotFoundError if there is no such job at the beginning, and the error of the watch.
+    """
+    jobs = [client.ref(name)]
+    with (
+        Follower(client, jobs) as follower,
+        closing(_states(client, follower, jobs, None, lambda text: None)) as states,
+    ):
+        for _, found in states:
+            if isinstance(found, FlkError):
+                raise found
+            state, job = found
+            yield state
+            if job is None:
+                return
+
+
+@dataclass
+class _Followed:
+    """One job that is followed, and what archives it."""
+
+    client: JobClient
+    job: JobRef
+    reader: Reader
+    writer: ArchiveWriter
+    tails: TailReader
+    last: State | None = None
+
+    def completed(self, seen: Observation) -> Observation:
+        """Return an observation with what the job needs."""
+        return self.reader.complete(seen) if seen.gone is None else seen
+
+    def take(self, seen: Observation) -> _Seen:
+        """Archive an observation, and return the state of the job."""
+        job = seen.job if seen.gone is None else None
+        if job is None:
+            namespace, code = self.client.namespace, int(ExitCode.RUNNING)
+            last = self.last or State(self.job.name, namespace, self.job.uid, Phase.PENDING, code)
+            self.last = deleted(last, name_reused=seen.name_reused, now=seen.gone)
+        else:
+            self.last = derive(JobView(seen, self.client.commands))
+        self.writer.observe(seen, self.last)
+        if job is not None:
+            self.tails.consider(seen.pods)
+        return self.last, job
 
 
 def _states(
-    client: JobClient, name: str, uid: str | None, timeout: float | None, note: Callable[[str], None]
-) -> Generator[tuple[State, Object | None], None, None]:
-    """Yield the states of a job, each with its object, at least one a second.
+    client: JobClient, follower: Follower, jobs: Sequence[JobRef], until: float | None, note: Callable[[str], None]
+) -> Generator[tuple[Sequence[JobRef], _Seen | FlkError], None, None]:
+    """Yield the states of the jobs, and the errors of those that are followed no longer, each with all that have it.
 
-    Ends when the job was deleted, and when the time is over. All observations are archived.
+    Ends when no job is followed, and when time.monotonic() has reached ``until``. All observations are archived.
     """
-    until = None if timeout is None else time.monotonic() + timeout
-    client = client.ending(timeout)
-    reader, writer = Reader(client), ArchiveWriter(client, note)
-    tails = TailReader(client, writer)
-    last: State | None = None
+    several = len(jobs) > 1
+    shared = SharedAnswers(client) if several else None
+    pool, tails = ReadPool(), ReadPool()
+    followed: dict[JobRef, _Followed] = {}
+    for job in jobs:
+        own = client.of(job)
+        writer = ArchiveWriter(own, note)
+        followed[job] = _Followed(own, job, Reader(own, shared), writer, TailReader(own, writer, tails))
     try:
-        with Follower(client, name, uid) as follower:
-            for seen in follower.updates():
-                if seen.gone is not None:
-                    last = deleted_from(last, seen, client, name, uid or "")
-                    writer.observe(seen, last)
-                    yield last, None
-                    return
-                seen = reader.complete(seen)
-                last = derive(JobView(seen, client.commands))
-                writer.observe(seen, last)
-                tails.consider(seen.pods)
-                yield last, seen.job
-                if until is not None and time.monotonic() >= until:
-                    return
+        yield from _errors(follower)
+        for seen in follower.updates(until):
+            yield from _errors(follower)
+            for job, each in _completed(pool, followed, seen, until).items():
+                yield [job], followed[job].take(each)
+            if until is not None and time.monotonic() >= until:
+                return
+        yield from _errors(follower)
     finally:
-        tails.close(_TAILS)
-        writer.close()
+        pool.shutdown()
+        end = time.monotonic() + (_LAST if several else _TAILS)
+        for one in followed.values():
+            one.tails.close(max(0.0, end - time.monotonic()))
+            one.writer.flush()
+        tails.shutdown()
+        followed[jobs[-1]].writer.close()
 
 
-def deleted_from(last: State | None, seen: Observation, client: JobClient, name: str, uid: str) -> State:
-    """Return the state of a job that was seen to be deleted, from its last one."""
-    last = last or State(name, client.namespace, uid, Phase.PENDING, int(ExitCode.RUNNING))
-    return deleted(last, name_reused=seen.name_reused, now=seen.gone)
+def _errors(follower: Follower) -> Iterator[tuple[Sequence[JobRef], FlkError]]:
+    """Yield the errors of jobs that are followed no longer, each with all jobs that have it."""
+    jobs: dict[FlkError, list[JobRef]] = defaultdict(list)
+    for job, error in follower.take_errors().items():
+        jobs[error].append(job)
+    yield from ((each, error) for error, each in jobs.items())
+
+
+def _completed(
+    pool: ReadPool, followed: dict[JobRef, _Followed], seen: dict[JobRef, Observation], until: float | None
+) -> dict[JobRef, Observation]:
+    """Return the observations with what their jobs need, or without what was not read when the time is over."""
+    if len(followed) == 1:  # its requests end in time
+        return {job: followed[job].completed(each) for job, each in seen.items()}
+    futures: dict[JobRef, Future[Observation]] = {
+        job: pool.submit(followed[job].completed, each) for job, each in seen.items()
+    }
+    wait(futures.values(), timeout=None if until is None else max(_LAST, until - time.monotonic()))
+    return {job: futures[job].result() if futures[job].done() else each for job, each in seen.items()}

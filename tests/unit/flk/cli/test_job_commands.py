@@ -419,7 +419,7 @@ def test_interrupted_wait_detaches(fake: Any, run: Run, monkeypatch: pytest.Monk
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flk.jobs.wait.wait_for", interrupt)
+    monkeypatch.setattr("flk.jobs.wait.wait_for_all", interrupt)
     code, _, stderr = run("wait", "gpt")
     assert (code, stderr) == (
         130,

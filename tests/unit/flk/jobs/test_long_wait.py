@@ -195,6 +195,7 @@ def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch
     monkeypatch.delenv("http_proxy", raising=False)
     for module in (
         "flk.observe.watches",
+        "flk.observe.follower",
         "flk.observe.reader",
         "flk.jobs.wait.follow",
         "flk.jobs.archive_writer",
@@ -203,7 +204,7 @@ def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch
     ):
         monkeypatch.setattr(f"{module}.time", clock)
     updates = Follower.updates
-    monkeypatch.setattr(Follower, "updates", lambda self: updates(self, interval=10.0))  # a tenth of the states
+    monkeypatch.setattr(Follower, "updates", lambda self, until: updates(self, until, 10.0))  # a tenth of the states
     monkeypatch.setattr("flk.observe.watches.queue", clock.queue())
     monkeypatch.setattr("flk.observe.watches.list_and_watch", functools.partial(watch_by_clock, clock))
     monkeypatch.setattr("flk.jobs.wait.follow.Quiet", lambda: Quiet(clock.monotonic))

@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from flk.errors import ApiError, JobNotFoundError, NoConfigError, UnreachableErr
 from flk.kube.resources import RequestTarget
 from flk.kube.watch import Changed, Listed, list_and_watch
 from flk.observe import resources
-from flk.observe.client import JobClient
-from flk.observe.follower import Follower
+from flk.observe.client import JobClient, JobRef
+from flk.observe.follower import follow_job
 from tests.support.api_server import JOBS, PODS
 
 
@@ -125,9 +126,10 @@ def test_a_closed_watch_ends_at_a_bookmark(fake: Any, client: JobClient) -> None
 def test_a_follower_that_ends_leaves_no_threads(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     others = threading.enumerate()
-    with Follower(client, "gpt") as follower:
-        next(follower.updates())
-        named = [each for each in threading.enumerate() if each.name in ("flk-job", "flk-pods")]
+    with closing(follow_job(client, "gpt")) as observations:
+        next(observations)
+        watches = ("flk-job pytorchjob", "flk-pods pytorchjob")
+        named = [each for each in threading.enumerate() if each.name in watches]
         threads = [each for each in named if each not in others]
         assert len(threads) == 2
     fake.ended.set()  # it ends the watches, which the client begins again
@@ -258,54 +260,46 @@ def pod(uid: str, owner: str = "job-1") -> dict[str, Any]:
 def test_update_has_the_job_and_its_pods(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.add("pods", pod("pod-1"))
-    with Follower(client, "gpt") as follower:
-        first = next(follower.updates())
+    first = next(follow_job(client, "gpt"))
     assert first.job is not None
     assert [p["metadata"]["uid"] for p in first.pods] == ["pod-1"]
 
 
 def test_job_that_is_not_there(fake: Any, client: JobClient) -> None:
-    with Follower(client, "gpt") as follower, pytest.raises(JobNotFoundError):
-        next(follower.updates())
+    with pytest.raises(JobNotFoundError):
+        next(follow_job(client, "gpt"))
 
 
 def test_pods_of_an_earlier_job_of_that_name_are_not_its_own(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.add("pods", pod("pod-1", owner="job-0"))
-    with Follower(client, "gpt") as follower:
-        assert next(follower.updates()).pods == []
+    assert next(follow_job(client, "gpt")).pods == []
 
 
-def test_deletion_ends_it(fake: Any, client: JobClient) -> None:
+def test_deletion_is_seen(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.watches[JOBS].append([event("DELETED", "gpt", 201, "job-1")])
-    with Follower(client, "gpt") as follower:
-        seen = list(follower.updates())
-    assert seen[-1].gone is not None
-    assert not seen[-1].name_reused
+    last = next(seen for seen in follow_job(client, "gpt") if seen.gone is not None)
+    assert not last.name_reused
 
 
 def test_another_job_under_the_name_is_a_deletion(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job("job-2"))
-    with Follower(client, "gpt", uid="job-1") as follower:
-        last = list(follower.updates())[-1]
-    assert last.gone is not None
+    own = client.of(JobRef("gpt", uid="job-1"))
+    last = next(seen for seen in follow_job(own, "gpt") if seen.gone is not None)
     assert last.name_reused
 
 
 def test_pod_that_was_made_anew_leaves_a_trace(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.add("pods", pod("pod-1"))
-    owners = [{"uid": "job-1"}]
     ended = json.loads(event("DELETED", "gpt-worker-0", 201, "pod-1", status={"phase": "Failed"}))
     new = json.loads(event("ADDED", "gpt-worker-0", 202, "pod-2"))
     for change in (ended, new):
-        change["object"]["metadata"]["ownerReferences"] = owners
+        change["object"]["metadata"] = {**pod("")["metadata"], **change["object"]["metadata"]}
     fake.watches[PODS].append([json.dumps(change).encode() + b"\n" for change in (ended, new)])
-    with Follower(client, "gpt") as follower:
-        for seen in follower.updates():
-            if [p["metadata"]["uid"] for p in seen.pods] == ["pod-2"]:
-                break
+    found = (seen for seen in follow_job(client, "gpt") if [p["metadata"]["uid"] for p in seen.pods] == ["pod-2"])
+    seen = next(found)
     assert seen.replaced_pods["gpt-worker-0"]["metadata"]["uid"] == "pod-1"
     assert seen.replaced_pods["gpt-worker-0"]["status"] == {"phase": "Failed"}
 
@@ -322,9 +316,8 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
             yield Changed(pod("pod-1"))
 
     monkeypatch.setattr("flk.observe.watches.list_and_watch", endless)
-    with Follower(client, "gpt") as follower:
-        updates = follower.updates()
-        assert [next(updates).job is not None for _ in range(2)] == [True, True]
+    updates = follow_job(client, "gpt")
+    assert [next(updates).job is not None for _ in range(2)] == [True, True]
     ended.set()
 
 
@@ -336,5 +329,5 @@ def test_error_of_any_kind_in_a_watch_is_raised(fake: Any, client: JobClient, mo
         yield
 
     monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
-    with Follower(client, "gpt") as follower, pytest.raises(KeyError):
-        next(follower.updates())
+    with pytest.raises(KeyError):
+        next(follow_job(client, "gpt"))

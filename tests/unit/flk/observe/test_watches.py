@@ -10,7 +10,10 @@ import pytest
 from flk.kube import ApiClient, Changed, Listed, list_and_watch
 from flk.kube.resources import RequestTarget, Resource
 from flk.observe import watches
+from flk.observe.client import JobClient, JobRef
+from flk.observe.follower import Follower
 from flk.observe.watches import Watches
+from flk.targets import DEFAULT
 
 PODS = RequestTarget(Resource("", "v1", "pods"), "team")
 
@@ -47,11 +50,11 @@ def test_nothing_is_waited_for_after_the_last_first_list(arrived: Queue) -> None
         watched.start(name, PODS, {})
     taken: list[str] = []
     arrived.put(("job", Listed([])))
-    assert watched.apply(1.0, lambda source, _: taken.append(source))
+    watched.apply(1.0, lambda source, _: taken.append(source))
     assert arrived.waits == [1.0, watches._SETTLE]  # the pods may come any moment
     assert not watched.are_listed
     arrived.put(("pods", Listed([])))
-    assert watched.apply(1.0, lambda source, _: taken.append(source))
+    watched.apply(1.0, lambda source, _: taken.append(source))
     assert arrived.waits[2:] == [1.0]
     assert watched.are_listed
     assert taken == ["job", "pods"]
@@ -65,6 +68,15 @@ def test_changes_that_follow_are_collected(arrived: Queue) -> None:
     taken: list[str] = []
     for number in range(3):
         arrived.put(("pods", Changed({"number": number})))
-    assert watched.apply(1.0, lambda _, change: taken.append(change.item["number"]))
+    watched.apply(1.0, lambda _, change: taken.append(change.item["number"]))
     assert taken == [0, 1, 2]
     assert arrived.waits[1:] == [1.0, *[watches._SETTLE] * 3]
+
+
+def test_the_first_lists_are_awaited_without_haste_when_the_time_is_over(arrived: Queue, client: JobClient) -> None:
+    with Follower(client, [JobRef("gpt", DEFAULT, "job-1")]) as follower:
+        for name in ("job pytorchjob", "pods pytorchjob"):
+            arrived.put((name, Listed([])))
+        (seen,) = next(follower.updates(until=0.0)).values()
+    assert seen.gone is not None
+    assert arrived.waits[0] == 1.0
