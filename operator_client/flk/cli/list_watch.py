@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from flk.cli.json_text import json_text
 from flk.cli.options import note
 from flk.errors import ApiError
+from flk.kube.watch import OUTAGE
 
 if TYPE_CHECKING:
     from flk.cli.data_output import DataOutput
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 EVERY: Final = 2.0  # seconds between two lists
 SHARE: Final = 10  # and at least so many times the duration of the last one, for clusters with many jobs
-OUTAGE: Final = 300.0  # seconds for which the API server may fail
 _Key = tuple[str, str]  # namespace and UID
 
 

@@ -166,7 +166,6 @@ class _JobsReader:
         from flk.jobs.state import Phase, derive
         from flk.observe.pool import ReadPool
         from flk.observe.reader import Reader
-        from flk.observe.view import JobView
 
         listed = list_observed(self._client, selector=self._selector)
         running = [each for each in listed if each.state.phase in (Phase.RUNNING, Phase.RESTARTING)][-_JOBS:]
@@ -174,8 +173,8 @@ class _JobsReader:
         for each in running:
             self._readers[each.state.uid] = known.get(each.state.uid) or Reader(self._client)
         with ReadPool() as pool:
-            complete = pool.map(lambda each: self._readers[each.state.uid].complete(each.seen), running)
-            fuller = {seen.uid: derive(JobView(seen)) for seen in complete}
+            views = pool.map(lambda each: self._readers[each.state.uid].view(each.seen), running)
+            fuller = {view.uid: derive(view) for view in views}
         return [fuller.get(each.state.uid, each.state) for each in listed]
 
 

@@ -159,7 +159,7 @@ class ArchiveWriter:
     def _take_job(self, job: Object) -> None:
         meta = job["metadata"]
         if self._archived is None:
-            self._archived = self._archive.find(meta["name"], meta["uid"]) or Observation({"metadata": meta})
+            self._archived = self._archive.find(meta["name"], meta["uid"]) or Observation(job)
             self._pods = {pod["metadata"]["name"]: pod for pod in self._archived.pods}
             for pod in self._archived.logs:
                 # Lines that were read meanwhile are newer, and may be the same.

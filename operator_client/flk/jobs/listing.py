@@ -17,7 +17,7 @@ from flk.jobs.state import JobList, State, derive
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
-from flk.observe.observation import Need, Observation, event_time, involved
+from flk.observe.observation import Need, Observation, involved
 from flk.observe.reader import list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
 from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
 from flk.observe.view import JobView
@@ -138,7 +138,7 @@ class _Answers:
         return self._lists[key]
 
     def _about(self, kind: str) -> dict[_Key, list[Object]]:
-        """Return the events about objects of a kind that are not usual, oldest first."""
+        """Return the events about objects of a kind that are not usual."""
         if kind not in self._events:
             client, every = self._client, self._all_namespaces
             listed = self._once(
@@ -146,7 +146,7 @@ class _Answers:
                 lambda: Answer(items=client.list_events_about(kind, without=_USUAL, all_namespaces=every)),
             )
             found = self._events[kind] = defaultdict(list)
-            for event in sorted(listed.items, key=event_time):
+            for event in listed.items:
                 about = involved(event)
                 key = str(about.get("namespace") or client.namespace), kind, str(about.get("name"))
                 found[key].append(event)

@@ -79,14 +79,9 @@ def places(client: JobClient, name: str, ranks: Sequence[int] | None) -> list[Ra
     Raises UsageError if the job has no such rank, does not use flk's launcher or there are more than RANKS, and
     ApiError if a pod does not run now.
     """
-    from flk.observe.observation import Observation
-    from flk.observe.reader import Reader
-    from flk.observe.view import JobView
+    from flk.observe.reader import view_with_ranks
 
-    job = client.get_job(name)
-    view = JobView(Observation(job, client.pods_of(job), client.now()))
-    if view.resizable:
-        view = JobView(Reader(client).complete(view.around))
+    view = view_with_ranks(client, name)
     known = {rank: (pod, place) for pod in view.pods for place, rank in enumerate(pod.ranks)}
     chosen = sorted(known) if ranks is None else sorted(set(ranks))
     missing = [rank for rank in chosen if rank not in known]

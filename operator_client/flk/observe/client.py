@@ -235,11 +235,11 @@ class JobClient:
         return pod
 
     def list_events(self, kind: str, name: str) -> list[Object]:
-        """Return the events about one object, oldest first; none where the user may not read them."""
+        """Return the events about one object; none where the user may not read them."""
         return self._events(self.namespace, f"involvedObject.kind={kind},involvedObject.name={name}")
 
     def list_events_about(self, kind: str, *, without: Iterable[str], all_namespaces: bool = False) -> list[Object]:
-        """Return the events about objects of a kind, ``without`` events of some reasons, oldest first.
+        """Return the events about objects of a kind, ``without`` events of some reasons.
 
         None where the user may not read them.
         """
@@ -247,12 +247,10 @@ class JobClient:
         return self._events(None if all_namespaces else self.namespace, selector)
 
     def _events(self, namespace: str | None, fields: str) -> list[Object]:
-        """Return the events with these fields, oldest first; none where the user may not read them."""
         try:
-            found = self.api.list_all(RequestTarget(EVENTS, namespace), {"fieldSelector": fields})[0]
+            return self.api.list_all(RequestTarget(EVENTS, namespace), {"fieldSelector": fields})[0]
         except ForbiddenError:
             return []
-        return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
 
     def list_defaults(self) -> list[tuple[str, str]]:
         """Return name and text of each ConfigMap with defaults of the namespace; none where they may not be read."""

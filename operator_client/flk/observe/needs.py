@@ -57,7 +57,7 @@ def needs(view: JobView) -> list[Need]:
     seen = view.around
     # A connection that broke is no cause: the events may name one.
     known_end = view.failed and any(_is_cause(pod) for pod in view.pods)
-    if view.deletion_began or (view.succeeded and not view.failed):
+    if view.gone is not None or view.deletion_began or (view.succeeded and not view.failed):
         return []
     if known_end:
         return [need for need in _suspects(view) if need not in seen.answered]

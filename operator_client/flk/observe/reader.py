@@ -37,7 +37,7 @@ def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda 
     ``note`` is called if the job is gone. Raises JobNotFoundError if there is none and nothing is archived of one.
     """
     try:
-        job = client.get_job(name)
+        seen = _observed(client, name)
     except JobNotFoundError:
         archived = archive.find(client, name)
         if archived is None:
@@ -45,19 +45,24 @@ def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda 
         ago = short_duration(client.now() - archived.time)
         note(f"job {name} is gone; this is what {archived.seen_by or 'flk'} kept of it {archived.place} {ago} ago")
         return JobView(from_archive(archived), client.commands)
-    return view_of(client, Observation(job, client.pods_of(job), client.now()), Reader(client))
+    return view_of(client, seen, Reader(client))
 
 
 def view_of(client: JobClient, seen: Observation, reader: Reader) -> JobView:
     """Return the view of a job that was observed, with what is archived of pods that are gone."""
-    seen = reader.complete(seen)
-    view = JobView(seen, client.commands)
+    view = reader.view(seen)
     ended = "Failed" in view.conditions or "Succeeded" in view.conditions
     if ended and any(pod.phase == PodPhase.MISSING for pod in view.pods):
         archived = archive.find(client, view.name, view.uid)
         if archived is not None:
-            return JobView(with_archive(seen, archived), client.commands)
+            return JobView(with_archive(view.around, archived), client.commands)
     return view
+
+
+def view_with_ranks(client: JobClient, name: str) -> JobView:
+    """Return the view of a job now, in which pods of the latest attempt have its ranks. Raises JobNotFoundError."""
+    view = JobView(_observed(client, name))
+    return Reader(client).view(view.around) if view.resizable else view
 
 
 def given_pod(view: JobView, pod: str) -> int:
@@ -81,10 +86,9 @@ def pod_of(client: JobClient, name: str, rank: int | None = None, pod: str | Non
         return pod_of_rank(client, name, rank or 0)
     if rank is not None:
         raise UsageError("--rank and --pod exclude each other")
-    job = client.get_job(name)
-    view = JobView(Observation(job, client.pods_of(job), client.now()))
-    index = given_pod(JobView(Observation(job)), pod.rpartition("/")[2])  # here all names are without random suffixes
-    return _existing(client, name, view.pods[index])
+    seen = _observed(client, name)
+    bare = JobView(Observation(seen.job))  # here all names are without random suffixes
+    return _existing(client, name, JobView(seen).pods[given_pod(bare, pod.rpartition("/")[2])])
 
 
 def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
@@ -92,17 +96,14 @@ def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
 
     Raises UsageError if the job has fewer ranks, and ApiError if the rank has no pod now.
     """
-    job = client.get_job(name)
-    seen = Observation(job, client.pods_of(job), client.now())
-    view = JobView(seen)
+    view = view_with_ranks(client, name)
     hint = f"{client.commands.flk('status', name)} shows the pods of the ranks"
     if rank >= view.sizes[1] * view.processes:
         raise UsageError(f"--rank: job {name} has no rank {rank}")
-    if view.resizable:
-        view = JobView(Reader(client).complete(seen))
-        if not view.members and rank >= view.processes:  # the ranks of pod 0 are known: it is never replaced
-            why = f"the log of pod {view.pods[0].name} tells of no attempt"
-            raise ApiError(f"which pod of job {name} has rank {rank} is not known: {why}", hint=hint)
+    # The ranks of pod 0 are known: it is never replaced.
+    if view.resizable and not view.members and rank >= view.processes:
+        why = f"the log of pod {view.pods[0].name} tells of no attempt"
+        raise ApiError(f"which pod of job {name} has rank {rank} is not known: {why}", hint=hint)
     found = next((pod for pod in view.pods if rank in pod.ranks), None)
     if found is None:
         raise ApiError(f"rank {rank} is not in the latest attempt of job {name}, which has fewer pods", hint=hint)
@@ -119,6 +120,11 @@ def container_in(client: JobClient, job: str, pod: str, chosen: str) -> str:
     return container_of(client.get_pod(pod, job), chosen)
 
 
+def _observed(client: JobClient, name: str) -> Observation:
+    job = client.get_job(name)
+    return Observation(job, client.pods_of(job), client.now())
+
+
 def _existing(client: JobClient, name: str, pod: PodState) -> PodState:
     if pod.absent:
         raise ApiError(f"pod {pod.name} does not exist", hint=f"{client.commands.flk('why', name)} says why")
@@ -129,7 +135,7 @@ def _existing(client: JobClient, name: str, pod: PodState) -> PodState:
 
 
 class Reader:
-    """Completes observations of one job, one after the other."""
+    """Makes views of one job, one after the other, with the answers to the requests that each needs."""
 
     def __init__(self, client: JobClient, shared: SharedAnswers | None = None) -> None:
         """``shared`` has what many jobs need, so that it is not read for each of them."""
@@ -137,11 +143,12 @@ class Reader:
         self._answers: dict[Need, Answer] = {}  # as they were read last
         self._backoffs = {True: _Backoff(*RECORD_EVERY), False: _Backoff(*EVENTS_EVERY)}  # by: of the launchers
 
-    def complete(self, seen: Observation) -> Observation:
-        """Return the observation of an existing job together with the answers to the requests that it needs."""
+    def view(self, seen: Observation) -> JobView:
+        """Return the view of a job that was observed, after the requests that it needs."""
         before, self._answers = self._answers, {}
         due: dict[bool, bool] = {}
-        while wanted := needs(JobView(seen)):
+        view = JobView(seen, self._client.commands)
+        while wanted := needs(view):
             for need in wanted:
                 frequent = need.what in OF_LAUNCHERS
                 if frequent not in due:
@@ -151,9 +158,10 @@ class Reader:
                 if answer is not None:
                     self._answers[need] = answer
                 seen = with_answer(seen, need, answer or Answer())
+            view = JobView(seen, self._client.commands)
         left = {need: answer for need, answer in before.items() if not due.get(need.what in OF_LAUNCHERS)}
         self._answers = left | self._answers
-        return seen
+        return view
 
     def _ask(self, need: Need, seen: Observation) -> Answer | None:
         """Make a request. Return None if it fails, as in an outage: the follower waits until that is over."""

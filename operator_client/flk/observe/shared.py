@@ -11,7 +11,7 @@ from typing import Any, Final
 from flk.errors import ForbiddenError
 from flk.kube import Object
 from flk.observe.client import JobClient
-from flk.observe.observation import event_time, involved
+from flk.observe.observation import involved
 from flk.observe.resources import EVENTS
 
 KEPT: Final = 5.0  # seconds for which an answer counts
@@ -27,7 +27,7 @@ class SharedAnswers:
         self._lock = threading.Lock()
 
     def events(self, kind: str, name: str) -> list[Object]:
-        """Return the events about one object, oldest first; none where the user may not read them."""
+        """Return the events about one object; none where the user may not read them."""
         found: dict[tuple[str, str], list[Object]] = self.once("events", self._events)
         return found.get((kind, name), [])
 
@@ -48,7 +48,7 @@ class SharedAnswers:
             found = self._client.api.list_all(self._client.target(EVENTS))[0]
         except ForbiddenError:
             return about
-        for event in sorted(found, key=event_time):
+        for event in found:
             what = involved(event)
             about[str(what.get("kind")), str(what.get("name"))].append(event)
         return about

@@ -49,8 +49,8 @@ class CheckpointOptions:
     seed: int  # of the run; a rank derives the seed of its own random numbers from it
     metadata: Mapping[str, Any]  # of the writer of the checkpoints: job, code, versions
     timeout: float  # seconds that a rank waits for the file of another
-    keep: int = 2  # the newest checkpoints that stay
-    keep_every: int = 0  # checkpoints whose step is a multiple of this stay too; 0: none
+    keep: int = user_env.KEEP.default  # the newest checkpoints that stay
+    keep_every: int = user_env.KEEP_EVERY.default  # checkpoints whose step is a multiple of this stay too; 0: none
     store_every: int | None = None
     """Steps between two checkpoints in storage, where memory keeps more; 0: only at the end; COMPUTED: as many as it
     takes. None: each is stored."""

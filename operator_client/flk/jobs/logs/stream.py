@@ -137,9 +137,9 @@ class _Merger:
                 chosen = LineFilter(JobView(Observation(seen.job)), self._options)
                 for pod in sorted(seen.pods, key=chosen.order):
                     self._start(pod, chosen)
-                seen = reader.complete(seen)
-                state = derive(JobView(seen, self._client.commands))
-                self._writer.observe(replace(seen, record=self._record or seen.record), state)
+                view = reader.view(seen)
+                state = derive(view)
+                self._writer.observe(replace(view.around, record=self._record or view.around.record), state)
                 if self._is_complete(state):
                     return
                 if state.phase in _WAITING and state.message:

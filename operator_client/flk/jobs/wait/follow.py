@@ -203,19 +203,16 @@ class _Followed:
     tails: TailReader
     last: State | None = None
 
-    def completed(self, seen: Observation) -> Observation:
-        """Return an observation with what the job needs."""
-        return self.reader.complete(seen) if seen.gone is None else seen
-
-    def take(self, seen: Observation) -> _Seen:
-        """Archive an observation, and return the state of the job."""
+    def take(self, view: JobView) -> _Seen:
+        """Archive what was seen of the job, and return its state."""
+        seen = view.around
         job = seen.job if seen.gone is None else None
         if job is None:
             namespace, code = self.client.namespace, int(ExitCode.RUNNING)
             last = self.last or State(self.job.name, namespace, self.job.uid, Phase.PENDING, code)
             self.last = deleted(last, name_reused=seen.name_reused, now=seen.gone)
         else:
-            self.last = derive(JobView(seen, self.client.commands))
+            self.last = derive(view)
         self.writer.observe(seen, self.last)
         if job is not None:
             self.tails.consider(seen.pods)
@@ -241,8 +238,8 @@ def _states(
         yield from _errors(follower)
         for seen in follower.updates(until):
             yield from _errors(follower)
-            for job, each in _completed(pool, followed, seen, until).items():
-                yield [job], followed[job].take(each)
+            for job, view in _views(pool, followed, seen, until).items():
+                yield [job], followed[job].take(view)
             if until is not None and time.monotonic() >= until:
                 return
         yield from _errors(follower)
@@ -264,14 +261,17 @@ def _errors(follower: Follower) -> Iterator[tuple[Sequence[JobRef], FlkError]]:
     yield from ((each, error) for error, each in jobs.items())
 
 
-def _completed(
+def _views(
     pool: ReadPool, followed: dict[JobRef, _Followed], seen: dict[JobRef, Observation], until: float | None
-) -> dict[JobRef, Observation]:
-    """Return the observations with what their jobs need, or without what was not read when the time is over."""
+) -> dict[JobRef, JobView]:
+    """Return the views of the jobs, of several without what was not read when the time is over."""
     if len(followed) == 1:  # its requests end in time
-        return {job: followed[job].completed(each) for job, each in seen.items()}
-    futures: dict[JobRef, Future[Observation]] = {
-        job: pool.submit(followed[job].completed, each) for job, each in seen.items()
+        return {job: followed[job].reader.view(each) for job, each in seen.items()}
+    futures: dict[JobRef, Future[JobView]] = {
+        job: pool.submit(followed[job].reader.view, each) for job, each in seen.items()
     }
     wait(futures.values(), timeout=None if until is None else max(_LAST, until - time.monotonic()))
-    return {job: futures[job].result() if futures[job].done() else each for job, each in seen.items()}
+    return {
+        job: futures[job].result() if futures[job].done() else JobView(each, followed[job].client.commands)
+        for job, each in seen.items()
+    }
