@@ -9,7 +9,7 @@ from flk.health.failure import exit_code_of
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import numbered, plural
 from flk_runtime.contract.record import Attempt
 
@@ -50,7 +50,7 @@ def _fruitless(view: JobView, attempts: list[Attempt]) -> tuple[list[tuple[Attem
     for attempt in attempts:
         if attempt.failure is None:
             found = [] if _goes_on(view, attempt, found, best) else found
-        elif attempt.failure.kind is not Kind.RESIZED:
+        elif not attempt.failure.kind.meaning.planned:
             found = [] if _advanced(attempt, best) else [*found, (attempt, attempt.failure)]
         reached = [step for step in (best, attempt.restored, attempt.step) if step is not None]
         best = max(reached, default=None)

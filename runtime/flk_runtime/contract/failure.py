@@ -113,6 +113,7 @@ class Meaning:
     final_after: int = 0  # times in a row without progress after which the same failure is final; 0: never
     delay: float = 0.0  # seconds before the attempt that follows the first such failure
     node_at_fault: bool = False  # it may be the fault of the node, which pods avoid if it happens again
+    node_unfit: bool = False  # it is the fault of the node, which pods avoid at once
     node_suspect: bool = False  # a broken node does so too, although the script or the storage is as likely
     network_at_fault: bool = False  # it may be the fault of the network between nodes
     secondary: bool = False  # a consequence of another rank's failure, whenever there is one
@@ -120,6 +121,7 @@ class Meaning:
     needs_new_pod: bool = False  # the pod exists, and must be replaced before another attempt
     may_follow_loss: bool = False  # an exception of this kind may be raised because a connection to a peer broke
     saves: bool = False  # the ranks are asked to save after the same step before the attempt ends
+    planned: bool = False  # nothing has failed: the next attempt has other pods
     answers_sigterm: bool = False  # it is probably how a script answers SIGTERM, if the rank has received one
 
 
@@ -215,7 +217,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.UNHEALTHY: Meaning(  # the reason for the loss or the connection that broke, if it is found after that
         "the check of a pod finds a fault of its node: a GPU, a disk, /dev/shm",
         3, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "is on an unhealthy node", same=("pod", "node", "message"),
-        final_after=_TEN_TIMES, node_at_fault=True, needs_new_pod=True,
+        final_after=_TEN_TIMES, node_at_fault=True, node_unfit=True, needs_new_pod=True,
     ),
     Kind.PREEMPTED: Meaning(
         "a pod receives SIGTERM: a drain, an eviction, a preemption",
@@ -243,7 +245,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.RESIZED: Meaning(
         "a pod joins an elastic job, or leaves it after SIGTERM",
-        5, _INFRASTRUCTURE, _LAUNCHER, predicate="joined or left", message_is_predicate=True, saves=True,
+        5, _INFRASTRUCTURE, _LAUNCHER, predicate="joined or left", message_is_predicate=True, saves=True, planned=True,
     ),
     # A shard of a checkpoint in memory cannot be read when its pod is lost, and a save fails when a rank has failed.
     Kind.STORAGE: Meaning(

@@ -31,7 +31,7 @@ def quarantine(history: Sequence[Attempt], memory: float) -> list[QuarantinedNod
         if failure and failure.node and failure.kind.meaning.node_at_fault and time >= since:
             node = failure.node
             reasons.setdefault(node, failure.summary)
-            counts[node] += _REPEATEDLY if failure.kind is Kind.UNHEALTHY else 1
+            counts[node] += _REPEATEDLY if failure.kind.meaning.node_unfit else 1
             if counts[node] >= _REPEATEDLY:
                 until = time + memory if memory < math.inf else 0.0
                 found.setdefault(node, QuarantinedNode(node, reasons[node], until))

@@ -127,7 +127,7 @@ class Leader:
         lost = self._lost(pod, f"{messages.DISCONNECTED}: {reason}")
         trains = self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done
         if trains and self._preemption:
-            if self._preemption.failure.kind is Kind.RESIZED:
+            if self._preemption.failure.kind.meaning.planned:
                 self._failures.add(lost)  # nobody has asked for that
             if self._preemption.lose(pod):
                 self._end_attempt(self._preemption.failure, now)

@@ -106,7 +106,7 @@ def _delay(history: Sequence[Attempt], meaning: Meaning, limits: Limits) -> floa
     in_a_row = 0
     for index in range(len(history) - 1, -1, -1):
         attempt, previous = history[index], history[index - 1] if index else None
-        if attempt.failure is None or attempt.failure.kind is Kind.RESIZED or made_progress(previous, attempt):
+        if attempt.failure is None or attempt.failure.kind.meaning.planned or made_progress(previous, attempt):
             break
         in_a_row += 1
     return min(limits.backoff, max(meaning.delay, 2.0 ** (in_a_row - 2) if in_a_row > 1 else 0.0))
