@@ -11,7 +11,7 @@ from typing import Final
 from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError, UsageError
 from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.logs.folding import Folder
-from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
+from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, some
 from flk.jobs.logs.reader import IDLE
 from flk.jobs.state import derive
 from flk.jobs.wait import get_state, raise_for_state
@@ -24,7 +24,6 @@ from flk.observe.pool import ReadPool
 from flk.observe.stamps import split_stamp
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
-from flk_runtime.contract.ranges import plural
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
 FOLDED: Final = 100_000  # lines among which equal ones are folded
@@ -93,9 +92,9 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
         known = [pod for pod in kept.logs if chosen.base_name(pod) in gone] if kept is not None else []
         verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
         if kept is not None and known and (refusal := _unanswered(kept, chosen, known)):
-            yield LogLine(f"{_some(known)} {verb} gone; {refusal}", note=True)
+            yield LogLine(f"{some(known)} {verb} gone; {refusal}", note=True)
         elif kept is not None and known:
-            yield LogLine(f"{_some(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
+            yield LogLine(f"{some(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
             for pod in known:
                 yield from kept_lines(client, kept, chosen, pod)
         elif not pods:
@@ -173,7 +172,7 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: Arc
             yield from chosen.lines(name).chosen(lines)
     for reason, names in unread.items():
         verb = "has" if len(names) == 1 else "have"
-        yield LogLine(f"{_some(names)} {verb} {reason}", note=True)
+        yield LogLine(f"{some(names)} {verb} {reason}", note=True)
     if failure is not None and not readable:
         raise failure
 
@@ -182,8 +181,3 @@ def read_log(client: JobClient, pod: Object, options: LogOptions) -> list[tuple[
     """Return time and text of the lines that a pod's log has now. Raises ApiError."""
     with client.stream_log(pod, IDLE, container=options.container, timestamps=True, **options.query()) as lines:
         return options.last([split_stamp(line) for line in lines])
-
-
-def _some(pods: list[str]) -> str:
-    """Return names of pods in short: ``gpt-worker-3 and 40 other pods``."""
-    return pods[0] if len(pods) == 1 else f"{pods[0]} and {plural(len(pods) - 1, 'other pod')}"

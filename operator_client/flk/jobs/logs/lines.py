@@ -13,6 +13,7 @@ from flk.observe.reader import given_pod
 from flk.observe.view import JobView
 from flk.terminal import printable
 from flk_runtime.contract import log_format
+from flk_runtime.contract.ranges import plural
 
 _RECORDS: Final = 10  # lines more that are read of the end of a log, where there may be so many records
 _TAG: Final = re.compile(r"\[(rank|pod) (\d{1,9})\] ")
@@ -85,6 +86,11 @@ class LogLine:
             "attempt": self.attempt or None,
             "message": self.message,
         }
+
+
+def some(pods: list[str]) -> str:
+    """Return names of pods in short: ``gpt-worker-3 and 40 other pods``."""
+    return pods[0] if len(pods) == 1 else f"{pods[0]} and {plural(len(pods) - 1, 'other pod')}"
 
 
 class LineFilter:

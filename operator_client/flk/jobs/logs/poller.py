@@ -22,17 +22,10 @@ class Poller:
         self._closed = closed
         self._changed = threading.Condition()
         self._waiting: deque[tuple[float, PodLog]] = deque()  # with the time of the next request
-        self._reading = 0
         self._hurry = False
         self._next = 0.0  # time of the next request of all threads
         for number in range(THREADS):
             threading.Thread(target=self._run, daemon=True, name=f"flk-poll-{number}").start()
-
-    @property
-    def left(self) -> int:
-        """Number of logs that are not complete."""
-        with self._changed:
-            return len(self._waiting) + self._reading
 
     def add(self, log: PodLog) -> None:
         """Read this log, too."""
@@ -48,13 +41,6 @@ class Poller:
                 self._waiting = deque((0.0, log) for _, log in self._waiting)
                 self._changed.notify_all()
 
-    def join(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds until every log is complete."""
-        until = time.monotonic() + timeout
-        with self._changed:
-            while (self._waiting or self._reading) and not self._closed.is_set() and time.monotonic() < until:
-                self._changed.wait(0.2)
-
     def _run(self) -> None:
         while not self._closed.is_set():
             log = self._take()
@@ -62,11 +48,10 @@ class Poller:
                 continue
             log.read(follow=False)
             with self._changed:
-                self._reading -= 1
                 if not log.complete:
                     pause = _LAST_ROUND if self._hurry else ROUND
                     self._waiting.append((time.monotonic() + pause, log))
-                self._changed.notify_all()
+                    self._changed.notify()
 
     def _take(self) -> PodLog | None:
         """Return the log whose turn it is; None after a pause, if there is none."""
@@ -80,5 +65,4 @@ class Poller:
                 self._changed.wait(min(0.5, due - now))
                 return None
             self._next = max(now, self._next) + 1 / RATE
-            self._reading += 1
             return self._waiting.popleft()[1]

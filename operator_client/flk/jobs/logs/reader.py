@@ -45,14 +45,23 @@ class PodLog:
         keep: Callable[[str, str, str], None] = lambda pod, time, line: None,
     ) -> None:
         self.error: Exception | None = None  # the error that has ended the reading early
-        self.complete = False  # whether no line can come any more
         self.name = str(pod["metadata"]["name"])
         self._client, self._pod, self._put, self._closed, self._keep = client, pod, put, closed, keep
         self._lines, self._options = chosen.lines(self.name), chosen.options
         self._ends = fresh and bool(chosen.options.tail)  # whether the next request is for the last lines only
         self._query = chosen.options.query() if fresh else {}
         self._position = LogPosition(cut=fresh and chosen.options.cuts)
+        self._completed = threading.Event()
         self._refused = 0.0  # since when the API server does not accept the credentials; 0: it does
+
+    @property
+    def complete(self) -> bool:
+        """Whether no line can come any more."""
+        return self._completed.is_set()
+
+    def await_end(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds until the log is complete."""
+        self._completed.wait(timeout)
 
     def read(self, *, follow: bool) -> bool:
         """Send one request, pass on what is new, and return whether there was anything. Raises nothing.
@@ -62,13 +71,14 @@ class PodLog:
         try:
             return self._read(follow)
         except Exception as error:  # of any kind: the thread that prints raises it
-            self.error, self.complete = error, True
+            self.error = error
+            self._completed.set()
             return False
 
     def _read(self, follow: bool) -> bool:
         container = self._container()
         if container == _Container.GONE:
-            self.complete = True  # a request by the name would read the log of the pod that has it now
+            self._completed.set()  # a request by the name would read the log of the pod that has it now
             return False
         new_lines = False
         try:
@@ -85,11 +95,14 @@ class PodLog:
                         self._pass_on(line)
                     if self._closed.is_set():
                         return new_lines
-            self.complete, self._refused = container == _Container.ENDED, 0.0
+            self._refused = 0.0
+            if container == _Container.ENDED:
+                self._completed.set()
         except ForbiddenError:
             raise
         except ApiError as error:
-            self.complete = error.status == 404 or (container == _Container.ENDED and error.status == 400)
+            if error.status == 404 or (container == _Container.ENDED and error.status == 400):
+                self._completed.set()
             self._refused = (self._refused or monotonic()) if error.status == 401 else 0.0
             if self._refused and monotonic() - self._refused > STARTING:
                 raise
@@ -125,20 +138,16 @@ class PodLog:
         return _Container.ENDED if ended else _Container.RUNNING
 
 
-class PodReader:
+class PodReader(threading.Thread):
     """A thread that follows the log of one pod until it is complete or ``closed`` is set."""
 
     def __init__(self, log: PodLog, closed: threading.Event) -> None:
+        super().__init__(daemon=True, name=f"flk-log-{log.name}")
         self.log = log
         self._closed = closed
-        self._thread = threading.Thread(target=self._run, daemon=True, name=f"flk-log-{log.name}")
-        self._thread.start()
+        self.start()
 
-    def join(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for the last line."""
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
+    def run(self) -> None:
         idle = 0  # requests in a row that brought no new line
         while not self._closed.is_set():
             idle = 0 if self.log.read(follow=True) else idle + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Final
 from flk.errors import WaitTimeoutError
 from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.logs.folding import Folder
-from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
+from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, some
 from flk.jobs.logs.poller import RATE, ROUND, Poller
 from flk.jobs.logs.reader import PodLog, PodReader
 from flk.jobs.state import Phase, PodPhase, State, derive
@@ -24,7 +25,7 @@ from flk.observe.observation import Observation
 from flk.observe.pods import has_log
 from flk.observe.reader import Reader
 from flk.observe.view import JobView
-from flk.units import short_duration
+from flk.units import short_duration, timestamp
 from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import JobRecord
@@ -32,8 +33,7 @@ from flk_runtime.contract.record import JobRecord
 FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a connection; the logs of other pods are polled
 QUEUED: Final = 5000  # lines that may wait to be printed
 _INTERVAL: Final = 0.3  # seconds between two observations of a job in which nothing changes
-_AFTER_END: Final = 30.0  # seconds after the job's end in which the last lines must come
-_PER_POLLED: Final = 0.1  # seconds more for each pod that is polled
+_AFTER_END: Final = 30.0  # seconds after the job's end in which pods may run on, and in which a last line must come
 _WAITING: Final = (Phase.PENDING, Phase.STUCK, Phase.QUEUED, Phase.SUSPENDED)
 
 
@@ -78,11 +78,13 @@ def _merged(
                     hint=f"the job goes on; {client.commands.flk('logs', name)} shows the rest",
                 )
             try:
-                yield merger.lines.get(timeout=0.2)
+                line = merger.lines.get(timeout=0.2)
             except queue.Empty:
-                if not merger.running and merger.lines.empty():
-                    break
                 yield None
+                continue
+            if line is None:
+                break
+            yield line
         if merger.error is not None:
             raise merger.error
     finally:
@@ -93,7 +95,7 @@ class _Merger:
     """A thread that follows a job and starts a reader for the log of every pod."""
 
     def __init__(self, client: JobClient, name: str, options: LogOptions, writer: ArchiveWriter) -> None:
-        self.lines: queue.Queue[LogLine] = queue.Queue(QUEUED)
+        self.lines: queue.Queue[LogLine | None] = queue.Queue(QUEUED)  # None is the end
         self.error: Exception | None = None
         self._client, self._name, self._options, self._writer = client, name, options, writer
         self._closed = threading.Event()
@@ -103,13 +105,9 @@ class _Merger:
         self._names: set[str] = set()  # of pods whose log is or was read
         self._noted: set[str] = set()  # notes that are given once
         self._record: JobRecord | None = None  # the last one in the logs
-        self._thread = threading.Thread(target=self._run, daemon=True, name="flk-logs")
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """Whether lines may still come."""
-        return self._thread.is_alive()
+        self._ended = math.inf  # when the job was seen to have ended, by the API server's clock
+        self._last_line = 0.0  # when the last line came that is not younger than that
+        threading.Thread(target=self._run, daemon=True, name="flk-logs").start()
 
     def close(self) -> None:
         """Have all threads end, and write what was kept."""
@@ -121,8 +119,8 @@ class _Merger:
             self._follow()
         except Exception as error:  # of any kind: the thread that prints raises it
             self.error = error
-        finally:
-            self._await_last_lines()
+        self._await_last_lines()
+        self._put([None])
 
     def _follow(self) -> None:
         reader = Reader(self._client)
@@ -151,11 +149,11 @@ class _Merger:
             return False
         if all(log.complete for log in self._logs.values()):
             return True
-        if state.phase != Phase.FAILED:
-            return False
+        if not any(pod.phase == PodPhase.RUNNING for pod in state.pods):
+            return True
         # Pods of a program without flk's launcher may run on after the job has failed.
-        running = any(pod.phase == PodPhase.RUNNING for pod in state.pods)
-        return not running or (state.ended is not None and self._client.now() - state.ended > _AFTER_END)
+        over = state.ended is not None and self._client.now() - state.ended > _AFTER_END
+        return over and state.phase == Phase.FAILED
 
     def _start(self, pod: Object, chosen: LineFilter) -> None:
         """Begin to read the log of a pod, unless it is being read or there is none yet."""
@@ -189,23 +187,36 @@ class _Merger:
         self._poller.add(log)
 
     def _await_last_lines(self) -> None:
-        until = time.monotonic() + _AFTER_END
+        """Wait until all logs are complete, as long as more of them comes. Lines of pods that run on do not count."""
+        self._ended = self._client.now()
         if self._poller is not None:
             self._poller.hurry()
-            self._poller.join(_AFTER_END + _PER_POLLED * self._poller.left)
-        for reader in self._readers:
-            while not reader.log.complete and not self._closed.is_set() and time.monotonic() < until:
-                reader.join(0.2)
+        left = math.inf
+        while (missing := [log for log in self._logs.values() if not log.complete]) and not self._closed.is_set():
+            if len(missing) < left or self.lines.full():  # full: who prints the lines is slow
+                left, self._last_line = len(missing), time.monotonic()
+            elif time.monotonic() - self._last_line > _AFTER_END:
+                which, whose = some([log.name for log in missing]), "its log" if len(missing) == 1 else "their logs"
+                more, silent = self._client.commands.flk("logs", self._name), short_duration(_AFTER_END)
+                self._note(
+                    "missing",
+                    f"{which} may print more, or {whose} cannot be read: in {silent} no line came from before the "
+                    f"job's end. {more} --no-follow shows what there is",
+                )
+                break
+            missing[0].await_end(0.2)
         self.error = self.error or next((log.error for log in self._logs.values() if log.error), None)
 
-    def _keep(self, pod: str, time: str, line: str) -> None:
+    def _keep(self, pod: str, stamp: str, line: str) -> None:
         """Keep a line as evidence. Called by the threads that read logs."""
+        if 0 < timestamp(stamp) <= self._ended:  # 0: a message of the kubelet
+            self._last_line = time.monotonic()
         if not self._options.of_ranks:
             return
         if record := parse_record(line):
             self._record = record
         else:
-            self._writer.add_line(pod, line, time)
+            self._writer.add_line(pod, line, stamp)
 
     def _note(self, key: str, text: str) -> None:
         """Pass a note on, unless a note with this key was passed on before."""
@@ -213,7 +224,7 @@ class _Merger:
             self._noted.add(key)
             self._put([LogLine(text, note=True)])
 
-    def _put(self, lines: Iterable[LogLine]) -> None:
+    def _put(self, lines: Iterable[LogLine | None]) -> None:
         for line in lines:
             while not self._closed.is_set():
                 try:

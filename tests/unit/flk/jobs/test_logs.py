@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +191,49 @@ def test_stream_that_breaks_is_gone_on_with(fake: Any, client: JobClient) -> Non
     asked = [r.query for r in fake.requests if r.path.endswith("/log")]
     assert "sinceTime" not in asked[0]
     assert asked[1]["sinceTime"].startswith("2026-01-01T00:00:0")
+
+
+class SlowLog:
+    """The log of a failed job's pod: each request brings its next line after 20 s. After the last one the pod ends."""
+
+    def __init__(self, fake: Any, lines: Iterable[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+        job = JobBuilder(1, processes=2).condition("Failed").pod(0)
+        job.job["metadata"]["labels"] = {}  # of another tool: flk looks for no record in its log
+        job.job["status"]["conditions"][-1]["lastTransitionTime"] = "2026-01-01T00:00:30Z"
+        job.add_to(fake)
+        self.lines, self.seconds, self.pod = iter(lines), 0, fake.objects[PODS]["gpt-worker-0"]
+        monkeypatch.setattr("flk.jobs.logs.stream.time", SimpleNamespace(monotonic=lambda: self.seconds))
+        fake.logs["gpt-worker-0"] = self
+
+    def popleft(self) -> bytes:
+        self.seconds += 20
+        text = next(self.lines, b"")
+        if not text:
+            self.pod["status"]["phase"] = "Failed"
+        return text
+
+
+def test_long_logs_of_a_failed_job_come_to_their_end(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flk.jobs.logs.reader._BACKOFFS", (0.5,))  # longer than the stream waits for a line
+    SlowLog(fake, [line(second, f"[rank 0] {second}") + b"\n" for second in range(5)], monkeypatch)
+    assert [one.text for one in follow(client, "gpt", LogOptions())] == [f"[rank 0] {n}" for n in range(5)]
+
+
+def test_pods_that_run_on_after_their_job_has_failed_are_named(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.date = "Thu, 01 Jan 2026 00:01:40 GMT"
+    later = (f"2026-01-01T00:02:00.{number:06}Z [rank 0] after\n".encode() for number in itertools.count())
+    SlowLog(fake, itertools.chain([line(20, "[rank 0] before") + b"\n"], later), monkeypatch)
+    first, *_, last = follow(client, "gpt", LogOptions())
+    assert first.text == "[rank 0] before"
+    assert last == LogLine(
+        "gpt-worker-0 may print more, or its log cannot be read: in 30s no line came from before the job's end. "
+        "flk logs gpt -n team --no-follow shows what there is",
+        note=True,
+    )
 
 
 class Ending:
