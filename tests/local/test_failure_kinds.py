@@ -330,6 +330,14 @@ raise ValueError("the first error")
         words="Too many open files",
     ),
     Kind(
+        "full disk while saving",
+        "with open('/dev/full', 'wb') as file:\n    torch.save(torch.ones(100), file)",
+        kind="disk_full",
+        type="OSError",
+        words="No space left on device",
+        code=ExitCode.INFRASTRUCTURE,
+    ),
+    Kind(
         "no more threads",
         """
         resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
@@ -338,7 +346,7 @@ raise ValueError("the first error")
             threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
         """,
         type="RuntimeError",
-        words="can't start new thread",
+        words="the pod is at a limit of processes, for which threads count (pids.max of the pod, ulimit -u)",
     ),
     Kind(
         "exception without a text",
@@ -458,15 +466,6 @@ CRASHES = (
 )
 FINAL = (
     Kind(
-        "full disk while saving",
-        "with open('/dev/full', 'wb') as file:\n    torch.save(torch.ones(100), file)",
-        kind="disk_full",
-        type="OSError",
-        words="No space left on device",
-        code=ExitCode.INFRASTRUCTURE,
-        attempts=1,
-    ),
-    Kind(
         "wrong argument of init",
         "import flk_runtime\nflk_runtime.init(strategy='magic')",
         (0, 1, 2, 3),
@@ -501,7 +500,7 @@ def test_rank_cause_and_exit_code_are_right(forked_pods: Callable[..., Pods], ki
 
 def fail(forked_pods: Callable[..., Pods], kind: Kind, restarts: int) -> None:
     """Run a job that fails so, and check what its records say."""
-    job = forked_pods(2, 2, script=kind.script, FLK_RESTARTS=str(restarts))
+    job = forked_pods(2, 2, script=kind.script, FLK_RESTARTS=str(restarts), FLK_DISRUPTIONS=str(restarts))
     job.start("train.py")
     assert job.wait() == [kind.code] * 2, job.logs_of_all()
     for index in range(2):

@@ -52,7 +52,7 @@ ONCE_AND_AGAIN = {
     "segmentation fault": ("os.kill(os.getpid(), signal.SIGSEGV)", 100, 2, 1, 0, "twice at step 7"),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", 100, 3, 2, 0, "all 2 restarts are used"),
     "terminated": ("sys.exit(143)", 100, 3, 2, 0, "all 2 restarts are used"),
-    "no space": ("open('/dev/full', 'w').write('x' * 100000)", 104, 1, 0, 0, "until somebody frees space"),
+    "no space": ("open('/dev/full', 'w').write('x' * 100000)", 104, 3, 0, 2, "all 2 disruptions are used"),
     "I/O error": ("open('/proc/self/mem', 'rb').read(1)", 104, 3, 0, 2, "all 2 disruptions are used"),
     "stale handle": ("raise OSError(errno.ESTALE, 'Stale file handle')", 104, 3, 0, 2, "all 2 disruptions are used"),
     "lost connection": (

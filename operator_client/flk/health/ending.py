@@ -221,8 +221,9 @@ CAUSES: Final = (
     Cause(
         "DiskFull",
         "There is no space left on a disk",
-        f"A write failed because a volume or the pod's own disk is full (ENOSPC). {_RECORD}",
-        "Free space, keep fewer checkpoints, or use a larger volume.",
+        "A write failed because a volume or the pod's own disk is full (ENOSPC). flk's launchers try again before they "
+        f"end the job. {_RECORD}",
+        "Free space, keep fewer checkpoints, or use a larger volume. flk restart goes on from the newest checkpoint.",
         _ended(
             lambda failure: (
                 failure.kind is Kind.DISK_FULL or (failure.kind in _OF_CODE and bool(_DISK.search(_text(failure))))

@@ -128,7 +128,7 @@ class Meaning:
 _SAME_WAY: Final = "the next attempt would fail in the same way"
 _ERROR: Final = ("type", "message")
 _TWICE: Final = 2
-_TEN_TIMES: Final = 10  # storage or a network may be away for as long as ten attempts take
+_TEN_TIMES: Final = 10  # storage or a network may be away, or a disk full, for as long as ten attempts take
 _TRAINING, _INFRASTRUCTURE = ExitCode.TRAINING, ExitCode.INFRASTRUCTURE
 _LAUNCHER, _OPERATOR = Retry.LAUNCHER, Retry.OPERATOR
 _RESTARTS, _DISRUPTIONS = Budget.RESTARTS, Budget.DISRUPTIONS
@@ -170,7 +170,8 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.DISK_FULL: Meaning(
         "a rank finds no space on a file system (ENOSPC, EDQUOT)",
-        1, _INFRASTRUCTURE, predicate="raised {type}", reason="it stays full until somebody frees space", same=_ERROR,
+        # Whoever fills it may free it: another job, or files of ranks that have ended.
+        1, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TEN_TIMES,
     ),
     Kind.READ_ONLY: Meaning(
         "a rank writes to a file system that is mounted read-only (EROFS)",

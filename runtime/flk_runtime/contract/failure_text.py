@@ -52,17 +52,24 @@ _TEXTS: Final[Sequence[tuple[Kind, frozenset[str] | None, tuple[str, ...]]]] = (
 )  # fmt: skip
 
 
-_OTHER_COLLECTIVES: Final = "op.preamble.length <= op.nbytes"  # gloo's; NCCL waits, and the launcher finds the hang
+# Words of an exception that name neither cause nor cure, and both.
+_ADVICE: Final = {
+    # gloo's; NCCL waits, and the launcher finds the hang
+    "op.preamble.length <= op.nbytes": (
+        "the ranks called different collectives, or one with other sizes, as where a rank skips a batch, ends its loop "
+        "first, or evaluates, saves or takes a mean alone: do each of these on all ranks or on none"
+    ),
+    "can't start new thread": (
+        "the pod is at a limit of processes, for which threads count (pids.max of the pod, ulimit -u), or has no "
+        "memory for another thread: use fewer workers and threads, or raise the limit"
+    ),
+}
 
 
 def with_advice(message: str) -> str:
-    """``message`` of an exception, and before it the cause and the cure, where torch names none."""
-    if _OTHER_COLLECTIVES not in message:
-        return message
-    return (
-        "the ranks called different collectives, or one with other sizes, as where a rank skips a batch, ends its loop "
-        f"first, or evaluates, saves or takes a mean alone: do each of these on all ranks or on none ({message})"
-    )
+    """``message`` of an exception, and before it the cause and the cure, where torch and Python name none."""
+    advice = next((advice for words, advice in _ADVICE.items() if words in message), "")
+    return f"{advice} ({message})" if advice else message
 
 
 def kind_of_text(type_name: str, message: str) -> Kind:

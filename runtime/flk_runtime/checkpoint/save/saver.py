@@ -19,6 +19,7 @@ from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
+from flk_runtime.contract.failure_text import with_advice
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, StorageError
 from flk_runtime.shared.shard_file import ShardHeader
@@ -166,7 +167,8 @@ class Saver:
         """Have a thread call `poll` until the latest checkpoint is complete in memory, for a script that does not."""
         if self._step is not None and not (self._watcher and self._watcher.is_alive()):
             self._watcher = threading.Thread(target=self._poll_until_held, name="flk-checkpoint-watch", daemon=True)
-            self._watcher.start()
+            with contextlib.suppress(RuntimeError):  # at a limit of processes: the next save calls it
+                self._watcher.start()
 
     def wait(self) -> None:
         """Wait until the latest save is complete, in storage too if there is one: it is written now if it was not.
@@ -266,7 +268,10 @@ class Saver:
         self._latest = (shard, header, time.monotonic() - begin)
 
     def _begin_write(self) -> None:
-        """Have the latest shard written to storage by a thread. None writes."""
+        """Have the latest shard written to storage by a thread. None writes.
+
+        Where no thread can be started, as at a limit of processes, it is written before this returns.
+        """
         assert self._writer is not None  # noqa: S101
         assert self._latest is not None  # noqa: S101
         shard, header, seconds = self._latest
@@ -274,7 +279,13 @@ class Saver:
         self._awaited.clear()
         arguments = (self._writer, shard, header, seconds * _PAUSE)
         self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            self._warn(f"training waits while step {header.step} is stored: {with_advice(str(error))}")
+            self._awaited.set()
+            self._write(*arguments)
 
     def _memory_path(self, size: int) -> FilePath | None:
         """The file in the memory of the pod for a shard of this size; None if there is none."""

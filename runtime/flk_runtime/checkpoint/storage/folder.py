@@ -25,7 +25,7 @@ _REPLACED = ".replaced-"  # the beginning of the name of a checkpoint in whose p
 class FolderDestination:
     """A folder of checkpoints. Methods raise OSError where the file system fails, `prepare` CheckpointError."""
 
-    passing_errors = False  # a full disk does not get better by itself
+    passing_errors = False  # a disk may stay full, and the training would never be saved
 
     def __init__(self, path: Path) -> None:
         self.path = path

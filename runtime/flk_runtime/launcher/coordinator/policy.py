@@ -91,9 +91,9 @@ def made_progress(previous: Attempt | None, last: Attempt) -> bool:
     """
     before = previous.step if previous else None
     if last.step is None and before is None:
-        # flk could not read or write a checkpoint, perhaps before the ranks began, however long they have tried.
+        # No checkpoint could be read or written, perhaps before the ranks began, however long they have tried.
         failure = last.failure
-        storage = failure and (failure.kind is Kind.STORAGE or failure.type == StorageError.__name__)
+        storage = failure and (failure.kind in (Kind.STORAGE, Kind.DISK_FULL) or failure.type == StorageError.__name__)
         begun = last.restored is not None  # ranks that tell where they begin tell their steps too
         return _duration(last) >= QUICK and not begun and not storage
     if last.restored is None and last.step and before and last.step < before and _duration(last) >= QUICK:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -208,6 +209,24 @@ def test_a_write_that_fails_leaves_the_memory_alone_and_ends_the_run_only_if_it_
     storage.full = False
     job.saver.wait()
     assert job.stored == [2]
+
+
+def test_at_a_limit_of_processes_a_state_is_stored_while_training_waits(
+    tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, storage)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    assert job.save(1)
+    assert job.stored == [1]
+    job.saver.watch()
+    (line,) = job.lines
+    assert line.startswith("training waits while step 1 is stored: the pod is at a limit of processes, ")
+    storage.full = True
+    job.save(2)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        job.saver.wait()
+    assert job.stored == [1]
 
 
 @pytest.mark.parametrize("kept", ["memory", "storage"])

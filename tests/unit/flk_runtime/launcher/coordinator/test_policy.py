@@ -80,7 +80,7 @@ FAILURES = {
     "storage that does not answer": (Failure(Kind.STORAGE, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
     "a pod that never joins": (Failure(Kind.ABSENT, 3), FINAL, ExitCode.INFRASTRUCTURE),
     "a checkpoint of another model": (Failure(Kind.MISMATCH, 0, rank=0), FINAL, ExitCode.USAGE),
-    "a full disk": (Failure(Kind.DISK_FULL, 0, rank=0), FINAL, ExitCode.INFRASTRUCTURE),
+    "a full disk": (Failure(Kind.DISK_FULL, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
     "a read-only file system": (Failure(Kind.READ_ONLY, 0, rank=0), FINAL, ExitCode.INFRASTRUCTURE),
     "a usage error": (Failure(Kind.USAGE, 0), FINAL, ExitCode.USAGE),
     "the deadline": (Failure(Kind.DEADLINE, 0), FINAL, ExitCode.TIMEOUT),
@@ -149,10 +149,12 @@ def test_ranks_that_lose_their_connections_at_one_step_are_final_at_the_tenth_ti
     assert run([failure] * 20, Limits(), steps=itertools.count(7))[1].restart
 
 
-@pytest.mark.parametrize("kind", [Kind.STORAGE, Kind.IO])
+@pytest.mark.parametrize(
+    ("kind", "type_"), [(Kind.STORAGE, "StorageError"), (Kind.IO, "StorageError"), (Kind.DISK_FULL, "OSError")]
+)
 @pytest.mark.parametrize("duration", [1.0, 2 * QUICK])  # of attempts that could not restore: they have made no progress
-def test_storage_that_is_away_is_final_at_the_tenth_time(duration: float, kind: Kind) -> None:
-    away = Failure(kind, 0, rank=0, type="StorageError", message="the server answered 503")
+def test_storage_that_is_away_or_full_is_final_at_the_tenth_time(duration: float, kind: Kind, type_: str) -> None:
+    away = Failure(kind, 0, rank=0, type=type_, message="the server answered 503")
     history, decision = run([away] * 20, Limits(restarts=0), duration=duration)
     assert (len(history), history[-1].disruptions) == (10, 9)
     assert decision.no_retry_reason == "not retried: failed 10 times with the same error"
@@ -161,7 +163,7 @@ def test_storage_that_is_away_is_final_at_the_tenth_time(duration: float, kind: 
     assert decision.restart  # each attempt comes further before a save fails
     assert run([*[away] * 9, LOST, away], Limits())[1].restart
     own = replace(away, type="OSError")  # of the script, which may have trained for hours
-    assert kind is Kind.STORAGE or run([own] * 20, Limits())[1].restart
+    assert kind is not Kind.IO or run([own] * 20, Limits())[1].restart
 
 
 def test_a_change_of_size_uses_neither_restarts_nor_disruptions_and_delays_nothing() -> None:
