@@ -6,6 +6,7 @@ number of jobs. No logs are read: they are read pod by pod.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, involved
 from flk.observe.reader import list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
 from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
+from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk.targets import target_of
 
@@ -81,7 +83,7 @@ class _Answers:
         self._client = client
         self._all_namespaces = all_namespaces
         self._events: dict[str, dict[_Key, list[Object]]] = {}  # by kind of the objects that they are about
-        self._lists: dict[Hashable, Answer] = {}
+        self._lists = SharedAnswers(client, kept=math.inf)
 
     def complete(self, seen: Observation) -> JobView:
         """Return the view of the observation with the answers to the requests that a list of jobs makes."""
@@ -130,12 +132,11 @@ class _Answers:
 
     def _once(self, key: Hashable, read: Callable[[], Answer], unknown: Answer = _NOTHING) -> Answer:
         """Return what was read under this key, ``unknown`` if the API server has failed."""
-        if key not in self._lists:
-            try:
-                self._lists[key] = read()
-            except ApiError:
-                self._lists[key] = unknown
-        return self._lists[key]
+        try:
+            answer: Answer = self._lists.once(key, read)
+        except ApiError:
+            return unknown
+        return answer
 
     def _about(self, kind: str) -> dict[_Key, list[Object]]:
         """Return the events about objects of a kind that are not usual."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from flk.errors import ForbiddenError
+from flk.errors import ApiError, ForbiddenError
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.observation import involved
@@ -18,10 +18,10 @@ KEPT: Final = 5.0  # seconds for which an answer counts
 
 
 class SharedAnswers:
-    """Answers that are kept for some seconds. Several threads may use them; each answer is asked for by one."""
+    """Answers and errors that are kept for some seconds. Several threads may use them; one asks for each answer."""
 
-    def __init__(self, client: JobClient) -> None:
-        self._client = client
+    def __init__(self, client: JobClient, kept: float = KEPT) -> None:
+        self._client, self._kept = client, kept
         self._answers: dict[Hashable, tuple[float, Any]] = {}  # when it was read, and what
         self._locks: dict[Hashable, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
@@ -32,15 +32,23 @@ class SharedAnswers:
         return found.get((kind, name), [])
 
     def once(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """Return what ``read`` has returned for the key within the last seconds, or returns now."""
+        """Return what ``read`` has returned for the key within the last seconds, or returns now.
+
+        Raises the ApiError that it has raised instead: all jobs together ask a server that fails once.
+        """
         with self._lock:
             lock = self._locks[key]
         with lock:
             at, answer = self._answers.get(key, (0.0, None))
-            if not at or time.monotonic() - at > KEPT:
-                answer = read()
+            if not at or time.monotonic() - at > self._kept:
+                try:
+                    answer = read()
+                except ApiError as error:
+                    answer = error
                 self._answers[key] = time.monotonic(), answer
-            return answer
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
 
     def _events(self) -> dict[tuple[str, str], list[Object]]:
         about: dict[tuple[str, str], list[Object]] = defaultdict(list)

@@ -13,7 +13,7 @@ from flk.kube.credentials import connect
 from flk.observe.client import JobClient
 from flk.observe.shared import SharedAnswers
 from flk_runtime.contract.exit_codes import ExitCode
-from tests.support.api_server import JOBS, PODS, FakeApiServer
+from tests.support.api_server import EVENTS, JOBS, PODS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
@@ -103,14 +103,23 @@ def test_an_error_of_the_watch_is_told_once_of_all_jobs(many: FakeApiServer, run
     )
 
 
-def test_events_of_a_namespace_are_read_once_and_again_when_they_are_old(
-    fake: FakeApiServer, kubeconfig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_of_a_namespace_are_read_once_and_again_when_they_are_old(fake: FakeApiServer, kubeconfig: Any) -> None:
     JobBuilder(1, name="a").event("FailedCreatePod", "no room").add_to(fake)
     shared = SharedAnswers(JobClient(ApiClient(connect())))
     found = [event["reason"] for event in shared.events("PyTorchJob", "a")]
     assert (found, shared.events("PyTorchJob", "b")) == (["FailedCreatePod"], [])
     assert len(fake.requests) == 1
-    monkeypatch.setattr("flk.observe.shared.KEPT", -1.0)
-    shared.events("PyTorchJob", "a")
-    assert len(fake.requests) == 2
+    old = SharedAnswers(JobClient(ApiClient(connect())), kept=-1.0)
+    assert [len(old.events("PyTorchJob", "a")) for _ in range(2)] == [1, 1]
+    assert len(fake.requests) == 3
+
+
+def test_events_that_the_api_server_does_not_give_are_asked_for_once_by_all_jobs(
+    fake: FakeApiServer, kubeconfig: Any
+) -> None:
+    fake.refused[EVENTS] = (400, "no")
+    shared = SharedAnswers(JobClient(ApiClient(connect())))
+    for job in ("a", "b"):
+        with pytest.raises(ApiError, match="no"):
+            shared.events("PyTorchJob", job)
+    assert len(fake.requests) == 1
