@@ -75,8 +75,6 @@ def delete(
     try:
         for job, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
             if isinstance(existed, FlkError):
-                if not several.are_several:
-                    raise existed
                 codes.append(several.failed(job, existed))
             elif existed:
                 print(job.name, flush=True)

@@ -111,8 +111,6 @@ class Chosen:
 
     def in_turn(self, act: Act) -> int:
         """Call ``act`` for each job, and return the worst exit code. Raises the error of a single job."""
-        if not self.are_several:
-            return act(self.client.of(self.jobs[0]), self.jobs[0]) or 0
         return worst([self._code(act, job) for job in self.jobs])
 
     def in_parallel(self, act: Callable[[JobClient, JobRef, Tell], int | None]) -> int:
@@ -135,8 +133,10 @@ class Chosen:
     def failed(self, job: JobRef, error: FlkError, *, others: Sequence[JobRef] = ()) -> int:
         """Print the error of one of several jobs, with the hint if no other job had the same; return its exit code.
 
-        ``others`` are further jobs that have this error, too.
+        ``others`` are further jobs that have this error, too. Raises the error of a single job.
         """
+        if not self.are_several:
+            raise error
         hint = re.sub(rf"(?<![\w-]){re.escape(job.name)}(?![\w-])", "", error.hint or "")
         named = f"job {job.name}" + (f" and {plural(len(others), 'other job')}" if others else "")
         print_error(error, hint=hint not in self._hints, about="" if named in str(error) else f"{named}: ")

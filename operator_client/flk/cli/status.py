@@ -61,21 +61,14 @@ def status(
         except KeyboardInterrupt:
             return int(ExitCode.INTERRUPTED)
     found: list[dict[str, Any]] = []
-    if chosen.are_several:
-        code = _show_all(chosen, form, raw, found)
-    else:
-        (job,) = chosen.jobs
-        from flk.jobs.wait import look
-
-        view, state = look(chosen.client.of(job), job.name, note)
-        code = _show(chosen.client, view, state, form, raw, found) or 0
+    code = _show_all(chosen, form, raw, found)
     if form.is_data:
         sys.stdout.write(form.text(data_of(found, raw) if chosen.as_list else found[0]))
     return code
 
 
 def _show_all(chosen: Chosen, form: DataOutput, raw: bool, found: list[dict[str, Any]]) -> int:
-    """Print the status of several jobs, or add their data to those that were found; return the worst exit code."""
+    """Print the status of the jobs, or add their data to those that were found; return the worst exit code."""
     from flk.jobs.many import look_at_all
 
     told: dict[JobRef, str] = {}

@@ -100,8 +100,6 @@ class _Waiting:
             try:
                 codes.append(self._conclude(chosen.client.of(refs[0]), refs[0], waited) or 0)
             except FlkError as error:
-                if not chosen.are_several:
-                    raise
                 self.progress.clear()
                 codes.append(chosen.failed(refs[0], error, others=refs[1:]))
         return worst(codes)
