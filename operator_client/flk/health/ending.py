@@ -9,6 +9,7 @@ from typing import Final
 from flk.health.cause import Cause, Found, condition_evidence, container_path
 from flk.health.failure import exit_code_of, root_failure
 from flk.health.foreign_logs import first_exception
+from flk.health.preparation import JOIN_TIMEOUT
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
@@ -372,7 +373,7 @@ CAUSES: Final = (
         "NotPrepared",
         "A pod could not be prepared",
         "The index of packages could not be reached, or the installation or the setup command wrote nothing, for "
-        f"FLK_JOIN_TIMEOUT (30 min). {_RECORD}",
+        f"{JOIN_TIMEOUT}. {_RECORD}",
         "Check the address of the index (PIP_INDEX_URL), proxies and network policies, or put the packages into the "
         "image.",
         _ended(lambda failure: failure.kind is Kind.UNPREPARED, _logs),

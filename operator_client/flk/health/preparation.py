@@ -9,6 +9,9 @@ from flk.health.cause import Cause, Found
 from flk.observe.model import Evidence, PodPhase
 from flk.observe.view import JobView
 from flk.units import short_duration
+from flk_runtime.contract import user_env
+
+JOIN_TIMEOUT: Final = f"{user_env.JOIN_TIMEOUT} ({short_duration(user_env.JOIN_TIMEOUT.default)})"
 
 # The lines of flk_runtime.launcher.preparation.
 _PIP: Final = re.compile(r"\[pod \d+\] (?:installing packages: |pip: )(.*)")
@@ -40,7 +43,7 @@ CAUSES: Final = (
         "Preparing",
         "A pod is being prepared",
         "A pod installs the packages of the job, or runs its setup command, before its ranks start. An index that "
-        "cannot be reached is asked again for FLK_JOIN_TIMEOUT (30 min), as long as the other pods wait for this one. "
+        f"cannot be reached is asked again for {JOIN_TIMEOUT}, as long as the other pods wait for this one. "
         "flk reads the last line of the pods' logs.",
         "Wait, or read the pod's log. An image that has the packages starts sooner.",
         _prepares,

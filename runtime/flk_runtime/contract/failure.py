@@ -240,7 +240,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
         reason="the other pods have waited long enough", explained=False,
     ),
     Kind.UNKILLABLE: Meaning(
-        "a rank survives SIGKILL for FLK_KILL_TIMEOUT (30 s)",
+        "a rank survives SIGKILL for FLK_KILL_TIMEOUT",
         4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "has a rank that survives SIGKILL", same=("pod",),
         node_at_fault=True, needs_new_pod=True,
     ),
