@@ -406,6 +406,59 @@ def test_what_a_checkpoint_has_once_is_alike_on_all_ranks_or_refused(
         assert told(each)["own"][-1] == told(each)["whole"][-1]
 
 
+def test_saves_after_the_first_read_a_part_to_compare_and_find_each_row_that_is_apart(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    script = """
+    import json, os, torch, torch.distributed as dist
+    from torch import nn
+    import flk_runtime as flk
+    from flk_runtime.distributed import consistency
+
+    dist.init_process_group("gloo")
+    read = 0
+
+    def counted(values, bit_sum=consistency.bit_sum):
+        global read
+        read += values.nbytes
+        return bit_sum(values)
+
+    consistency.bit_sum = counted
+
+    def train(place, change):
+        global read
+        torch.manual_seed(0)
+        model = nn.Linear(400, 700, bias=False)
+        model.weight.data[:100] = 0  # rows that differ by rounding only have no values beside it
+        optimizer = torch.optim.SGD(model.parameters())
+        seen = []
+        for number in range(1, 9):
+            read = 0
+            try:
+                flk.save(number, os.environ["FOLDER"] + place, model=model, optimizer=optimizer)
+            except flk.CheckpointError as error:
+                return number, str(error)
+            seen.append(read)
+            if dist.get_rank() == 1:
+                change(model.weight.data, number)
+        return seen
+
+    found = {f"row {row}": train(f"{row}", lambda weight, _: weight[row].add_(1)) for row in (0, 350, 699)}
+    found["alike"] = train("alike", lambda *_: None)
+    found["rounding"] = train("rounding", lambda weight, number: weight[number].fill_(1e-12))
+    print("=", json.dumps(["found", found]))
+    dist.barrier()
+"""
+    for each in ranks(script, 2, {"FOLDER": f"{tmp_path}/"}):
+        found = told(each)["found"]
+        whole = 700 * 400 * 4
+        assert found["alike"] == [whole, *[whole / 7] * 7]
+        for row, number in (("row 0", 2), ("row 350", 5), ("row 699", 8)):
+            assert found[row][0] == number
+            assert "the parameter 'weight' of optimizer has other values on other ranks" in found[row][1]
+        assert len(found["rounding"]) == 8
+
+
 def test_an_optimizer_that_keeps_states_on_other_ranks_is_refused_on_all(ranks: Ranks, tmp_path: Path) -> None:
     script = """
     import os, warnings, torch, torch.distributed as dist

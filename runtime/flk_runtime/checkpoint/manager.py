@@ -22,13 +22,13 @@ from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_re
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.data import EpochLoader
-from flk_runtime.distributed import find_difference, first_far, process_group
+from flk_runtime.distributed import differing, find_difference, first_far, process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, SetupError, checkpoint_error
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.shared.shard_file import value_name
 from flk_runtime.system import device as devices
 from flk_runtime.system import rng
-from flk_runtime.system.bits import is_compared
+from flk_runtime.system.bits import compared_part, is_compared
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
@@ -393,8 +393,12 @@ class CheckpointManager:
             return
         described = [(key, f"a tensor of {value.dtype} {tuple(value.shape)}") for key, value in held.items()]
         found = find_difference("a save", described)
-        if not found and (key := first_far(held, dist.group.WORLD)):
-            found = f"{key} has other values on other ranks"
+        if not found:
+            parts = {key: compared_part(value, self._saves) for key, value in held.items()}
+            apart = differing(parts, dist.group.WORLD)
+            # The whole tensor says what is rounding: a part may hold nothing else.
+            if key := first_far({key: held[key] for key in apart}, dist.group.WORLD):
+                found = f"{key} has other values on other ranks"
         if found:
             raise MismatchError(
                 f"{found}, and a checkpoint has one of each: keep it alike on all ranks, as DDP does, or pass "

@@ -20,6 +20,8 @@ def bit_sum(values: torch.Tensor) -> torch.Tensor:
         flat = flat.view(_WORDS.get(flat.element_size(), torch.uint8))
         return flat.sum(dtype=torch.int64)
     # As int64, since a CPU copies what it sums in another type.
+    if not flat.nbytes % 8 and not flat.storage_offset() * flat.element_size() % 8:
+        return flat.view(torch.int64).sum()
     data = flat.view(torch.uint8)
     whole = len(data) // 8 * 8
     words, rest = data[:whole], data[whole:]
@@ -29,6 +31,18 @@ def bit_sum(values: torch.Tensor) -> torch.Tensor:
     for begin in range(0, whole, _PART):
         total += words[begin : begin + _PART].clone().view(torch.int64).sum()
     return total
+
+
+def compared_part(values: torch.Tensor, count: int) -> torch.Tensor:
+    """The rows of ``values`` to compare the ``count``-th time, as a view, where `is_compared` says so.
+
+    All rows the first time, and where the times are rare; between them a seventh of a large tensor's rows, other ones
+    each time, since a rank takes longer to read all that ranks hold alike than to copy its share of it.
+    """
+    parts, part = _FIRST - 1, count - 2
+    if not 0 <= part < parts or values.nbytes <= _PART or len(values) < parts:
+        return values
+    return values[len(values) * part // parts : len(values) * (part + 1) // parts]
 
 
 def is_compared(count: int) -> bool:

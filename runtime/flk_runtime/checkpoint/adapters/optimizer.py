@@ -37,7 +37,7 @@ from flk_runtime.checkpoint.state import (
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
 from flk_runtime.distributed import is_alike, parameters_in, process_group
 from flk_runtime.errors import MismatchError
-from flk_runtime.system.bits import bit_sum, is_compared
+from flk_runtime.system.bits import bit_sum, compared_part, is_compared
 from flk_runtime.system.pytree import leaves, map_leaves
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class OptimizerState(DistributedStateful):
         error of its own.
         """
         self._agreed += 1
-        mark = functools.partial(_mark, bits=is_compared(self._agreed))
+        mark = functools.partial(_mark, count=self._agreed)
         own = None if held is None else (map_leaves(held, mark), plain["numbers"], plain["shards"])
         if is_alike(own):
             return
@@ -296,10 +296,11 @@ def _is_empty(parameter: Any) -> bool:
     return hasattr(parameter, "to_local") and not parameter.to_local().numel()
 
 
-def _mark(value: Any, *, bits: bool) -> Any:
-    """What is equal for equal values: of a tensor its dtype, its shape and, if ``bits``, its bits."""
+def _mark(value: Any, *, count: int) -> Any:
+    """What is equal for equal values: of a tensor its dtype, its shape and the bits that are compared this time."""
     if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), int(bit_sum(value.detach())) if bits else 0
+        bits = int(bit_sum(compared_part(value.detach(), count))) if is_compared(count) else 0
+        return str(value.dtype), tuple(value.shape), bits
     return value if value is None else repr(value)
 
 
