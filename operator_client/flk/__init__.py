@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from flk.shipped import without_shipped
+from flk.shipped import refuse_in_rank, without_shipped
 
 if "flk_runtime" not in sys.modules:
     sys.path[:] = without_shipped(sys.path)
@@ -84,6 +84,8 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        refuse_in_rank(f"flk.{name}")
     if name in _MODULES or name in __all__:
         return getattr(import_module(_MODULES.get(name, "flk.errors")), name)
     raise AttributeError(f"module 'flk' has no attribute {name!r}")

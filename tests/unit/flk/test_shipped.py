@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import flk
 from flk.errors import FlkError
 from flk.local.variables import launcher_variables
+from flk.manifest.runtime import runtime_archive
 from flk.planning import make_plan
 from flk.shipped import without_shipped
 from flk.spec.job import validated
+from flk_runtime.bootstrap import unpacked
 
 
 @pytest.fixture
@@ -28,6 +31,22 @@ def shipped(tmp_path: Path) -> Path:
 def test_other_folders_stay(shipped: Path, tmp_path: Path) -> None:
     kept = [str(tmp_path), str(tmp_path / ".flk" / "packages")]
     assert without_shipped([kept[0], str(shipped), "", kept[1]]) == [kept[0], "", kept[1]]  # "": the current folder
+
+
+def test_a_rank_is_told_to_start_another_process_for_the_client(tmp_path: Path) -> None:
+    """Else a module is missing that has not travelled, or a job that the rank submits gets this part of the runtime."""
+    archive = tmp_path / "flk_runtime.zip"
+    archive.write_bytes(runtime_archive(frozenset()))
+    environ = os.environ | {"PYTHONPATH": unpacked(str(archive), str(tmp_path))}
+    use = "import flk_runtime, flk\nprint(issubclass(flk.ApiError, flk.FlkError))\ntry: flk.submit\n"
+    use += "except flk.UsageError as error: print(error, error.hint, sep='; ')"
+    done = subprocess.run([sys.executable, "-c", use], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "True",
+        "flk.submit needs all modules of flk_runtime, and this process has only those that its job uses; "
+        "start another process for it, as subprocess.run([sys.executable, ...]) or the command flk",
+    ]
+    assert callable(flk.submit)
 
 
 @pytest.mark.parametrize("safe", ["", "1"])
