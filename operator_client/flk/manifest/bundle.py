@@ -12,6 +12,7 @@ import io
 import os
 import re
 import tarfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,9 @@ def make_bundle(job: Job, root: Path) -> Bundle:
     root = root.resolve()
     selection = select_files(job, root)
     contents = _read(root, selection.files)
-    # The code of a module may be one of the image.
-    mentioned = used_by_code(None if selection.script is None else contents.items())
+    # The code of a module may be one of the image, and that of an archive is compressed.
+    hidden = selection.script is None or zipfile.is_zipfile(root / selection.script)
+    mentioned = used_by_code(None if hidden else contents.items())
     return Bundle(
         runtime=runtime_archive(used_by(job) | mentioned),
         code=_packed(root, contents),

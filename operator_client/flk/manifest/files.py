@@ -39,6 +39,8 @@ _SHOWN: Final = 3  # files in a message
 _NO_SCRIPTS: Final = {
     ".yaml": ("a YAML file", "a job file follows -f: -f {name}"),
     ".yml": ("a YAML file", "a job file follows -f: -f {name}"),
+    ".ipynb": ("a notebook", "make a script of it: jupyter nbconvert --to script {name}"),
+    ".pyc": ("bytecode of one version of Python", "name the .py file that it was made of"),
     ".sh": ("a shell script", "name the Python script that it starts; --setup runs a shell command before that"),
 }
 _OF_ACCELERATE: Final = re.compile(rb"^compute_environment:", re.MULTILINE)  # in each file of `accelerate config`

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from flk.errors import UsageError
 from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle
 from flk.manifest.files import accelerate_config_beside
 from flk.manifest.render import CHUNK, render
-from flk.manifest.runtime import runtime_archive
+from flk.manifest.runtime import runtime_archive, used_by_code
 from flk.spec.job import Job, validated
 from flk_runtime.contract import pod_layout
 
@@ -205,6 +206,12 @@ def test_what_is_for_frameworks_travels_with_the_code_that_may_use_it(
     write("train.py", "package/train.py", content=content)
     runtime = make_bundle(job().changed(command=command), tmp_path).runtime
     assert runtime == runtime_archive({"training", *travel})
+
+
+def test_an_archive_may_use_all_that_is_for_frameworks(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__main__.py", "run.average(model)\n" * 9)
+    assert make_bundle(job("app.pyz"), tmp_path).runtime == runtime_archive({"training"} | used_by_code(None))
 
 
 @pytest.mark.parametrize(("option", "package"), [("init", "weights"), ("tp", "mesh")])
@@ -533,10 +540,13 @@ def test_scripts_that_cannot_travel(tmp_path: Path, write: Write) -> None:
     write("part/train.py", "other.py")
     assert str(error_of(job(), tmp_path)) == f"there is no script train.py in {tmp_path}"
     assert str(error_of(job("part"), tmp_path)) == "part is a folder, not a script"
-    write("large.yaml", "train.sh")
+    write("large.yaml", "train.sh", "train.pyc", "train.ipynb")
     assert str(error_of(job("large.yaml"), tmp_path)) == "large.yaml is a YAML file, not a Python script"
     assert error_of(job("large.yaml"), tmp_path).hint == "a job file follows -f: -f large.yaml"
     assert str(error_of(job("train.sh"), tmp_path)) == "train.sh is a shell script, not a Python script"
+    assert str(error_of(job("train.pyc"), tmp_path)).startswith("train.pyc is bytecode of one version of Python, not")
+    assert str(error_of(job("train.ipynb"), tmp_path)) == "train.ipynb is a notebook, not a Python script"
+    assert error_of(job("train.ipynb"), tmp_path).hint.endswith("jupyter nbconvert --to script train.ipynb")
     outside = error_of(job("../other.py"), tmp_path / "part")
     assert str(outside) == f"the script ../other.py is outside of {tmp_path / 'part'}, whose code is shipped"
     assert outside.hint == f"run flk in the script's folder: cd {tmp_path}"
