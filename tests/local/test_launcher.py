@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import os
 import random
@@ -9,6 +10,7 @@ import re
 import signal
 import socket
 import sys
+import textwrap
 import time
 import zipfile
 from collections.abc import Callable
@@ -171,6 +173,35 @@ def test_a_script_behind_a_link_finds_the_modules_beside_it(pods: Callable[..., 
     assert f"[rank 0] {expected}\n" in job.log()
 
 
+@pytest.mark.parametrize("command", [["train.py"], ["-m", "train"]])
+def test_modules_of_the_script_shadow_those_of_python(forked_pods: Callable[..., Pods], command: list[str]) -> None:
+    """Also those that torch has imported before; but none that Python itself finds first."""
+    script = """
+        import calendar, io, json, statistics, time, torch
+        print([getattr(each, "OWN", None) for each in (calendar, io, json, statistics, time)])
+    """
+    job = forked_pods(script=script)
+    (job.folder / "json").mkdir()  # without __init__.py it shadows nothing
+    for name in ("calendar", "io", "statistics", "time"):
+        job.write("OWN = 1", f"{name}.py")
+    job.start(*command)
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] [1, None, None, 1, None]\n" in job.log()
+
+
+def test_an_archive_sees_what_python_shows_it(pods: Callable[..., Pods]) -> None:
+    job = pods()
+    with zipfile.ZipFile(job.folder / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", textwrap.dedent(SEES) + "import inside\nprint('sees', inside.__file__)\n")
+        archive.writestr("inside.py", "")
+    arguments = ["app.pyz", "--lr", "1e-3"]
+    python = checked([sys.executable, "-u", *arguments], cwd=job.folder)
+    job.start(*arguments)
+    assert job.wait() == [0], job.log()
+    seen = [line.removeprefix("[rank 0] ") for line in job.log().splitlines() if line.startswith("[rank 0] sees")]
+    assert seen == python.splitlines()
+
+
 def test_a_killed_rank_restarts_all_ranks(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(2, 2, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
@@ -281,6 +312,65 @@ def test_a_destroyed_group_lives_until_the_rank_ends(forked_pods: Callable[..., 
     job.start("train.py")
     assert job.wait() == [0], job.log()
     assert "[rank 0] False False\n" in job.log()
+
+
+@pytest.mark.parametrize(("start", "fails"), [("fork", ""), ("spawn", ""), ("fork", "yes")])
+def test_a_rank_ends_as_python_does(forked_pods: Callable[..., Pods], start: str, fails: str) -> None:
+    """Files that the script has left open are written, and its objects end, but for those of a failure's frames."""
+    script = """
+        import atexit, ctypes, gzip, os, zipfile
+        import torch.distributed as dist
+
+        class Log:
+            def __del__(self):
+                print("losses", *losses)
+
+        def train():
+            packed = gzip.open("left.gz", "wt")
+            packed.write("packed")
+            text.write("as text")
+            ctypes.CDLL(None).puts(b"of C")
+            if os.environ["FAILS"]:
+                raise ValueError("fails")
+            return packed
+
+        dist.init_process_group("gloo")
+        log, losses, text, archive = Log(), [3, 2], open("left.txt", "w"), zipfile.ZipFile("left.zip", "w")
+        archive.writestr("member", "in an archive")
+        atexit.register(text.write, " at the exit")
+        packed = train()
+    """
+    job = forked_pods(script=script, FLK_START=start, FLK_RESTARTS="0", FAILS=fails)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING if fails else 0], job.log()
+    assert "[rank 0] of C\n" in job.log()
+    assert (job.folder / "left.txt").read_text() == "as text at the exit"
+    assert gzip.decompress((job.folder / "left.gz").read_bytes()) == b"packed"
+    if not fails:
+        assert "[rank 0] losses 3 2\n" in job.log()
+        with zipfile.ZipFile(job.folder / "left.zip") as archive:
+            assert archive.read("member") == b"in an archive"
+
+
+def test_a_hook_for_exceptions_is_called_once_also_behind_the_one_of_torch(forked_pods: Callable[..., Pods]) -> None:
+    script = """
+        import atexit, sys
+        import torch.distributed as dist
+
+        def hook(kind, error, trace):
+            print("the hook of", error, trace.tb_lineno)
+            sys.exit(0)
+
+        sys.excepthook = hook
+        dist.init_process_group("gloo")
+        atexit.register(print, "at the exit")
+        raise ValueError("the script")
+    """
+    job = forked_pods(script=script, FLK_RESTARTS="0")
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING], job.log()
+    lines = [line for line in job.log().splitlines() if line.startswith("[rank 0] ")]
+    assert lines == ["[rank 0] the hook of the script 12", "[rank 0] at the exit"]
 
 
 def test_output_is_prefixed_line_by_line(forked_pods: Callable[..., Pods]) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import _io
 import atexit
 import builtins
 import contextlib
+import ctypes
 import faulthandler
 import functools
+import gc
 import importlib.util
+import inspect
+import io
 import os
 import signal
 import sys
 import threading
 import time
 import types
+import weakref
+import zipfile
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
+from zipimport import zipimporter
 
 from flk_runtime.contract import platform
 from flk_runtime.contract.exit_codes import ExitCode
@@ -25,6 +33,7 @@ from flk_runtime.shared import failure_report, observer, optimizer_steps
 from flk_runtime.system import host
 from flk_runtime.system.text import text_of
 
+_FindSpec = Callable[[str], ModuleSpec | None]
 _C10D = "torch.distributed.distributed_c10d"
 
 
@@ -57,8 +66,7 @@ def _fail(error: BaseException, *, reports: bool) -> int:
     """Report the exception that ends this process, print it, and return the exit code."""
     _ignore_ended_children()
     sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
-    # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
-    hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
+    hook = _hook()
     if reports:
         report = failure_report.describe(error)
         left_to_launcher = Kind(report["kind"]).meaning.secondary and hook is sys.__excepthook__
@@ -69,10 +77,22 @@ def _fail(error: BaseException, *, reports: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     try:
-        hook(type(error), error.with_traceback(failure_report.user_frames(error)), error.__traceback__)
+        with contextlib.suppress(SystemExit):  # of a hook that ends the process
+            hook(type(error), error.with_traceback(failure_report.user_frames(error)), error.__traceback__)
     except Exception:
         sys.__excepthook__(type(error), error, error.__traceback__)
     return 1
+
+
+def _hook() -> Any:
+    """The hook for exceptions that the script has set, or Python's.
+
+    torch.distributed sets one around it, which prefixes each line with the rank, as the launcher does already.
+    """
+    hook = sys.excepthook
+    while str(hook.__module__).startswith("torch"):
+        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+    return hook
 
 
 def _count_steps() -> None:
@@ -148,8 +168,9 @@ class _AfterImport:
 
 
 def run_exit_handlers(code: int) -> int:
-    """Wait for the script's threads, run its exit handlers and flush its output, as Python does; return ``code``.
+    """Wait for the script's threads, run its exit handlers, end its objects and flush its output; return ``code``.
 
+    As under Python, the destructors of the script's variables are called, unless something else holds them.
     The caller then ends with os._exit. The rest of Python's shutdown destroys torch's C++ objects while gloo's threads
     still run, which sometimes aborts a process that has succeeded.
     """
@@ -157,46 +178,94 @@ def run_exit_handlers(code: int) -> int:
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    _flush_files()  # also before files end together with what they write to, in any order
+    if not hasattr(sys, "last_value"):  # else the frames of the exception hold them
+        _end_variables()
+        _flush_files()
     return code
 
 
-def _run(command: Sequence[str]) -> None:
-    """Execute the script or module in a new ``__main__`` module, which stays in sys.modules until the process ends.
+def _end_variables() -> None:
+    """Call the destructors of the script's variables: at once, or one by one where something holds ``__main__``."""
+    main = weakref.ref(sys.modules.pop("__main__"))
+    gc.collect()
+    if held := main():
+        for name in [each for each in vars(held) if each != "__builtins__"]:
+            setattr(held, name, None)
 
-    Its arguments, path and attributes are as under Python. runpy would delete the script's variables at its end, which
-    may run the destructor of a gloo group (see `keep_destroyed_groups`).
+
+def _flush_files() -> None:
+    """Write what files that are still open have in their buffers, and what C's standard output has.
+
+    Files of other types than Python's own, such as those of gzip, are closed, since that writes their end. Where a file
+    writes to another one, it comes first.
+    """
+    files: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), _io._IOBase)]
+    own = [each for each in files if type(each).__module__ == "_io"]
+    flushes: list[Callable[[], object]] = [lambda: sys.stdout.flush(), lambda: sys.stderr.flush()]  # now the script's
+    flushes += [each.flush for each in own if isinstance(each, io.TextIOWrapper)]
+    flushes += [each.close for each in files if type(each).__module__ != "_io" and not isinstance(each, io.RawIOBase)]
+    flushes += [each.flush for each in own]
+    flushes.append(lambda: ctypes.CDLL(None).fflush(None))
+    for flush in flushes:
+        with contextlib.suppress(Exception):
+            flush()
+
+
+def _run(command: Sequence[str]) -> None:
+    """Execute the script, module or archive of `zipapp` in a new ``__main__`` module, which stays until the rank ends.
+
+    Its arguments, path and attributes are as under Python. runpy would delete the script's variables before its threads
+    and exit handlers have ended, which use them.
     """
     main: Any = types.ModuleType("__main__")
+    spec: ModuleSpec | None = None
     sys.orig_argv[:] = [sys.executable, "-u", *command]
+    sys.argv[:] = list(command)
+    path = os.path.abspath(command[0])  # as in Python >= 3.9; sys.argv keeps the path as it was given
     if command[0] == "-m":
         sys.path.insert(0, os.getcwd())
-        sys.argv[:] = ["-m", *command[2:]]  # while the packages are imported
+        _forget_shadowed(sys.path[0])
+        del sys.argv[1]  # while the packages are imported
         code, spec = _find(command[1])
-        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
-        main.__cached__ = spec.cached
-        path = sys.argv[0] = str(spec.origin)
+        sys.argv[0] = str(spec.origin)
+    elif zipfile.is_zipfile(path):
+        sys.path.insert(0, path)
+        code, spec = _find("__main__", zipimporter(path).find_spec)
     else:
-        sys.argv[:] = list(command)
-        path = os.path.abspath(command[0])  # as in Python >= 3.9; sys.argv keeps the path as it was given
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # a link's target has its modules beside it
+        _forget_shadowed(sys.path[0], os.path.basename(path))
+        main.__file__, main.__cached__ = path, None
         main.__loader__ = SourceFileLoader("__main__", path)
-        main.__cached__ = None
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)  # or its annotations would be texts, as here
-    main.__file__ = path
+    if spec:
+        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+        main.__file__, main.__cached__ = str(spec.origin), spec.cached
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script
 
 
-def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
+def _forget_shadowed(folder: str, script: str = "") -> None:
+    """Forget the modules of Python's library that modules in ``folder`` shadow, so that imports find those of the user.
+
+    They were imported before this folder was on the path. A script's own name shadows none: it is seldom meant.
+    """
+    roots = {name.partition(".")[0] for name in sys.modules}.intersection(sys.stdlib_module_names)
+    for root in roots - {script.removesuffix(".py")}:
+        spec = getattr(sys.modules.get(root), "__spec__", None)
+        beside = PathFinder.find_spec(root, [folder]) if spec and spec.has_location else None
+        if beside and beside.origin:
+            for name in [each for each in sys.modules if each.partition(".")[0] == root]:
+                del sys.modules[name]
+
+
+def _find(name: str, find: _FindSpec = importlib.util.find_spec) -> tuple[types.CodeType, ModuleSpec]:
     """The code of a module, or of the ``__main__`` of a package, as for ``python -m``. Raises ModuleNotFoundError."""
-    spec = importlib.util.find_spec(name)
+    spec = find(name)
     if spec and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
+        spec = find(f"{name}.__main__")
     # Not isinstance(…, InspectLoader), because the loader of zip archives is not registered as one.
     get_code: Callable[[str], types.CodeType | None] | None = getattr(spec.loader, "get_code", None) if spec else None
     code = get_code(spec.name) if spec and get_code else None
