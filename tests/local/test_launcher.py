@@ -178,15 +178,16 @@ def test_modules_of_the_script_shadow_those_of_python(forked_pods: Callable[...,
     """Also those that torch has imported before; but none that Python itself finds first."""
     script = """
         import calendar, io, json, statistics, time, torch
-        print([getattr(each, "OWN", None) for each in (calendar, io, json, statistics, time)])
+        import encodings
+        print([getattr(each, "OWN", None) for each in (calendar, encodings, io, json, statistics, time)])
     """
     job = forked_pods(script=script)
     (job.folder / "json").mkdir()  # without __init__.py it shadows nothing
-    for name in ("calendar", "io", "statistics", "time"):
+    for name in ("calendar", "encodings", "io", "statistics", "time"):
         job.write("OWN = 1", f"{name}.py")
     job.start(*command)
     assert job.wait() == [0], job.log()
-    assert "[rank 0] [1, None, None, 1, None]\n" in job.log()
+    assert "[rank 0] [1, None, None, None, 1, None]\n" in job.log()
 
 
 def test_an_archive_sees_what_python_shows_it(pods: Callable[..., Pods]) -> None:

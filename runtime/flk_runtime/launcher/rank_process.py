@@ -35,6 +35,11 @@ from flk_runtime.system.text import text_of
 
 _FindSpec = Callable[[str], ModuleSpec | None]
 _C10D = "torch.distributed.distributed_c10d"
+# What Python imports before the folder of a script is on its path.
+_BEFORE_PATH = frozenset(
+    {"_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath"}
+    | {"site", "stat"}
+)
 
 
 def run(command: Sequence[str]) -> int:
@@ -253,7 +258,7 @@ def _forget_shadowed(folder: str, script: str = "") -> None:
     They were imported before this folder was on the path. A script's own name shadows none: it is seldom meant.
     """
     roots = {name.partition(".")[0] for name in sys.modules}.intersection(sys.stdlib_module_names)
-    for root in roots - {script.removesuffix(".py")}:
+    for root in roots - _BEFORE_PATH - {script.removesuffix(".py")}:
         spec = getattr(sys.modules.get(root), "__spec__", None)
         beside = PathFinder.find_spec(root, [folder]) if spec and spec.has_location else None
         if beside and beside.origin:
