@@ -374,6 +374,21 @@ def test_a_hook_for_exceptions_is_called_once_also_behind_the_one_of_torch(forke
     assert lines == ["[rank 0] the hook of the script 12", "[rank 0] at the exit"]
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_script_can_wait_for_a_signal_that_it_blocks(forked_pods: Callable[..., Pods], start: str) -> None:
+    """No thread of flk takes it, which would end the process."""
+    script = """
+        import os, signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        os.kill(os.getpid(), signal.SIGUSR1)
+        print("received", signal.sigwait([signal.SIGUSR1]).name)
+    """
+    job = forked_pods(script=script, FLK_START=start, FLK_RESTARTS="0")
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] received SIGUSR1\n" in job.log()
+
+
 def test_output_is_prefixed_line_by_line(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import sys

@@ -34,6 +34,7 @@ from flk_runtime.wire import Registry, accept
 STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
 SOCKET: Final = ".socket"  # and the socket
 _SAMPLE_SECONDS: Final = (0.1, 0.3)  # between two samples; random, so that they do not follow the rhythm of the steps
+_FAULTS: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of the thread itself
 _PENDING_LIMIT: Final = 20  # collectives in an answer
 _OTHERS: Final = "_dump_fr_trace_json"  # functions of torch: what the recorders of gloo and others have,
 _NCCL: Final = "_dump_nccl_trace_json"  # and NCCL's
@@ -82,16 +83,23 @@ def start() -> None:
     path = os.environ.get(pod_env.OBSERVER)
     if not path:
         return
+    others = signal.valid_signals() - set(_FAULTS)
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if platform.LINUX:  # elsewhere there is no such signal, and the socket tells the stacks of Python
             # The descriptor stays open until the process ends. Processes that are forked from this one write there too.
             stacks = os.open(path + STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             faulthandler.register(stack_signal(), file=stacks, all_threads=True)
+            others -= {stack_signal()}
         listener = socket.socket(socket.AF_UNIX)
         with _short_path(path + SOCKET) as short:
             listener.bind(short)
         listener.listen()
-        threading.Thread(target=_serve, args=(listener, own_page()), name="flk-observer", daemon=True).start()
+        # A script may wait for signals that it blocks: another thread must not take them from it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, others)
+        try:
+            threading.Thread(target=_serve, args=(listener, own_page()), name="flk-observer", daemon=True).start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def connect(path: str, timeout: float) -> socket.socket:
