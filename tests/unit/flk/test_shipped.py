@@ -51,7 +51,8 @@ def test_a_rank_is_told_to_start_another_process_for_the_client(tmp_path: Path) 
 
 @pytest.mark.parametrize("safe", ["", "1"])
 def test_a_command_finds_its_own_runtime(shipped: Path, safe: str) -> None:
-    environ = os.environ | {"PYTHONPATH": str(shipped), "PYTHONSAFEPATH": safe}
+    paths = [str(shipped), *filter(None, [os.environ.get("PYTHONPATH")])]  # in which flk is where it is not installed
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": safe}
     done = subprocess.run([sys.executable, "-m", "flk", "--version"], env=environ, capture_output=True, text=True)
     assert done.stdout.startswith("flk "), done.stderr
 
