@@ -12,6 +12,7 @@ from flk_runtime.sinks.sink import Row, RunInfo, Sink
 from flk_runtime.sinks.tensorboard import TensorBoard
 from flk_runtime.sinks.wandb import WandB
 from tests.support import curves
+from tests.support.processes import until
 
 LOSSES = {1: 2.0, 2: math.nan, 3: math.inf, 4: -math.inf, 5: 1.0}
 INFO = RunInfo("run", "run", "run")
@@ -33,12 +34,15 @@ def test_losses_that_are_not_finite_are_kept(tmp_path: Path, monkeypatch: pytest
     sink.open()
     sink.write([Row(step, float(step), {"loss": loss}) for step, loss in LOSSES.items()])
     sink.close("finished")
-    found = {
+    points = {
         "tensorboard": lambda: curves.tensorboard_points(tmp_path),
         "mlflow": lambda: curves.mlflow_points(store),
         "wandb": lambda: curves.wandb_points(tmp_path),
-    }[package]()
-    losses = {step: value for (name, step), value in found["run"].items() if name == "loss"}
-    assert {step: str(float(value)) for step, value in losses.items()} == {
-        step: str(loss) for step, loss in LOSSES.items()
-    }
+    }[package]
+
+    def losses() -> dict[int, str]:
+        return {step: str(float(value)) for (name, step), value in points()["run"].items() if name == "loss"}
+
+    # A process of W&B writes the end of its file after the run is closed.
+    until(lambda: len(losses()) == len(LOSSES), "the sink has each loss", context=lambda: str(losses()))
+    assert losses() == {step: str(loss) for step, loss in LOSSES.items()}
