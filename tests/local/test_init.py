@@ -94,6 +94,20 @@ def test_wrong_variables_are_named(ranks: Ranks, environment: dict[str, str], wo
     assert words in ended.output
 
 
+def test_a_process_that_imports_the_script_is_refused(ranks: Ranks) -> None:
+    """As workers of a DataLoader do under Python 3.14, which does not fork them."""
+    script = """
+        import multiprocessing, flk_runtime as flk
+        with flk.init(device="cpu"):
+            process = multiprocessing.get_context("spawn").Process(target=print)
+            process.start()
+            process.join()
+            assert process.exitcode == 1
+    """
+    (ended,) = ranks(script, 1)
+    assert "SetupError: multiprocessing starts a process anew" in ended.output
+
+
 def test_metrics_are_lines_of_json_on_rank_0(ranks: Ranks) -> None:
     script = """
         import torch, flk_runtime as flk

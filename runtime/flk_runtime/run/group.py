@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from torch.distributed import distributed_c10d
 from flk_runtime.contract import VERSION
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import RendezvousError
+from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.preflight import RankReport, exchange_reports, report
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.run.options import RunOptions
@@ -35,6 +36,7 @@ def entered(given: dict[str, Any]) -> Iterator[tuple[RankInfo, RunOptions, bool]
     ``given`` are arguments of `init`. A group that was opened here is left if the block raises. Raises SetupError as
     `init` does. Collective.
     """
+    _refuse_imports()
     rank_info = discover()
     progress.own_page().phase = Phase.RENDEZVOUS
     owns_group = not dist.is_initialized()
@@ -49,6 +51,16 @@ def entered(given: dict[str, Any]) -> Iterator[tuple[RankInfo, RunOptions, bool]
         if owns_group:
             process_group.leave(at_once=True)
         raise
+
+
+def _refuse_imports() -> None:
+    """Raise SetupError if a process of multiprocessing imports the script: it would be this rank a second time."""
+    if hasattr(multiprocessing.current_process(), "_inheriting"):
+        raise SetupError(
+            "multiprocessing starts a process anew, such as a worker of a DataLoader, and it imports the script, which "
+            'would train in it too: put all that trains behind if __name__ == "__main__":, or start the process by '
+            'fork, as with DataLoader(multiprocessing_context="fork")'
+        )
 
 
 def open_group(rank_info: RankInfo, options: RunOptions) -> list[RankReport]:
