@@ -80,7 +80,7 @@ examples: $(INSTALLED) ## The manifests in k8s/examples, from the job files besi
 	@set -e; for job in k8s/examples/*.flk.yaml; do $(BIN)/flk render --file $$job >$${job%.flk.yaml}.yaml; done
 
 soak: export FLK_TEST_INSTALL ?= yes
-soak: $(INSTALLED) ## Tests that take long or repeat much, and those of the runtime with older releases of torch
+soak: $(INSTALLED) ## Tests that take long or repeat much, and those of the runtime with other releases of torch
 	$(BIN)/pip install --quiet --editable '.[dev,docs,runtime,examples,soak]' '$(TORCH)'
 	$(BIN)/pytest -m soak
 

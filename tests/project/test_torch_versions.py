@@ -1,4 +1,4 @@
-"""The oldest torch that flk works with, and one in the middle: tests of the runtime in environments of their own."""
+"""Other releases of torch, from the oldest that flk works with: tests of the runtime in environments of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.install import NOT_ALLOWED, cache
 from tests.support.requirements import locked, may_install
 
 ROOT = Path(__file__).parents[2]
-VERSIONS = [".".join(map(str, OLDEST)) + ".0", "2.9.1"]
+VERSIONS = [".".join(map(str, OLDEST)) + ".0", "2.9.1", "2.14.1"]
 FILES = [
     "strategies", "sharded_checkpoints", "optimizers", "precision", "memory", "streams", "loop", "recorded_checkpoints",
     "wrapped_models", "offload", "compile", "plan", "weights", "accumulation", "script_checkpoints", "elastic",
@@ -44,7 +44,7 @@ def python_with(torch: str) -> Path:
 @pytest.mark.soak
 @pytest.mark.timeout(4 * HOURS)
 @pytest.mark.parametrize("torch", VERSIONS)
-def test_the_runtime_works_with_an_older_torch(torch: str) -> None:
+def test_the_runtime_works_with_another_torch(torch: str) -> None:
     if not may_install():
         pytest.skip(NOT_ALLOWED)
     tests = ["tests/unit/flk_runtime", *(f"tests/local/test_{name}.py" for name in FILES)]
