@@ -84,10 +84,13 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        refuse_in_rank(f"flk.{name}")
     if name in _MODULES or name in __all__:
-        return getattr(import_module(_MODULES.get(name, "flk.errors")), name)
+        try:
+            module = import_module(_MODULES.get(name, "flk.errors"))
+        except ModuleNotFoundError:
+            refuse_in_rank(f"flk.{name}")
+            raise
+        return getattr(module, name)
     raise AttributeError(f"module 'flk' has no attribute {name!r}")
 
 

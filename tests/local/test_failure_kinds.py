@@ -10,7 +10,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -79,6 +79,7 @@ class Kind:
     attempts: int = 2
     failing: int = 2
     whole: bool = False  # `fault` is the whole rest of the script
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def script(self) -> str:
@@ -336,6 +337,7 @@ raise ValueError("the first error")
         type="OSError",
         words="No space left on device",
         code=ExitCode.INFRASTRUCTURE,
+        settings={"FLK_DISRUPTIONS": "0"},
     ),
     Kind(
         "no more threads",
@@ -448,6 +450,7 @@ CRASHES = (
         signal=signal.SIGABRT,
         words="sizes differ",
         whole=True,
+        settings={"FLK_DISRUPTIONS": "0"},  # as if no attempt followed, until the crash is known
     ),
     Kind(
         "sizes that differ between ranks",
@@ -500,7 +503,7 @@ def test_rank_cause_and_exit_code_are_right(forked_pods: Callable[..., Pods], ki
 
 def fail(forked_pods: Callable[..., Pods], kind: Kind, restarts: int) -> None:
     """Run a job that fails so, and check what its records say."""
-    job = forked_pods(2, 2, script=kind.script, FLK_RESTARTS=str(restarts), FLK_DISRUPTIONS=str(restarts))
+    job = forked_pods(2, 2, script=kind.script, FLK_RESTARTS=str(restarts), **kind.settings)
     job.start("train.py")
     assert job.wait() == [kind.code] * 2, job.logs_of_all()
     for index in range(2):

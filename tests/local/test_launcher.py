@@ -346,8 +346,8 @@ def test_a_rank_ends_as_python_does(forked_pods: Callable[..., Pods], start: str
     assert job.wait() == [ExitCode.TRAINING if fails else 0], job.log()
     assert "[rank 0] of C\n" in job.log()
     assert (job.folder / "left.txt").read_text() == "as text at the exit"
-    assert gzip.decompress((job.folder / "left.gz").read_bytes()) == b"packed"
     if not fails:
+        assert gzip.decompress((job.folder / "left.gz").read_bytes()) == b"packed"
         assert "[rank 0] losses 3 2\n" in job.log()
         with zipfile.ZipFile(job.folder / "left.zip") as archive:
             assert archive.read("member") == b"in an archive"

@@ -101,6 +101,6 @@ class LiveScreen:
 
     def _write(self, text: str) -> None:
         """Write at once: a handler of signals writes too, and Python's buffer refuses that in the middle of a write."""
-        data = text.encode()
+        data = text.encode(sys.stdout.encoding, "replace")
         while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]
+            data = data[sys.stdout.buffer.raw.write(data) or 0 :]  # type: ignore[union-attr]

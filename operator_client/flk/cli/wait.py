@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +88,7 @@ class _Waiting:
         from flk.jobs.wait import wait_for_all
 
         codes = []
-        for refs, waited in wait_for_all(
+        ended = wait_for_all(
             chosen.client,
             chosen.jobs,
             timeout=self.limit,
@@ -96,12 +97,14 @@ class _Waiting:
             report=self._report,
             watch=self.progress.show,
             note=self._told,
-        ):
-            try:
-                codes.append(self._conclude(chosen.client.of(refs[0]), refs[0], waited) or 0)
-            except FlkError as error:
-                self.progress.clear()
-                codes.append(chosen.failed(refs[0], error, others=refs[1:]))
+        )
+        with closing(ended):
+            for refs, waited in ended:
+                try:
+                    codes.append(self._conclude(chosen.client.of(refs[0]), refs[0], waited) or 0)
+                except FlkError as error:
+                    self.progress.clear()
+                    codes.append(chosen.failed(refs[0], error, others=refs[1:]))
         return worst(codes)
 
     def _report(self, state: State) -> None:

@@ -80,6 +80,8 @@ class JobHandle:
 
         Of a job that is gone these are the ones that flk has kept; then JobDeletedError is raised. In a notebook, the
         result of ``job.logs()`` alone prints the lines as they come.
+
+        What flk notes about the logs, such as pods whose lines may be missing, is left out: `flk logs` prints it.
         """
         return _Lines(line.text for line in self._log(follow) if not line.note)
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from flk.manifest import minify
 from flk.manifest.minify import minified
+from flk.shipped import refuse_in_rank
 from flk.spec.job import Job
 from flk.user_files import cache_folder, write_whole
 from flk_runtime import contract
@@ -88,8 +89,8 @@ _OF_SHARDING: Final = (
 )  # fmt: skip
 _OF_TELEMETRY: Final = ("__init__", "history", "idle", "keeper", "meter", "usage")
 _OF_WEIGHTS: Final = ("__init__", "export", "safetensors", "weights")
-# Modules that only an OPTIONAL package needs, outside of it. A module of another such package needs both.
-_ELSEWHERE: Final = {
+# Modules that only one OPTIONAL package needs, or two, outside of it. A module of another such package needs both.
+_ELSEWHERE: Final[dict[str, str | tuple[str, str]]] = {
     "automatic.py": "plan",
     "check.py": "check",
     "checkpoint/gather.py": "training",
@@ -100,6 +101,7 @@ _ELSEWHERE: Final = {
     "distributed/optimizer.py": "averaging",
     "distributed/reducer.py": "averaging",
     **dict.fromkeys((f"checkpoint/files/{each}.py" for each in _OF_WEIGHTS), "weights"),
+    "launcher/cluster_http.py": ("records", "trainjobs"),
     "launcher/gpu_health.py": "gpus",
     "launcher/health.py": "training",
     "launcher/hub.py": "diloco",
@@ -172,8 +174,8 @@ def used_by(job: Job) -> frozenset[str]:
         used.add("trainjobs")
     if job.memory_path:
         used.add("disk")
-    if job.secrets or job.patch:  # they may hold an address
-        used.add("s3")
+    if job.secrets or job.patch:  # they may hold an address, or a strategy that the script reads
+        used |= {"s3", "sharding"}
     used.update(*(_asked(text.encode(errors="replace")) for text in _texts(job)))
     if job.metrics or implied_sinks(job.env | job.secrets):
         used.add("sinks")
@@ -182,14 +184,13 @@ def used_by(job: Job) -> frozenset[str]:
     module = job.command[1].split(".") if job.command[0] == "-m" else []
     if module[:1] == ["flk_runtime"]:
         return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))
-    strategies = [job.strategy, *([job.diloco.inner] if job.diloco else [])]
+    strategies = {job.strategy, job.diloco.inner if job.diloco else ""} - {"no_shard"}  # which is ddp
     used.update(*(_asked(strategy.encode()) for strategy in strategies))
     return frozenset(used.union({"training"}, {AUTO: _OF_PLANS, DILOCO: _OF_DILOCO}.get(job.strategy, ())))
 
 
 def _texts(job: Job) -> Iterator[str]:
     """Yield what a job says to its ranks, in which the address of checkpoints and options can stand."""
-    yield str(job.patch or "")
     yield from job.command
     yield from job.env.values()
     yield from (job.on_restart or "").split()
@@ -228,6 +229,7 @@ def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:
     It is a zip with the bootstrap and, compressed, the modules, which the bootstrap unpacks. It is kept in the user's
     cache folder with a hash of its bytes and of all that it is made from, and packed anew where that differs.
     """
+    refuse_in_rank("a job's part of the runtime")
     folder = Path(contract.__file__).parents[1]
     modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.py")}
     kept = cache_folder() / "-".join(["runtime", *sorted(optional)])
@@ -272,7 +274,9 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
 
 def _is_shipped(name: str, left_out: Set[str]) -> bool:
     """Whether a module, by its path, ships without these OPTIONAL packages."""
-    return name in _OF_ALL_JOBS or left_out.isdisjoint((name.partition("/")[0], _ELSEWHERE.get(name)))
+    only = _ELSEWHERE.get(name)
+    lacks_all = left_out >= set(only if isinstance(only, tuple) else (only,))
+    return name in _OF_ALL_JOBS or not (lacks_all or name.partition("/")[0] in left_out)
 
 
 def _coded(text: str) -> bytes:

@@ -89,6 +89,8 @@ class JobClient:
             return self
         client = JobClient(self.api, self.namespace)
         client._refs[job.name] = job
+        if job.target is None and (known := self._targets.get(job.name)):
+            client._targets[job.name] = known
         client.commands = replace(client.commands, job=(job.name, job.word))
         return client
 

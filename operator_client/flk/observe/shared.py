@@ -47,7 +47,7 @@ class SharedAnswers:
                     answer = error
                 self._answers[key] = time.monotonic(), answer
         if isinstance(answer, ApiError):
-            raise answer
+            raise answer.with_traceback(None)  # or each raise would add frames
         return answer
 
     def _events(self) -> dict[tuple[str, str], list[Object]]:

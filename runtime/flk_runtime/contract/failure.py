@@ -170,8 +170,9 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.DISK_FULL: Meaning(
         "a rank finds no space on a file system (ENOSPC, EDQUOT)",
-        # Whoever fills it may free it: another job, or files of ranks that have ended.
-        1, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TEN_TIMES,
+        # Whoever fills it may free it: another job, or files of ranks that have ended. The message may name a temporary
+        # file, which is another one each time.
+        1, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=("type",), final_after=_TEN_TIMES,
     ),
     Kind.READ_ONLY: Meaning(
         "a rank writes to a file system that is mounted read-only (EROFS)",

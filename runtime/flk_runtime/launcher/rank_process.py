@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _io
 import atexit
 import builtins
 import contextlib
@@ -35,6 +34,8 @@ from flk_runtime.system.text import text_of
 
 _FindSpec = Callable[[str], ModuleSpec | None]
 _C10D = "torch.distributed.distributed_c10d"
+_FILES = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
+_FLUSH_SECONDS = 5.0  # that the files of a rank may take to be written at its end
 # What Python imports before the folder of a script is on its path.
 _BEFORE_PATH = frozenset(
     {"_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath"}
@@ -95,7 +96,7 @@ def _hook() -> Any:
     torch.distributed sets one around it, which prefixes each line with the rank, as the launcher does already.
     """
     hook = sys.excepthook
-    while str(hook.__module__).startswith("torch"):
+    while inspect.isfunction(hook) and hook.__module__.partition(".")[0] == "torch":
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
     return hook
 
@@ -183,10 +184,12 @@ def run_exit_handlers(code: int) -> int:
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
-    _flush_files()  # also before files end together with what they write to, in any order
+    threading.excepthook = lambda _: None  # of threads that still run, and no longer find the script's variables
+    _flush()  # before files end together with what they write to, in any order
     if not hasattr(sys, "last_value"):  # else the frames of the exception hold them
-        _end_variables()
-        _flush_files()
+        with contextlib.suppress(BaseException):
+            _end_variables()
+        _flush()
     return code
 
 
@@ -199,20 +202,21 @@ def _end_variables() -> None:
             setattr(held, name, None)
 
 
-def _flush_files() -> None:
-    """Write what files that are still open have in their buffers, and what C's standard output has.
+def _flush() -> None:
+    """Call `_flush_files` in a thread: another one may hold a file for ever, as while it writes to a full pipe."""
+    flush = threading.Thread(target=_flush_files, name="flk-flush", daemon=True)
+    with contextlib.suppress(BaseException):
+        flush.start()
+        flush.join(_FLUSH_SECONDS)
 
-    Files of other types than Python's own, such as those of gzip, are closed, since that writes their end. Where a file
-    writes to another one, it comes first.
-    """
-    files: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), _io._IOBase)]
-    own = [each for each in files if type(each).__module__ == "_io"]
-    flushes: list[Callable[[], object]] = [lambda: sys.stdout.flush(), lambda: sys.stderr.flush()]  # now the script's
-    flushes += [each.flush for each in own if isinstance(each, io.TextIOWrapper)]
-    flushes += [each.close for each in files if type(each).__module__ != "_io" and not isinstance(each, io.RawIOBase)]
-    flushes += [each.flush for each in own]
-    flushes.append(lambda: ctypes.CDLL(None).fflush(None))
-    for flush in flushes:
+
+def _flush_files() -> None:
+    """Write what Python's own files that are still open have in their buffers, and what C's standard output has."""
+    found: list[Any] = [each for each in gc.get_objects() if type(each) in _FILES]
+    found.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # which write to the others
+    libc = ctypes.CDLL(None)
+    flushes = [each.flush for each in (sys.stdout, sys.stderr, *found)]
+    for flush in (*flushes, lambda: libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))):
         with contextlib.suppress(Exception):
             flush()
 

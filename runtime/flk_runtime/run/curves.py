@@ -131,8 +131,7 @@ class Curves:
             atexit.unregister(self.close)
             if self._waiting:
                 self._give([])
-            failed = has_failed() or hasattr(sys, "last_value")  # which flk's launcher sets when a script has raised
-            ended = "stopped" if self._context.page.hold else "failed" if failed else "finished"
+            ended = "stopped" if self._context.page.hold else "failed" if has_failed() else "finished"
             close(self._writers.values(), ended, _TIMEOUTS[ended])
 
 

@@ -36,7 +36,8 @@ def forget(manager: CheckpointManager) -> None:
 def has_failed() -> bool:
     """Whether the script has failed, at the end of this process or in the handling of its exception."""
     error = sys.exc_info()[1]  # that ends a process of multiprocessing
-    return (error is not None and not (isinstance(error, SystemExit) and not error.code)) or hasattr(sys, "last_type")
+    raised = hasattr(sys, "last_type") or hasattr(sys, "last_value")  # by Python, or by flk's launcher
+    return raised or (error is not None and not (isinstance(error, SystemExit) and not error.code))
 
 
 @atexit.register

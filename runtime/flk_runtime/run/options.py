@@ -14,7 +14,7 @@ from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.save_interval import check_interval
-from flk_runtime.contract.strategies import AUTO, DILOCO
+from flk_runtime.contract.strategies import AUTO, DILOCO, INNER_STRATEGIES
 from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.diloco import DiLoCo, Membership, choose_options
 from flk_runtime.discovery import RankInfo
@@ -32,7 +32,11 @@ TIMEOUT: Final = 1800.0  # seconds that a collective may take
 LOG_EVERY: Final = 10
 _CPU: Final = torch.device("cpu")
 # By strategy: a module that travels with a job only if the job is submitted with the strategy.
-_SHIPPED_ON_REQUEST: Final = {AUTO: "flk_runtime.plan", DILOCO: "flk_runtime.diloco.worker"}
+_SHIPPED_ON_REQUEST: Final = {
+    AUTO: "flk_runtime.plan",
+    DILOCO: "flk_runtime.diloco.worker",
+    **dict.fromkeys(INNER_STRATEGIES[2:], "flk_runtime.parallel.fsdp2"),  # those that shard
+}
 
 
 _SINKS: Final = "flk_runtime.sinks"  # it travels with jobs that name one

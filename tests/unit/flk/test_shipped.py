@@ -49,6 +49,15 @@ def test_a_rank_is_told_to_start_another_process_for_the_client(tmp_path: Path) 
     assert callable(flk.submit)
 
 
+def test_a_rank_makes_no_part_of_the_runtime_for_another_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a rank whose part has all modules that `flk.submit` imports."""
+    contract = tmp_path / ".flk" / "0" / "flk_runtime" / "contract"
+    contract.mkdir(parents=True)
+    monkeypatch.setattr("flk_runtime.contract.__file__", str(contract / "__init__.py"))
+    with pytest.raises(FlkError, match="a job's part of the runtime needs all modules of flk_runtime"):
+        runtime_archive(frozenset())
+
+
 @pytest.mark.parametrize("safe", ["", "1"])
 def test_a_command_finds_its_own_runtime(shipped: Path, safe: str) -> None:
     paths = [str(shipped), *filter(None, [os.environ.get("PYTHONPATH")])]  # in which flk is where it is not installed

@@ -22,7 +22,7 @@ from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.follower import follow_job
 from flk.observe.observation import Observation
-from flk.observe.pods import has_log
+from flk.observe.pods import CLOCK_SKEW, has_log
 from flk.observe.reader import Reader
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
@@ -117,16 +117,24 @@ class _Merger:
     def _run(self) -> None:
         try:
             self._follow()
+            self.error = self._failed()
+            if self.error is None:
+                self._await_last_lines()
+                self.error = self._failed()
         except Exception as error:  # of any kind: the thread that prints raises it
             self.error = error
-        self._await_last_lines()
-        self._put([None])
+        finally:
+            self._put([None])
+
+    def _failed(self) -> Exception | None:
+        """Return the error of the first log that cannot be read."""
+        return next((log.error for log in self._logs.values() if log.error), None)
 
     def _follow(self) -> None:
         reader = Reader(self._client)
         with closing(follow_job(self._client, self._name, _INTERVAL)) as observations:
             for seen in observations:
-                if self._closed.is_set() or any(log.error for log in self._logs.values()):
+                if self._closed.is_set() or self._failed():
                     return
                 if seen.gone is not None or seen.job is None:
                     self._writer.observe(seen)
@@ -205,11 +213,10 @@ class _Merger:
                 )
                 break
             missing[0].await_end(0.2)
-        self.error = self.error or next((log.error for log in self._logs.values() if log.error), None)
 
     def _keep(self, pod: str, stamp: str, line: str) -> None:
         """Keep a line as evidence. Called by the threads that read logs."""
-        if 0 < timestamp(stamp) <= self._ended:  # 0: a message of the kubelet
+        if self._ended < math.inf and 0 < timestamp(stamp) <= self._ended + CLOCK_SKEW:  # 0: of the kubelet
             self._last_line = time.monotonic()
         if not self._options.of_ranks:
             return

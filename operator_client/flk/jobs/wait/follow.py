@@ -121,7 +121,7 @@ def wait_for_all(
     client = client.ending(timeout)
     note_once = functools.cache(note)  # what holds for a kind of jobs
     conclusions = {job: Conclusion(goal, fail_fast, report, watch, note_once) for job in jobs}
-    with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until, note)) as states:
+    with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until, note_once)) as states:
         for of, found in states:
             if isinstance(found, FlkError):
                 yield of, found

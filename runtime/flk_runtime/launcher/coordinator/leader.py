@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.telemetry.keeper import Keeper
 
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
-_LAST_REPORTS_TIMEOUT = 5.0  # seconds to wait for the other pods' failures when no attempt follows
+# Seconds to wait for the other pods' failures when no attempt follows: longer than the agent's EXIT_TIMEOUT.
+_LAST_REPORTS_TIMEOUT = 8.0
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about pods that have not joined
 
 _MOST_CLOCKS = 3  # pods whose clocks differ that a record names

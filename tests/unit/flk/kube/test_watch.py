@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -279,14 +280,14 @@ def test_pods_of_an_earlier_job_of_that_name_are_not_its_own(fake: Any, client: 
 def test_deletion_is_seen(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.watches[JOBS].append([event("DELETED", "gpt", 201, "job-1")])
-    last = next(seen for seen in follow_job(client, "gpt") if seen.gone is not None)
+    last = next(seen for seen in islice(follow_job(client, "gpt"), 20) if seen.gone is not None)
     assert not last.name_reused
 
 
 def test_another_job_under_the_name_is_a_deletion(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job("job-2"))
     own = client.of(JobRef("gpt", uid="job-1"))
-    last = next(seen for seen in follow_job(own, "gpt") if seen.gone is not None)
+    last = next(seen for seen in islice(follow_job(own, "gpt"), 20) if seen.gone is not None)
     assert last.name_reused
 
 
@@ -298,7 +299,8 @@ def test_pod_that_was_made_anew_leaves_a_trace(fake: Any, client: JobClient) -> 
     for change in (ended, new):
         change["object"]["metadata"] = {**pod("")["metadata"], **change["object"]["metadata"]}
     fake.watches[PODS].append([json.dumps(change).encode() + b"\n" for change in (ended, new)])
-    found = (seen for seen in follow_job(client, "gpt") if [p["metadata"]["uid"] for p in seen.pods] == ["pod-2"])
+    some = islice(follow_job(client, "gpt"), 20)
+    found = (seen for seen in some if [p["metadata"]["uid"] for p in seen.pods] == ["pod-2"])
     seen = next(found)
     assert seen.replaced_pods["gpt-worker-0"]["metadata"]["uid"] == "pod-1"
     assert seen.replaced_pods["gpt-worker-0"]["status"] == {"phase": "Failed"}

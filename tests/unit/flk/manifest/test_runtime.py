@@ -118,7 +118,7 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "sinks": ({"metrics": "wandb"}, {"training", "sinks"}),
     "implied sinks": ({"env": {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}}, {"training", "sinks"}),
-    "a sink's key alone": ({"secrets": {"WANDB_API_KEY": "wandb:key"}}, {"training", "s3"}),
+    "a sink's key alone": ({"secrets": {"WANDB_API_KEY": "wandb:key"}}, {"training", "s3", "sharding"}),
     "s3": ({"checkpoint": "s3://bucket/run"}, {"training", "s3"}),
     "s3 in a variable": ({"env": {"TO": "s3://bucket/run"}}, {"training", "s3"}),
     "s3 after a restart": ({"on_restart": "--from s3://bucket/run"}, {"training", "s3"}),

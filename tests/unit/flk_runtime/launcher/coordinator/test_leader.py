@@ -11,6 +11,7 @@ import pytest
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.launcher.agent import EXIT_TIMEOUT
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
@@ -326,7 +327,7 @@ def test_a_leader_that_learns_of_a_final_failure_waits_for_no_pod_that_is_gone()
     job = Job(2, restarts=0)
     job.connect(0)
     job.join(0, history=[Attempt(4, 3.0, 4.0, RAISED)])
-    job.wait(4.9)
+    job.wait(7.9)
     assert job.sent[0] == []
     job.wait(0.2)
     assert job.ended().failure == RAISED
@@ -425,12 +426,12 @@ def test_a_pod_that_never_joins_ends_the_job(job: Job) -> None:
     assert (ended.record.failure.pod, ended.record.code) == (2, 104)
 
 
-def test_after_the_last_attempt_the_other_pods_have_five_seconds_for_their_failures() -> None:
+def test_after_the_last_attempt_the_other_pods_have_time_to_end_their_ranks_and_tell_of_failures() -> None:
     job = Job(restarts=0)
     job.start()
     failure = job.fail(1)
     job.join(0, 1)
-    job.wait(4.0)
+    job.wait(EXIT_TIMEOUT + 2)
     assert job.sent[0][-1] == AttemptEnded(0, failure)
     job.wait(1.0)
     assert isinstance(job.sent[0][-1], JobEnded)

@@ -158,6 +158,8 @@ def test_storage_that_is_away_or_full_is_final_at_the_tenth_time(duration: float
     history, decision = run([away] * 20, Limits(restarts=0), duration=duration)
     assert (len(history), history[-1].disruptions) == (10, 9)
     assert decision.no_retry_reason == "not retried: failed 10 times with the same error"
+    temporary = [replace(away, message=f"No space left on device: '/ckpt/tmp{name}'") for name in "abcdefghijklmnop"]
+    assert len(run(temporary, Limits(), duration=duration)[0]) == (10 if kind is Kind.DISK_FULL else 16)
     history, decision = run([away] * 20, Limits(), steps=itertools.count(100))
     assert len(history) == 20
     assert decision.restart  # each attempt comes further before a save fails
