@@ -107,7 +107,7 @@ def start_flk(
             "FLK_RDZV_ENDPOINT": f"10.77.0.{index + 1}:29400",
             "FLK_WORKERS": str(HOSTS),
             "FLK_DILOCO": case.options,
-            "FLK_MEET": f"{first.address}:29401",
+            "FLK_HUB": f"{first.address}:29401",
             "FLK_HUB_PORT": "29401",
         }
     else:

@@ -47,7 +47,7 @@ def test_the_same_failure_twice_without_progress_ends_the_job(
     assert f"\n{verdict}\n" in shown
     assert "attempt 2, 1 of 3 restarts and 0 of 100 disruptions used:" in shown
     state = json.loads(flk("status", "twice", "-o", "json").stdout)
-    assert (state["verdict"], state["restarts"], state["max_restarts"]) == (verdict, 1, 3)
+    assert (state["no_retry_reason"], state["restarts"], state["max_restarts"]) == (verdict, 1, 3)
     assert [message["no_retry_reason"] for message in messages(kubectl, "twice")] == [verdict] * 2
 
 

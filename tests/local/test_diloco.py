@@ -84,7 +84,7 @@ class Workers:
                 user_env.STRATEGY: "diloco",
                 pod_env.DILOCO_OPTIONS: options,
                 user_env.WORKERS: str(workers),
-                pod_env.MEET: f"127.0.0.1:{self.hub.port}",
+                pod_env.HUB: f"127.0.0.1:{self.hub.port}",
                 "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": workers * size, **settings}),
                 **self._variables,
             }
@@ -277,7 +277,7 @@ def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
 
 def test_workers_meet_over_tls(ranks: Ranks, tmp_path: Path) -> None:
     certificate, tls = authority(tmp_path / "hub")
-    workers = Workers(ranks, tls, **{pod_env.MEET_CA: str(certificate)})
+    workers = Workers(ranks, tls, **{pod_env.HUB_CA: str(certificate)})
     try:
         found = workers(3, 1, "every=5,dtype=fp16", steps=10)
         assert len({str(each["digest"]) for each in found}) == 1
@@ -369,7 +369,7 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
     kill = """
         if run.worker == 1 and run.steps == 15:
             time.sleep(1)
-            port = os.environ["FLK_MEET"].rpartition(":")[2]
+            port = os.environ["FLK_HUB"].rpartition(":")[2]
             for process in pathlib.Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     command = (process / "cmdline").read_text()
@@ -387,7 +387,7 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
             user_env.STRATEGY: "diloco",
             user_env.WORKERS: "3",
             pod_env.DILOCO_OPTIONS: options,
-            pod_env.MEET: f"127.0.0.1:{hub}",
+            pod_env.HUB: f"127.0.0.1:{hub}",
             pod_env.HUB_PORT: hub,
             "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": 3, "steps": 30}),
         }
@@ -414,8 +414,8 @@ def test_a_hub_that_no_worker_has_met_ends_with_its_launcher(forked_pods: Callab
     """At once if it is for this job only, else when the launcher is told to stop."""
     with held_ports() as free_port:
         port = free_port()
-        variables = {user_env.STRATEGY: "diloco", pod_env.MEET: f"127.0.0.1:{port}", pod_env.HUB_PORT: str(port)}
-        job = forked_pods(script="", **variables, **({pod_env.MEET_SECRET: "secret"} if others else {}))
+        variables = {user_env.STRATEGY: "diloco", pod_env.HUB: f"127.0.0.1:{port}", pod_env.HUB_PORT: str(port)}
+        job = forked_pods(script="", **variables, **({pod_env.HUB_SECRET: "secret"} if others else {}))
         job.start("train.py")
         if others:
             job.until((job.folder / "termination.0").exists, "the job has ended")

@@ -71,17 +71,17 @@ def _outer_rendezvous(job: Job) -> dict[str, str]:
     if job.strategy != DILOCO:
         return {}
     diloco = job.diloco
-    secret = os.environ.get(pod_env.MEET_SECRET, "")
+    secret = os.environ.get(pod_env.HUB_SECRET, "")
     if diloco and diloco.secret and not secret:
         raise UsageError(
-            f"diloco.secret: `flk run` reads no Secrets, and {pod_env.MEET_SECRET} is not set in this environment",
-            hint=f"export {pod_env.MEET_SECRET}=… before `flk run`",
+            f"diloco.secret: `flk run` reads no Secrets, and {pod_env.HUB_SECRET} is not set in this environment",
+            hint=f"export {pod_env.HUB_SECRET}=… before `flk run`",
         )
-    given: dict[str, str] = {pod_env.MEET_SECRET: secret} if secret else {}
-    if diloco and diloco.meet:
-        return {pod_env.MEET: diloco.meet, **given}
-    port = str(pod_layout.MEET_PORT if secret else free_port())
-    return {pod_env.MEET: f"127.0.0.1:{port}", pod_env.HUB_PORT: port, **given}
+    given: dict[str, str] = {pod_env.HUB_SECRET: secret} if secret else {}
+    if diloco and diloco.hub:
+        return {pod_env.HUB: diloco.hub, **given}
+    port = str(pod_layout.HUB_PORT if secret else free_port())
+    return {pod_env.HUB: f"127.0.0.1:{port}", pod_env.HUB_PORT: port, **given}
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ from flk.targets import Target
 from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.contract.strategies import DILOCO
 
-_VOLUME = "meet"
+_VOLUME = "hub"
 
 
 def outer_rendezvous_variables(job: Job, target: Target) -> list[dict[str, Any]]:
@@ -21,18 +21,18 @@ def outer_rendezvous_variables(job: Job, target: Target) -> list[dict[str, Any]]
     if job.strategy != DILOCO:
         return []
     diloco = job.diloco or DiLoCo()
-    plain: dict[str, str] = {pod_env.MEET: diloco.meet or f"{target.pod_host(str(job.name), 0)}:{pod_layout.MEET_PORT}"}
-    if not diloco.meet:
-        plain[pod_env.HUB_PORT] = str(pod_layout.MEET_PORT)
+    plain: dict[str, str] = {pod_env.HUB: diloco.hub or f"{target.pod_host(str(job.name), 0)}:{pod_layout.HUB_PORT}"}
+    if not diloco.hub:
+        plain[pod_env.HUB_PORT] = str(pod_layout.HUB_PORT)
     if diloco.tls:
-        plain[pod_env.MEET_CA] = f"{TLS_FOLDER}/ca.crt"
-        if not diloco.meet:
-            plain[pod_env.MEET_CERTIFICATE] = TLS_FOLDER
+        plain[pod_env.HUB_CA] = f"{TLS_FOLDER}/ca.crt"
+        if not diloco.hub:
+            plain[pod_env.HUB_CERTIFICATE] = TLS_FOLDER
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
     if diloco.secret:
         secret, key = diloco.secret.split(":", 1)
         reference = {"secretKeyRef": {"name": secret, "key": key}}
-        variables.append({"name": pod_env.MEET_SECRET, "valueFrom": reference})
+        variables.append({"name": pod_env.HUB_SECRET, "valueFrom": reference})
     return variables
 
 

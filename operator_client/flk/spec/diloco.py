@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from flk.spec.fields import ObjectName, OneOf, Seconds, SecretKey, Strategy, StrictModel
 from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES
 
-TLS_FOLDER: Final = "/flk/meet"  # mount path of the Secret that `tls` names
+TLS_FOLDER: Final = "/flk/hub"  # mount path of the Secret that `tls` names
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
 # The fields that the ranks read, by the names of flk_runtime.DiLoCo's.
 _OPTIONS: Final = (
@@ -52,7 +52,7 @@ class DiLoCo(StrictModel):
     )
     sites: int = Field(default=1, ge=1, description="jobs that train together, in one cluster or several")
     site: int = Field(default=0, ge=0, description="number of this job among them, from 0")
-    meet: Annotated[str, AfterValidator(_address)] | None = Field(
+    hub: Annotated[str, AfterValidator(_address)] | None = Field(
         default=None, description="HOST:PORT where the jobs meet; left out: in pod 0 of this job"
     )
     secret: SecretKey | None = Field(
@@ -71,7 +71,7 @@ class DiLoCo(StrictModel):
             (self.delay >= self.every, f"delay: must be below every, {self.every}"),
             (self.site >= self.sites, f"site: must be below sites, {self.sites}, since it counts from 0"),
             (self.sites > 1 and not self.secret, "secret: is missing: sites authenticate each other with it"),
-            (self.site > 0 and not self.meet, "meet: is missing: the address of site 0, where its hub is reached"),
+            (self.site > 0 and not self.hub, "hub: is missing: the address of site 0, where its hub is reached"),
         ):
             if wrong:
                 raise ValueError(problem)

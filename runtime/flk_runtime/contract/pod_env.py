@@ -106,13 +106,13 @@ BATCH: Final = Variable(
     choice(BATCHES),
 )
 DILOCO_OPTIONS: Final = Variable("FLK_DILOCO", "options of strategy diloco: KEY=VALUE, separated by commas", "")
-MEET: Final = Variable("FLK_MEET", "host:port where the workers of strategy diloco meet", "")
-MEET_SECRET: Final = Variable("FLK_MEET_SECRET", "workers and hub authenticate each other with it", "")
-MEET_CA: Final = Variable(
-    "FLK_MEET_CA", "file with the certificates that the hub's is checked against; empty: no TLS", ""
+HUB: Final = Variable("FLK_HUB", "host:port where the workers of strategy diloco meet", "")
+HUB_SECRET: Final = Variable("FLK_HUB_SECRET", "workers and hub authenticate each other with it", "")
+HUB_CA: Final = Variable(
+    "FLK_HUB_CA", "file with the certificates that the hub's is checked against; empty: no TLS", ""
 )
-MEET_CERTIFICATE: Final = Variable(
-    "FLK_MEET_CERTIFICATE", "folder with tls.crt and tls.key of the hub; empty: no TLS", ""
+HUB_CERTIFICATE: Final = Variable(
+    "FLK_HUB_CERTIFICATE", "folder with tls.crt and tls.key of the hub; empty: no TLS", ""
 )
 HUB_PORT: Final = Variable(
     "FLK_HUB_PORT", "port on which the launcher of pod 0 serves the hub; 0 or unset: no hub", 0, integer()

@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 RDZV_PORT: Final = 29400
-MEET_PORT: Final = 29401  # of the hub of strategy diloco, in pod 0
+HUB_PORT: Final = 29401  # of the hub of strategy diloco, in pod 0
 INTERRUPT_GRACE: Final = 5.0  # seconds that ranks have after SIGINT, in place of the grace period after SIGTERM
 FIRST_POD: Final = "{first}"  # in RDZV_ENDPOINT: the index of the first pod of the worker of strategy diloco
 CONTAINER: Final = "pytorch"  # the training operator looks for a container with this name

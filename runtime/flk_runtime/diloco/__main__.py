@@ -40,7 +40,7 @@ def main() -> int:
         if arguments.certificate:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(arguments.certificate, arguments.key)
-        secret = os.environ.get(pod_env.MEET_SECRET, "")
+        secret = os.environ.get(pod_env.HUB_SECRET, "")
         hub = Hub(address.strip("[]"), int(port), secret, tls=tls, log=_log)
     except (OSError, SetupError) as error:
         print(f"hub: {error}", file=sys.stderr)
@@ -61,9 +61,9 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(
         prog="python -m flk_runtime.diloco",
         description="Serve the workers of strategy diloco. They need the secret in "
-        f"${pod_env.MEET_SECRET}, which this program reads too.",
+        f"${pod_env.HUB_SECRET}, which this program reads too.",
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", default=f"127.0.0.1:{pod_layout.MEET_PORT}")
+    parser.add_argument("--listen", metavar="HOST:PORT", default=f"127.0.0.1:{pod_layout.HUB_PORT}")
     parser.add_argument("--certificate", metavar="FILE", help="certificate chain for TLS, PEM")
     parser.add_argument("--key", metavar="FILE", help="private key of the certificate, PEM")
     parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)

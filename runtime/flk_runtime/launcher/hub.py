@@ -23,14 +23,14 @@ class HubProcess:
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], log: Callable[[str], None]) -> None:
         """Start the hub. It listens on loopback only if its address is there and other jobs have no secret for it."""
-        self._others = bool(environ.get(pod_env.MEET_SECRET))  # workers may know of it that it has not met
-        host = "127.0.0.1" if environ.get(pod_env.MEET, "").startswith("127.") and not self._others else ""
+        self._others = bool(environ.get(pod_env.HUB_SECRET))  # workers may know of it that it has not met
+        host = "127.0.0.1" if environ.get(pod_env.HUB, "").startswith("127.") and not self._others else ""
         self._command = [sys.executable, "-u", "-m", "flk_runtime.diloco", "--listen", f"{host}:{settings.hub_port}"]
         self._command += ["--until-eof"]
-        folder = environ.get(pod_env.MEET_CERTIFICATE, "")
+        folder = environ.get(pod_env.HUB_CERTIFICATE, "")
         if folder:
             self._command += ["--certificate", f"{folder}/tls.crt", "--key", f"{folder}/tls.key"]
-        self._environ = {**environ, pod_env.MEET_SECRET: settings.meet_secret, pod_env.PARENT: str(os.getpid())}
+        self._environ = {**environ, pod_env.HUB_SECRET: settings.hub_secret, pod_env.PARENT: str(os.getpid())}
         self._log = log
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None

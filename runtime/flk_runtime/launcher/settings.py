@@ -56,7 +56,7 @@ class Settings:
     workers: int = _of(user_env.WORKERS)  # of strategy diloco, among which the pods of the job are divided
     worker: int = 0  # number of this pod's worker
     first_pod: int = 0  # index, in the job, of the first pod of that worker
-    meet_secret: str = ""  # with which the workers and the hub authenticate each other
+    hub_secret: str = ""  # with which the workers and the hub authenticate each other
     hub_port: int = 0  # on which this launcher serves the hub; 0: another one does, or there is none
     job: str = "local"
     job_uid: str = _of(pod_env.JOB_UID)  # of the PyTorchJob; empty: not known
@@ -199,9 +199,9 @@ class Settings:
             raise SetupError(f"{pod_env.MIN_PODS} is {min_pods}, but only {pods - spares} pods train")
         address, port = _rendezvous_address(endpoint, pods)
         secret = value(pod_env.RDZV_SECRET)
-        meet_secret = value(pod_env.MEET_SECRET)
-        if secret and not meet_secret and value(pod_env.MEET):
-            meet_secret = hmac.digest(secret.encode(), b"hub", "sha256").hex()
+        hub_secret = value(pod_env.HUB_SECRET)
+        if secret and not hub_secret and value(pod_env.HUB):
+            hub_secret = hmac.digest(secret.encode(), b"hub", "sha256").hex()
         deadline = value(pod_env.DEADLINE)
         join_timeout = value(user_env.JOIN_TIMEOUT)
         return cls(
@@ -211,7 +211,7 @@ class Settings:
             secrets=tuple(secrets_in(environ, arguments)),
             worker=worker,
             first_pod=first_pod,
-            meet_secret=meet_secret,
+            hub_secret=hub_secret,
             hub_port=0 if pod or worker else value(pod_env.HUB_PORT),
             rendezvous_host=address,
             rendezvous_port=port,

@@ -101,7 +101,7 @@ def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
         reason=cause.code if cause else "",
         message=cause.sentence if cause else message,
         failure=job_failure(seen),
-        verdict=next((r.no_retry_reason for r in seen.records if r.failure and r.no_retry_reason), ""),
+        no_retry_reason=next((r.no_retry_reason for r in seen.records if r.failure and r.no_retry_reason), ""),
         ended=seen.ended or timestamp(condition.get("lastTransitionTime")) or None,
     )
 

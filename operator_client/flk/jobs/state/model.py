@@ -80,7 +80,7 @@ class State:
     max_restarts: int | None = None
     disruptions: int = 0  # used: attempts that followed disruptions, lost or preempted pods for example
     max_disruptions: int | None = None
-    verdict: str = ""  # why no attempt follows its failure
+    no_retry_reason: str = ""  # why no attempt follows its failure
     owner: str = ""
     image: str = ""
     code_hash: str = ""

@@ -67,9 +67,9 @@ def raise_for_state(
         return
     if state.phase == Phase.FAILED:
         rank = f" --rank {state.failure.rank}" if state.failure and state.failure.rank is not None else ""
-        verdict = f"; {state.verdict}" if state.verdict else ""
+        unretried = f"; {state.no_retry_reason}" if state.no_retry_reason else ""
         raise JobFailedError(
-            f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}{verdict}",
+            f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}{unretried}",
             hint=f"{command('status', name)} shows more; {command('logs', name)}{rank} shows what was printed",
             code=ExitCode(state.code),
         )

@@ -11,7 +11,7 @@ from flk.spec.job import Job, validated
 from flk.targets import DEFAULT
 from flk_runtime.contract import pod_env
 
-TLS = "/flk/meet"
+TLS = "/flk/hub"
 
 
 def job(strategy: str = "diloco", **diloco: str) -> Job:
@@ -25,14 +25,14 @@ def values(of: Job) -> dict[str, Any]:
 def test_pod_0_serves_the_hub_unless_the_workers_meet_elsewhere() -> None:
     host = DEFAULT.pod_host("gpt", 0)
     port = values(job())[pod_env.HUB_PORT]
-    assert values(job()) == {pod_env.MEET: f"{host}:{port}", pod_env.HUB_PORT: port}
-    assert values(job(meet="hub:29401", secret="shared:key")) == {
-        pod_env.MEET: "hub:29401",
-        pod_env.MEET_SECRET: {"secretKeyRef": {"name": "shared", "key": "key"}},
+    assert values(job()) == {pod_env.HUB: f"{host}:{port}", pod_env.HUB_PORT: port}
+    assert values(job(hub="hub:29401", secret="shared:key")) == {
+        pod_env.HUB: "hub:29401",
+        pod_env.HUB_SECRET: {"secretKeyRef": {"name": "shared", "key": "key"}},
     }
 
 
-@pytest.mark.parametrize("diloco", [{}, {"meet": "hub:29401", "secret": "shared:key"}])
+@pytest.mark.parametrize("diloco", [{}, {"hub": "hub:29401", "secret": "shared:key"}])
 def test_certificates_are_mounted_where_the_variables_say(diloco: dict[str, str]) -> None:
     assert outer_rendezvous_volume(job(**diloco)) == ([], [])
     with_tls = job(**diloco, tls="certificates")
@@ -40,9 +40,9 @@ def test_certificates_are_mounted_where_the_variables_say(diloco: dict[str, str]
     assert volume["secret"]["secretName"] == "certificates"
     assert mount["name"] == volume["name"]
     found = values(with_tls)
-    assert found[pod_env.MEET_CA] == f"{mount['mountPath']}/ca.crt"
+    assert found[pod_env.HUB_CA] == f"{mount['mountPath']}/ca.crt"
     # Only the pod that serves the hub has a certificate of its own.
-    assert found.get(pod_env.MEET_CERTIFICATE) == (None if diloco else mount["mountPath"])
+    assert found.get(pod_env.HUB_CERTIFICATE) == (None if diloco else mount["mountPath"])
 
 
 def test_other_strategies_have_none() -> None:

@@ -163,7 +163,7 @@ def test_stacks_tell_without_a_flight_recorder() -> None:
 
 
 def test_ranks_before_their_first_group_meet_in_flk_init() -> None:
-    meets = Frame("flk_runtime/preflight/exchange.py", 88, "meet")
+    meets = Frame("flk_runtime/preflight/exchange.py", 88, "hub")
     ranks = [elsewhere(0, STACK[1]), Snapshot(1, 1, main=(meets, Frame("train.py", 3, "<module>")))]
     assert diagnose(ranks).sentence() == "rank 0 did not reach flk_runtime.init; it is at train.py:31"
 
