@@ -101,6 +101,6 @@ class LiveScreen:
 
     def _write(self, text: str) -> None:
         """Write at once: a handler of signals writes too, and Python's buffer refuses that in the middle of a write."""
-        data = text.encode(sys.stdout.encoding, "replace")
+        data, raw = text.encode(sys.stdout.encoding, "replace"), getattr(sys.stdout.buffer, "raw", sys.stdout.buffer)
         while data:
-            data = data[sys.stdout.buffer.raw.write(data) or 0 :]  # type: ignore[union-attr]
+            data = data[raw.write(data) or 0 :]
