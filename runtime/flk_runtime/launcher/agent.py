@@ -361,7 +361,10 @@ class Agent:
             rank.kill_at = time.monotonic() + EXIT_TIMEOUT
 
     def _handle_rank_exit(self, pid: int, status: int) -> None:
-        rank, attempt = self.ranks.remove(pid), self.attempt
+        attempt = self.attempt
+        if attempt and not attempt.begun:
+            self._report_restored(attempt)  # a rank may end as soon as it has begun
+        rank = self.ranks.remove(pid)
         if rank is None or attempt is None:
             return
         self._handle_report(rank)
