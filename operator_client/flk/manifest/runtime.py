@@ -191,6 +191,7 @@ def used_by(job: Job) -> frozenset[str]:
 
 def _texts(job: Job) -> Iterator[str]:
     """Yield what a job says to its ranks, in which the address of checkpoints and options can stand."""
+    yield str(job.patch or "")
     yield from job.command
     yield from job.env.values()
     yield from (job.on_restart or "").split()

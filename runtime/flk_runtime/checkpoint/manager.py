@@ -329,12 +329,8 @@ class CheckpointManager:
 
     def has_progress_since_save(self, steps: int) -> bool:
         """Whether a step or a loader has advanced since the latest checkpoint, or storage lacks what was restored."""
-        return self.lacks_restored or bool(self._saved != self._current_progress(steps))
-
-    @property
-    def lacks_restored(self) -> bool:
-        """Whether storage lacks the checkpoint that was restored from memory, and nothing was saved since."""
-        return self.has_storage and self.source == "memory" and not self.has_saved and self._stored < self.steps
+        lacks = self.has_storage and self.source == "memory" and not self.has_saved and self._stored < self.steps
+        return lacks or bool(self._saved != self._current_progress(steps))
 
     @property
     def keeps_in_memory(self) -> bool:

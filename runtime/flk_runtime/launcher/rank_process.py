@@ -96,7 +96,7 @@ def _hook() -> Any:
     torch.distributed sets one around it, which prefixes each line with the rank, as the launcher does already.
     """
     hook = sys.excepthook
-    while inspect.isfunction(hook) and hook.__module__.partition(".")[0] == "torch":
+    while inspect.isfunction(hook) and str(hook.__module__).partition(".")[0] == "torch":
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
     return hook
 
@@ -185,11 +185,12 @@ def run_exit_handlers(code: int) -> int:
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     threading.excepthook = lambda _: None  # of threads that still run, and no longer find the script's variables
-    _flush()  # before files end together with what they write to, in any order
+    flushed = _flush()  # before files end together with what they write to, in any order
     if not hasattr(sys, "last_value"):  # else the frames of the exception hold them
         with contextlib.suppress(BaseException):
             _end_variables()
-        _flush()
+        if flushed:
+            _flush()
     return code
 
 
@@ -202,23 +203,32 @@ def _end_variables() -> None:
             setattr(held, name, None)
 
 
-def _flush() -> None:
-    """Call `_flush_files` in a thread: another one may hold a file for ever, as while it writes to a full pipe."""
-    flush = threading.Thread(target=_flush_files, name="flk-flush", daemon=True)
+def _flush() -> bool:
+    """Write what open files have in their buffers, and return whether that has come to its end.
+
+    A thread does, since another one may hold a file for ever, as while it writes to a full pipe.
+    """
+    thread = threading.Thread(target=_flush_files, daemon=True)
     with contextlib.suppress(BaseException):
-        flush.start()
-        flush.join(_FLUSH_SECONDS)
+        try:
+            thread.start()
+        except RuntimeError:  # at a limit of processes
+            _flush_files()
+        else:
+            thread.join(_FLUSH_SECONDS)
+    return not thread.is_alive()
 
 
 def _flush_files() -> None:
     """Write what Python's own files that are still open have in their buffers, and what C's standard output has."""
-    found: list[Any] = [each for each in gc.get_objects() if type(each) in _FILES]
-    found.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # which write to the others
-    libc = ctypes.CDLL(None)
-    flushes = [each.flush for each in (sys.stdout, sys.stderr, *found)]
-    for flush in (*flushes, lambda: libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))):
+    files: list[Any] = [each for each in gc.get_objects() if type(each) in _FILES]
+    files.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # which write to the others
+    for file in (sys.stdout, sys.stderr, *files):
         with contextlib.suppress(Exception):
-            flush()
+            file.flush()
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(Exception):
+        libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
 
 
 def _run(command: Sequence[str]) -> None:

@@ -68,8 +68,6 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     if manager.steps:
         manager.start_rank_rng()
     manager.finish_restoring()
-    if manager.lacks_restored:  # the script may have nothing left to train and to save
-        manager.save(manager.steps)
     return manager.steps
 
 

@@ -287,7 +287,8 @@ class Saver:
             self._awaited.set()
             self._write(*arguments)
             if self._error is not None and not isinstance(self._error, Exception):
-                raise self._error from None  # the script's handler of a signal has raised it
+                stop, self._error = self._error, None
+                raise stop from None  # the script's handler of a signal has raised it
 
     def _memory_path(self, size: int) -> FilePath | None:
         """The file in the memory of the pod for a shard of this size; None if there is none."""
