@@ -22,7 +22,7 @@ from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_re
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.data import EpochLoader
-from flk_runtime.distributed import differing, find_difference, is_far, process_group
+from flk_runtime.distributed import find_difference, first_far, process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, SetupError, checkpoint_error
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.shared.shard_file import value_name
@@ -396,9 +396,7 @@ class CheckpointManager:
         found = find_difference("a save", described)
         if not found:
             parts = {key: compared_part(value, self._saves) for key, value in held.items()}
-            apart = differing(parts, dist.group.WORLD)
-            # The whole tensor says what is rounding: a part may hold nothing else.
-            if key := next((each for each in apart if is_far(held[each], dist.group.WORLD)), None):
+            if key := first_far(held, dist.group.WORLD, parts):
                 found = f"{key} has other values on other ranks"
         if found:
             raise MismatchError(

@@ -52,7 +52,7 @@ _TEXTS: Final[Sequence[tuple[Kind, frozenset[str] | None, tuple[str, ...]]]] = (
 )  # fmt: skip
 
 
-# Words of an exception that name neither cause nor cure, and both.
+# What to say of exceptions that name neither their cause nor a cure, by words of their messages.
 _ADVICE: Final = {
     # gloo's; NCCL waits, and the launcher finds the hang
     "op.preamble.length <= op.nbytes": (

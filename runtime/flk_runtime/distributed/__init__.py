@@ -14,7 +14,6 @@ from flk_runtime.distributed.consistency import (
     find_difference,
     first_far,
     is_alike,
-    is_far,
 )
 from flk_runtime.distributed.main_process import main_process_first
 from flk_runtime.distributed.process_group import Timeouts, comm_device, mean_loss
@@ -30,7 +29,6 @@ __all__ = [
     "find_difference",
     "first_far",
     "is_alike",
-    "is_far",
     "is_settled",
     "main_process_first",
     "mean_loss",

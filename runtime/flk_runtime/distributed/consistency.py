@@ -84,9 +84,18 @@ def difference(here: Sequence[Line], there: Sequence[Line], these: str, those: s
 
 
 @torch.no_grad()
-def first_far(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> str | None:
-    """The first of ``tensors`` whose replicas in a ``group`` differ by more than rounding. Collective of all ranks."""
-    return next((name for name in differing(tensors, group) if is_far(tensors[name], group)), None)
+def first_far(
+    tensors: Mapping[str, torch.Tensor],
+    group: dist.ProcessGroup | None,
+    parts: Mapping[str, torch.Tensor] | None = None,
+) -> str | None:
+    """The first of ``tensors`` whose replicas in a ``group`` differ by more than rounding. Collective of all ranks.
+
+    ``parts`` are the rows whose bits are compared; None: all. Where they differ, the whole tensor tells what is
+    rounding.
+    """
+    apart = differing(tensors if parts is None else parts, group)
+    return next((name for name in apart if _is_far(tensors[name], group)), None)
 
 
 def differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> list[str]:
@@ -106,7 +115,7 @@ def differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | No
     return [name for name, found in zip(tensors, differs.tolist(), strict=True) if found]
 
 
-def is_far(values: torch.Tensor, group: Any) -> bool:
+def _is_far(values: torch.Tensor, group: Any) -> bool:
     """Whether ``values`` differ between replicas by more than rounding. Collective of all ranks."""
     first = values.to(comm_device(values.device), copy=True)
     dist.broadcast(first, dist.get_global_rank(group, 0), group)

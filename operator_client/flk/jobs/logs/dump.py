@@ -11,7 +11,7 @@ from typing import Final
 from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError, UsageError
 from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.logs.folding import Folder
-from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, some
+from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.reader import IDLE
 from flk.jobs.state import derive
 from flk.jobs.wait import get_state, raise_for_state
@@ -92,9 +92,9 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
         known = [pod for pod in kept.logs if chosen.base_name(pod) in gone] if kept is not None else []
         verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
         if kept is not None and known and (refusal := _unanswered(kept, chosen, known)):
-            yield LogLine(f"{some(known)} {verb} gone; {refusal}", note=True)
+            yield LogLine(f"{in_short(known)} {verb} gone; {refusal}", note=True)
         elif kept is not None and known:
-            yield LogLine(f"{some(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
+            yield LogLine(f"{in_short(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
             for pod in known:
                 yield from kept_lines(client, kept, chosen, pod)
         elif not pods:
@@ -172,7 +172,7 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: Arc
             yield from chosen.lines(name).chosen(lines)
     for reason, names in unread.items():
         verb = "has" if len(names) == 1 else "have"
-        yield LogLine(f"{some(names)} {verb} {reason}", note=True)
+        yield LogLine(f"{in_short(names)} {verb} {reason}", note=True)
     if failure is not None and not readable:
         raise failure
 

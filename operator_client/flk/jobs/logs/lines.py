@@ -88,7 +88,7 @@ class LogLine:
         }
 
 
-def some(pods: list[str]) -> str:
+def in_short(pods: list[str]) -> str:
     """Return names of pods in short: ``gpt-worker-3 and 40 other pods``."""
     return pods[0] if len(pods) == 1 else f"{pods[0]} and {plural(len(pods) - 1, 'other pod')}"
 

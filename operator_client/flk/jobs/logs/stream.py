@@ -14,7 +14,7 @@ from typing import Final
 from flk.errors import WaitTimeoutError
 from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.logs.folding import Folder
-from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, some
+from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.poller import RATE, ROUND, Poller
 from flk.jobs.logs.reader import PodLog, PodReader
 from flk.jobs.state import Phase, PodPhase, State, derive
@@ -204,7 +204,7 @@ class _Merger:
             if len(missing) < left or self.lines.full():  # full: who prints the lines is slow
                 left, self._last_line = len(missing), time.monotonic()
             elif time.monotonic() - self._last_line > _AFTER_END:
-                which, whose = some([log.name for log in missing]), "its log" if len(missing) == 1 else "their logs"
+                which, whose = in_short([log.name for log in missing]), "its log" if len(missing) == 1 else "their logs"
                 more, silent = self._client.commands.flk("logs", self._name), short_duration(_AFTER_END)
                 self._note(
                     "missing",
