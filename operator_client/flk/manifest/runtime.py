@@ -31,18 +31,18 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
 # All but the packages are the modules of _ELSEWHERE: "training" is for jobs that train, "records" for those that keep
 # records in the cluster or on a volume, "preparation" installs packages or runs a setup command, "check" checks a
-# start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "trainers" for clients of Kubeflow
-# Trainer, "trainjobs" for the status of TrainJobs, "s3" for checkpoints there, "weights" for files of weights that
-# `export`, `import`, `load_weights` and `init=` use, "links" measures the network of three nodes or more, "gpus" is for
-# jobs that request GPUs, and "averaging" for scripts with a DistributedOptimizer. "sharding" is FSDP2,
-# for strategies that shard and for `precision=`. "average" is `Run.average`, "recompute" and "frozen" are options of
-# `Run.parallelize`, and "slurm" reads the variables of srun. "sinks" writes metrics to TensorBoard, MLflow and W&B, and
-# "page" serves them to Prometheus.
+# start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "saves" for `flk.save` and
+# `flk.restore`, "trainers" for clients of Kubeflow Trainer, "trainjobs" for the status of TrainJobs, "s3" for
+# checkpoints there, "weights" for files of weights that `export`, `import`, `load_weights` and `init=` use, "links"
+# measures the network of three nodes or more, "gpus" is for jobs that request GPUs, and "averaging" for scripts with a
+# DistributedOptimizer. "sharding" is FSDP2, for strategies that shard and for `precision=`. "average" is `Run.average`,
+# "recompute" and "frozen" are options of `Run.parallelize`, and "slurm" reads the variables of srun. "sinks" writes
+# metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
         "trainjobs", "sinks", "page", "mesh", "s3", "weights", "links", "gpus", "averaging",
-        "sharding", "average", "recompute", "frozen", "slurm",
+        "sharding", "average", "recompute", "frozen", "saves", "slurm",
         "profiling",  # which no job ships: `flk profile` sends it
     }
 )  # fmt: skip
@@ -58,6 +58,7 @@ _MENTIONED: Final = {
     "average": (b"average",),
     "recompute": (b"recompute",),
     "frozen": (b"save_frozen",),
+    "saves": (b"save", b"restore"),
     "slurm": (b"SLURM",),
     "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
 }
@@ -129,8 +130,10 @@ _ELSEWHERE: Final[dict[str, str | tuple[str, str]]] = {
     **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
     "run/adopt.py": "loops",
     "run/curves.py": "sinks",
+    "run/ending.py": ("loops", "saves"),
     "run/links.py": "links",
     "run/loop.py": "loops",
+    "run/script.py": "saves",
 }
 _BOOTSTRAP: Final = "bootstrap.py"
 # The symbols of the text that is compressed, in the order of their codes: its characters, and parts of words that are

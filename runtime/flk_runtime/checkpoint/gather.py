@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from torch.futures import Future
 
 from flk_runtime.checkpoint import pod_exchange
 from flk_runtime.checkpoint.pod_exchange import PodExchange
-from flk_runtime.checkpoint.shard import ChunkReader, add_entries, entry_index, narrow, place, view_tensor
+from flk_runtime.checkpoint.shard import ChunkReader, add_entries, entry_index, map_file, narrow, place, view_tensor
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import StorageError
@@ -205,14 +204,14 @@ class PodReader(ChunkReader):
             with contextlib.suppress(StorageError):
                 path = self._open_shard(shard)
                 if shard not in self._mapped:
-                    self._mapped[shard] = _map(path)
+                    self._mapped[shard] = map_file(path)
                 here.add(shard)
         return here
 
     def _memory(self, shard: int) -> mmap.mmap:
         """A shard that this pod holds."""
         if shard not in self._mapped:
-            self._mapped[shard] = _map(self._open_shard(shard))
+            self._mapped[shard] = map_file(self._open_shard(shard))
         return self._mapped[shard]
 
     def _chunk(self, index: MetadataIndex) -> torch.Tensor:
@@ -335,12 +334,3 @@ def _pieces(item: ReadItem, itemsize: int, limit: int) -> Iterator[ReadItem]:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _map(path: Path) -> mmap.mmap:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        # A private mapping, since torch makes tensors of memory that can be written to.
-        return mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE)
-    finally:
-        os.close(file)

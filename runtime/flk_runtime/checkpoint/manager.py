@@ -98,6 +98,7 @@ class CheckpointManager:
         """Whether `save` has been called."""
         self._saver: Saver | None = None
         self._memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
+        self._in_memory: Restorable | None = None  # the checkpoint that was restored, if it was in memory
         self.source = "start"
         """Where the state comes from, as in SOURCES."""
         self._store_every, self._stored = options.store_every, 0  # the step of the newest one in storage
@@ -129,7 +130,7 @@ class CheckpointManager:
         in_memory = self._memory.restorable() if self._memory and offered else None
         is_newer = in_memory and (found is None or in_memory.is_preferred_to(found.step))
         if self._memory and in_memory and is_newer and self._resume_from_memory(self._memory, in_memory):
-            self.source = "memory"
+            self.source, self._in_memory = "memory", in_memory
         elif destination and found:
             self.source = "storage"
             self._resume(open_stored(destination, found.step, found.manifest), found.manifest.world_size)
@@ -324,13 +325,13 @@ class CheckpointManager:
     def ignore_checkpoint(self, steps: int) -> None:
         """Restore nothing from the checkpoint, since the script has restored another one, of ``steps`` steps."""
         self.steps, self.source, self._rng_state, self._saved = steps, "", None, _progress(steps, {})
+        self._in_memory = None
         self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
         self._unclaimed = set()
 
     def has_progress_since_save(self, steps: int) -> bool:
-        """Whether a step or a loader has advanced since the latest checkpoint, or storage lacks what was restored."""
-        lacks = self.has_storage and self.source == "memory" and not self.has_saved and self._stored < self.steps
-        return lacks or bool(self._saved != self._current_progress(steps))
+        """Whether a step or a loader has advanced since the latest checkpoint, or the one that was restored."""
+        return bool(self._saved != self._current_progress(steps))
 
     @property
     def keeps_in_memory(self) -> bool:
@@ -451,11 +452,16 @@ class CheckpointManager:
     def wait(self) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage.
 
-        Raises CheckpointError on all ranks if it could not be.
+        The latest one may be one that was restored from memory. Raises CheckpointError on all ranks if it could not be.
         """
-        if self._saver is not None:
+        if self._saver is None:
+            return
+        if self.has_saved:
             self._saver.wait()
-            self._stored = self._latest if self.has_saved else self._stored
+            self._stored = self._latest
+        elif self.has_storage and self._in_memory and self._stored < self.steps and not PodMemory.gives_way:
+            self._saver.store_restored(self._in_memory)
+            self._stored = self.steps
 
     def _load(self, name: str, thing: Stateful | DistributedStateful) -> None:
         with _restoring(name, self._checkpoint.place if self._checkpoint else ""):

@@ -7,8 +7,11 @@ a checkpoint can be loaded at any world size from its shards alone.
 from __future__ import annotations
 
 import io
+import mmap
+import os
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ from torch.futures import Future
 
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.shared.progress import heartbeat
-from flk_runtime.shared.shard_file import Entry, ShardError
+from flk_runtime.shared.shard_file import Entry, ShardError, read_header
 
 
 class ChunkReader(StorageReader):
@@ -66,6 +69,30 @@ class ChunkReader(StorageReader):
     @abstractmethod
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
         """The saved tensor in which the item's box is, on the CPU."""
+
+
+class HeldShard:
+    """A whole shard file as it can be read: the tensors, as views of the mapped file, and the plain values."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, and ShardError if the file is no whole shard."""
+        memory = map_file(path)
+        *tensors, values = read_header(memory).entries
+        self.values = memory[values.begin : values.begin + values.length]
+        self._tensors = [(each, view_tensor(memory, each.begin, each.dtype or "", each.size)) for each in tensors]
+
+    def tensors(self) -> list[tuple[Entry, torch.Tensor]]:
+        return self._tensors
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """The bytes of a shard file, mapped. Raises OSError."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        # A private mapping, since torch makes tensors of memory that can be written to.
+        return mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE)
+    finally:
+        os.close(file)
 
 
 def view_tensor(memory: Any, begin: int, dtype: str, size: tuple[int, ...]) -> torch.Tensor:

@@ -80,7 +80,8 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     before = _managers.get(place)
     if before is None or resume:
         if before:
-            before.wait()
+            if before.has_saved:
+                before.wait()
             forget(before)
         page = progress.own_page()
         options = CheckpointOptions(

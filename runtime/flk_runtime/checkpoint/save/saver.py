@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-from flk_runtime.checkpoint.memory import PodMemory, SaveKey
+from flk_runtime.checkpoint.memory import PodMemory, Restorable, SaveKey
 from flk_runtime.checkpoint.save.plain_values import PlainValues
 from flk_runtime.checkpoint.save.plan import Described, describe, make_plan
 from flk_runtime.checkpoint.save.staging import StagedShard, Staging
 from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
+from flk_runtime.checkpoint.shard import HeldShard
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
@@ -64,7 +65,9 @@ class Saver:
         self._writer: StorageWriter | None = None
         if destination is not None:
             destination.token = process_group.on_main(lambda: secrets.token_hex(4))
-            self._writer = StorageWriter(destination, retention, process_group.store(), self._rank, timeout)
+            self._writer = StorageWriter(
+                destination, retention, process_group.store(), self._rank, self._world_size, timeout
+            )
         self._staging: Staging | None = None
         self._layout: list[Any] = []  # of the chunks of the latest plan
         self._thread: threading.Thread | None = None
@@ -185,6 +188,18 @@ class Saver:
             raise error
         if lost and self._writer is None:
             raise StorageError(lost)
+
+    def store_restored(self, checkpoint: Restorable) -> None:
+        """Write the checkpoint that was restored from memory to storage, as memory holds it. Nothing was saved since.
+
+        Returns when it is complete. Raises CheckpointError on all ranks if it could not be written.
+        """
+        assert self._memory is not None  # noqa: S101
+        assert self._writer is not None  # noqa: S101
+        open_shard, step, readers = self._memory.open_shard, checkpoint.step, checkpoint.readers
+        own = ((shard, HeldShard(open_shard(shard))) for shard, reader in enumerate(readers) if reader == self._rank)
+        self._writer.write(ShardHeader(step, len(readers), self._rank, (), self._metadata), own)
+        self._on_stored(step)
 
     def _join(self) -> BaseException | None:
         """Wait until the latest save is complete in storage. Returns the error that prevented it, else None."""
@@ -341,7 +356,7 @@ class Saver:
         """Write the shard to storage in the background, after ``pause`` seconds unless a caller waits for it."""
         self._awaited.wait(pause)
         try:
-            writer.write(shard, header)
+            writer.write(header, [(header.rank, shard)])
             self._on_stored(header.step)
             if not self._separate or header.step > self._announced:
                 self._on_saved(header.step)

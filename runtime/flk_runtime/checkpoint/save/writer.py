@@ -12,20 +12,19 @@ import json
 import os
 import pickle
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, Protocol, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.shard import entry_index, merge_entries
 from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest, StoredFile
 from flk_runtime.errors import MismatchError, StorageError, checkpoint_error
-from flk_runtime.shared.shard_file import Entry, ShardHeader
+from flk_runtime.shared.shard_file import Entry, ShardHeader, value_name
 from flk_runtime.system.checksum import crc32
 
 _POLL = 0.02  # seconds between two looks at the store at first
@@ -45,20 +44,34 @@ class Retention:
         return [step for step in older[: -self.last] if not (self.every and step % self.every == 0)]
 
 
-class StorageWriter:
-    """Writes staged shards to a destination. `write` runs in a thread on every rank; only one runs at a time."""
+class Shard(Protocol):
+    """A whole shard in memory: its tensors, and its plain values as the bytes of torch.save."""
 
-    def __init__(self, destination: Destination, retention: Retention, store: Any, rank: int, timeout: float) -> None:
+    @property
+    def values(self) -> bytes: ...
+
+    def tensors(self) -> list[tuple[Entry, torch.Tensor]]: ...
+
+
+class StorageWriter:
+    """Writes shards to a destination. `write` runs on every rank; only one runs at a time."""
+
+    def __init__(
+        self, destination: Destination, retention: Retention, store: Any, rank: int, world_size: int, timeout: float
+    ) -> None:
         """``timeout``: seconds to wait for a rank."""
         self.destination = destination
-        self._retention, self._store, self._rank, self._timeout = retention, store, rank, timeout
+        self._retention, self._store, self._timeout = retention, store, timeout
+        self._rank, self._world_size = rank, world_size
         self._owner = False  # this rank, rank 0, has claimed the destination
         self._saves = 0
 
-    def write(self, shard: StagedShard, header: ShardHeader) -> None:
+    def write(self, header: ShardHeader, shards: Iterable[tuple[int, Shard]]) -> None:
         """Write this rank's file, and return when all ranks have and the checkpoint is visible.
 
-        Raises CheckpointError, the same on all ranks, if a rank could not write.
+        ``header`` tells of the checkpoint its step, its number of shards, and what has written it. ``shards``, each
+        with the rank that it is of, are this rank's part of them. Raises CheckpointError, the same on all ranks, if a
+        rank could not write, or ``shards`` raises an error on one.
         """
         if self._rank == 0 and self._saves:
             self._delete_keys()
@@ -66,7 +79,7 @@ class StorageWriter:
         key = self._key
         try:
             self._begin(key)
-            answer = self._write_own(shard, header)
+            answer = self._write_own(header.step, shards)
         except Exception as error:
             answer = _told(error)
         self._store.set(f"{key}{self._rank}", json.dumps(answer))
@@ -76,7 +89,7 @@ class StorageWriter:
         else:
             # Twice as long as rank 0 waits for a rank, so that it can tell all ranks which one it was.
             result = json.loads(self._get(f"{key}result", "rank 0 to complete the checkpoint", 2 * self._timeout))
-        self._leave_together(key, header.world_size)
+        self._leave_together(key)
         if result:
             number = result["errno"]
             cause = OSError(number, os.strerror(number)) if number else OSError(result["error"])
@@ -106,19 +119,19 @@ class StorageWriter:
         for name in ("begin", "result", "read"):
             self._store.delete_key(f"{self._key}{name}")
 
-    def _leave_together(self, key: str, world_size: int) -> None:
+    def _leave_together(self, key: str) -> None:
         """Give all ranks time to read the result, since rank 0 may take the store with it when it ends."""
         self._store.add(f"{key}read", 1)
         end = time.monotonic() + _READ_LIMIT
-        while self._rank == 0 and self._store.add(f"{key}read", 0) < world_size and time.monotonic() < end:
+        while self._rank == 0 and self._store.add(f"{key}read", 0) < self._world_size and time.monotonic() < end:
             time.sleep(_POLL)
 
-    def _write_own(self, shard: StagedShard, header: ShardHeader) -> dict[str, Any]:
+    def _write_own(self, step: int, shards: Iterable[tuple[int, Shard]]) -> dict[str, Any]:
         file = self.destination.new_name(f"__{self._rank}_0.distcp", self._saves)
         entries: list[Entry] = []
-        with self.destination.create(header.step, file) as stream:
+        with self.destination.create(step, file) as stream:
             counted = _CountedStream(stream)
-            for entry, content in _contents(shard, header):
+            for entry, content in (pair for rank, shard in shards for pair in _contents(rank, shard)):
                 begin = counted.size
                 if isinstance(content, bytes):
                     counted.write(content)
@@ -126,7 +139,7 @@ class StorageWriter:
                     counted.save(content)
                 entries.append(replace(entry, begin=begin, length=counted.size - begin))
         stored = StoredFile(counted.size, counted.checksum)
-        found = self.destination.measure_new(header.step, file)
+        found = self.destination.measure_new(step, file)
         if found != stored:
             raise OSError(f"{file} has other bytes after writing than were written: is the storage damaged?")
         return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries]}
@@ -136,13 +149,13 @@ class StorageWriter:
         place = self.destination.locate(header.step)
         answers = []
         try:
-            for rank in range(header.world_size):
+            for rank in range(self._world_size):
                 answers.append(json.loads(self._get(f"{key}{rank}", f"rank {rank} to write its file")))
                 self._store.delete_key(f"{key}{rank}")  # it has a line for each tensor
             for rank, answer in enumerate(answers):
                 if "error" in answer:
                     self.destination.discard(header.step)
-                    who = f"rank {rank}: " if header.world_size > 1 else ""
+                    who = f"rank {rank}: " if self._world_size > 1 else ""
                     return {**answer, "error": f"cannot write the checkpoint {place}: {who}{answer['error']}"}
             self._commit(header, answers)
         except Exception as error:
@@ -219,17 +232,16 @@ class _CountedStream(io.RawIOBase):
         return length
 
 
-def _contents(shard: StagedShard, header: ShardHeader) -> Iterator[tuple[Entry, Any]]:
-    """The content of a rank's file: tensors and values, and bytes that are the result of torch.save already.
+def _contents(rank: int, shard: Shard) -> Iterator[tuple[Entry, Any]]:
+    """The content of a rank's shard in a file: tensors and values, and bytes that are the result of torch.save already.
 
     The plain values are in it twice: as flk reads them, and each by its name, as torch's loader looks for them.
     """
     yield from shard.tensors()
-    for entry in header.entries:
-        if entry.dtype is None:
-            yield entry, shard.values
-            for path, value in _flatten(_plain_objects(shard.values)):
-                yield Entry(name_of(path), path, 0, 0), value
+    own = value_name(rank)
+    yield Entry(own, (own,), 0, 0), shard.values
+    for path, value in _flatten(_plain_objects(shard.values)):
+        yield Entry(name_of(path), path, 0, 0), value
 
 
 def _plain_objects(blob: bytes) -> Mapping[str, Any]:

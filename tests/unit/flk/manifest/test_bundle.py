@@ -185,8 +185,10 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
         ("train.py", "make = run.average", {"average"}),
         ("train.py", "run.parallelize(model, optimizer, recompute=True)", {"recompute"}),
         ("train.py", "options = {'recompute': 'Block'}", {"recompute"}),
-        ("train.py", "run.parallelize(model, optimizer, save_frozen=False)", {"frozen"}),
-        ("train.py", 'options = {"save_frozen": False}', {"frozen"}),
+        ("train.py", "run.parallelize(model, optimizer, save_frozen=False)", {"frozen", "saves"}),
+        ("train.py", 'options = {"save_frozen": False}', {"frozen", "saves"}),
+        ("train.py", "flk.save(step, model=model)", {"saves"}),
+        ("train.py", "from flk_runtime import restore", {"saves"}),
         ("train.py", "rank = os.environ['SLURM_PROCID']", {"slurm"}),
         ("train.py", "flk.init(checkpoint='s3://bucket/run')", {"s3"}),
         ("train.py", "optimizer = flk.DistributedOptimizer(optimizer)", {"averaging"}),
@@ -195,7 +197,7 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
             "import torch",
             {
                 *("average", "averaging", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "sharding", "sinks"),
-                *("slurm", "trainers", "weights"),
+                *("saves", "slurm", "trainers", "weights"),
             },
         ),  # a module may be one of the image
     ],

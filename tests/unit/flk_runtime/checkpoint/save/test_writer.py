@@ -16,11 +16,11 @@ from flk_runtime.checkpoint.save.writer import StorageWriter
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.errors import CheckpointError, MismatchError, StorageError
 
-SHARD: Any = SimpleNamespace(tensors=lambda: iter(()))
+NOTHING: Any = []  # the shards of a rank that has none
 
 
 def header(world_size: int) -> Any:
-    return SimpleNamespace(step=1, world_size=world_size, metadata={}, entries=[])
+    return SimpleNamespace(step=1, world_size=world_size, metadata={})
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderDestin
     return made
 
 
-def writer_of(rank: int, destination: FolderDestination, store: Any) -> StorageWriter:
+def writer_of(rank: int, destination: FolderDestination, store: Any, world_size: int = 1) -> StorageWriter:
     """The writer of a rank that waits for no other."""
-    return StorageWriter(destination, Retention(), store, rank, timeout=0.0)
+    return StorageWriter(destination, Retention(), store, rank, world_size, timeout=0.0)
 
 
 def test_a_rank_that_does_not_answer_is_named_on_all_ranks(destination: FolderDestination) -> None:
@@ -42,7 +42,7 @@ def test_a_rank_that_does_not_answer_is_named_on_all_ranks(destination: FolderDe
     told = []
     for rank in (0, 1):  # rank 2 hangs
         with pytest.raises(StorageError) as caught:
-            writer_of(rank, destination, store).write(SHARD, header(3))
+            writer_of(rank, destination, store, 3).write(header(3), NOTHING)
         told.append(str(caught.value))
         if rank == 0:  # rank 0 has waited for rank 1 in vain, too
             assert told[0].endswith(": waited 0 s for rank 1 to write its file")
@@ -68,13 +68,13 @@ def test_what_is_no_trouble_of_the_storage_is_final(
 
     monkeypatch.setattr(destination, "create", fail)
     with pytest.raises(kind, match=str(error.args[-1])) as caught:
-        writer_of(0, destination, dist.HashStore()).write(SHARD, header(1))
+        writer_of(0, destination, dist.HashStore()).write(header(1), NOTHING)
     assert type(caught.value) is kind
 
 
 def test_saves_go_on_after_somebody_has_removed_the_folder(destination: FolderDestination) -> None:
     saves = writer_of(0, destination, dist.HashStore())
-    saves.write(SHARD, header(1))
+    saves.write(header(1), NOTHING)
     shutil.rmtree(destination.path)
-    saves.write(SHARD, header(1))
+    saves.write(header(1), NOTHING)
     assert destination.last_good() == 1
