@@ -28,7 +28,7 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.sinks import implied_sinks
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
-# Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
+# Packages of flk_runtime that not all jobs use.
 # All but the packages are the modules of _ELSEWHERE: "training" is for jobs that train, "records" for those that keep
 # records in the cluster or on a volume, "preparation" installs packages or runs a setup command, "check" checks a
 # start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "saves" for `flk.save` and
@@ -54,6 +54,7 @@ _MENTIONED: Final = {
     "sharding": (b"shard", b"Shard", b"SHARD", b"precision", b"flk_runtime.hosts", b"adopt"),
     "sinks": (b"metrics=",),
     "averaging": (b"DistributedOptimizer",),
+    "diloco": (b"DiLoCo", b"diloco"),
     "weights": (b"weights", b"export", b"init=", b"init =", b"init:", b"'init'", b'"init"'),
     "average": (b"average",),
     "recompute": (b"recompute",),
@@ -82,7 +83,6 @@ _OF_PROGRAMS: Final = {
     "hosts": {"training", *_OF_HOSTS},
     "plan": _OF_PLANS,
 }
-_OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
 _OF_SHARDING: Final = (
     "between_passes", "fsdp2", "full_parameters", "gradients", "lost_changes", "records", "silent_errors", "skipped",
@@ -280,7 +280,7 @@ def _is_shipped(name: str, left_out: Set[str]) -> bool:
     """Whether a module, by its path, ships without these OPTIONAL packages."""
     only = _ELSEWHERE.get(name)
     lacks_all = left_out >= set(only if isinstance(only, tuple) else (only,))
-    return name in _OF_ALL_JOBS or not (lacks_all or name.partition("/")[0] in left_out)
+    return not (lacks_all or name.partition("/")[0] in left_out)
 
 
 def _coded(text: str) -> bytes:

@@ -81,8 +81,8 @@ class Batches(LoaderEvents):
             events=self,
             full_world_size=full if part is None else parts,
         )
-        if context.member.workers > 1 and options.split:
-            dataset = share_of_worker(dataset, context.member.worker, context.member.workers)
+        if context.workers > 1 and options.split:
+            dataset = share_of_worker(dataset, context.worker, context.workers)
         shared = {"shuffle": options.shuffle, "drop_last": options.drop_last, "accumulate": options.accumulate}
         _compare(f"loader {name!r}", dataset, options, shared | {"seed": loader_context.seed})
         loader = make_loader(dataset, loader_context)

@@ -71,7 +71,7 @@ class Curves:
     def open(self, sinks: Sequence[SinkName]) -> None:
         """Begin to record. A sink itself begins with its first row."""
         context = self._context
-        worker = f"-worker-{context.member.worker}" if context.member.workers > 1 else ""
+        worker = f"-worker-{context.worker}" if context.workers > 1 else ""
         job = user_env.JOB.read(os.environ) or "train"
         self._info = info = RunInfo(f"{self._id}{worker}", f"{job}{worker}", self._id)
         known: dict[str, str | int] = {
@@ -84,7 +84,7 @@ class Curves:
             "restarts": context.rank_info.attempt,
         }
         if worker:
-            known["worker"] = context.member.worker
+            known["worker"] = context.worker
         info.settings |= {name: value for name, value in known.items() if value != ""}
         self._writers = {each.kind: Writer(_sink(each, info), context.say) for each in sinks}
         context.lines.recorders.append(self)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flk_runtime.contract.strategies import AUTO
-from flk_runtime.diloco import DiLoCo
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
 from flk_runtime.run.group import entered
 from flk_runtime.run.options import LOG_EVERY, TIMEOUT
 from flk_runtime.run.run import Run
 from flk_runtime.system import rng
+
+if TYPE_CHECKING:
+    from flk_runtime.diloco import DiLoCo
 
 _arguments: dict[str, Any] = {}  # of the latest run
 

@@ -114,7 +114,7 @@ class Models:
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
             manager.register(own, optimizer_state(own, optimizer, {name: parallel.saved}))
-        if context.options.diloco:
+        if context.options.diloco and context.member:
             from flk_runtime.diloco.worker import OuterLoop
 
             blocks = find_blocks(parallel.model, options.blocks)

@@ -16,7 +16,6 @@ from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.save_interval import check_interval
 from flk_runtime.contract.strategies import AUTO, DILOCO, INNER_STRATEGIES
 from flk_runtime.contract.variable import Variable, is_count
-from flk_runtime.diloco import DiLoCo, Membership, choose_options
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, setting
@@ -27,6 +26,7 @@ from flk_runtime.system.torch_version import check_torch
 
 if TYPE_CHECKING:
     from flk_runtime.contract.sinks import SinkName
+    from flk_runtime.diloco import DiLoCo
 
 TIMEOUT: Final = 1800.0  # seconds that a collective may take
 LOG_EVERY: Final = 10
@@ -87,6 +87,8 @@ class RunOptions:
             if trial.is_trial():
                 folder = None
             if strategy == DILOCO:
+                from flk_runtime.diloco import Membership, choose_options
+
                 diloco = choose_options(given.get("diloco"))
                 strategy = diloco.inner
                 member = Membership.read(diloco)

@@ -36,7 +36,7 @@ class Saves:
 
     def __init__(self, context: RunContext, *, needs_model: bool = True) -> None:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
-        options, worker = context.options, context.member.worker
+        options, worker = context.options, context.worker
         self._context = context
         if kept and pod_env.MEMORY in os.environ:
             context.say(

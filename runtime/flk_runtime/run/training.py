@@ -32,7 +32,7 @@ class Training:
         self.rank_info, self.attempt = info, info.attempt
         self.rank, self.world_size, self.full_world_size = context.rank, context.world_size, context.full_world_size
         self.local_rank, self.local_world_size = info.local_rank, info.local_world_size
-        self.worker, self.workers = context.member.worker, context.member.workers
+        self.worker, self.workers = context.worker, context.workers
         self.device, self.seed, self.strategy = options.device, options.seed, options.strategy
         self.is_main, self.closed = self.rank == 0, False
         self._context, self._owns_group = context, owns_group

@@ -189,6 +189,7 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
         ("train.py", 'options = {"save_frozen": False}', {"frozen", "saves"}),
         ("train.py", "flk.save(step, model=model)", {"saves"}),
         ("train.py", "from flk_runtime import restore", {"saves"}),
+        ("train.py", "flk.init(diloco=flk.DiLoCo(every=10))", {"diloco"}),
         ("train.py", "rank = os.environ['SLURM_PROCID']", {"slurm"}),
         ("train.py", "flk.init(checkpoint='s3://bucket/run')", {"s3"}),
         ("train.py", "optimizer = flk.DistributedOptimizer(optimizer)", {"averaging"}),
@@ -196,8 +197,8 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
             ["-m", "package.train"],
             "import torch",
             {
-                *("average", "averaging", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "sharding", "sinks"),
-                *("saves", "slurm", "trainers", "weights"),
+                *("average", "averaging", "diloco", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "saves"),
+                *("sharding", "sinks", "slurm", "trainers", "weights"),
             },
         ),  # a module may be one of the image
     ],

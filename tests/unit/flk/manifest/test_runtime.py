@@ -53,7 +53,7 @@ def test_a_text_is_the_same_after_it_was_coded(text: str) -> None:
 def test_a_plain_job_ships_nothing_that_it_does_not_use() -> None:
     archive = runtime_archive(used_by(validated({"command": "train.py"})))
     found = members(archive)
-    assert {name for name in found if name.partition("/")[0] in OPTIONAL} == {"diloco/__init__.py", "diloco/options.py"}
+    assert not {name for name in found if name.partition("/")[0] in OPTIONAL}
     assert not {"launcher/hub.py", "launcher/preparation.py"} & found.keys()
     assert "launcher/hub.py" in members(runtime_archive({"diloco"}))
     assert "launcher/ledger.py" in found

@@ -10,7 +10,6 @@ import pytest
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.sinks import SinkName
-from flk_runtime.diloco import Membership
 from flk_runtime.run.curves import Curves
 from flk_runtime.run.lines import Lines
 from flk_runtime.sinks.sink import Row, RunInfo
@@ -25,7 +24,8 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Any:
         rank_info=SimpleNamespace(attempt=2),
         rank=0,
         world_size=4,
-        member=Membership(),
+        worker=0,
+        workers=1,
         lines=Lines(0, 4),
         closing=[],
         page=SimpleNamespace(hold=0, restored=3),
@@ -60,7 +60,7 @@ def test_a_job_that_is_resumed_has_the_run_of_the_checkpoint(context: Any, monke
 
 
 def test_each_worker_of_diloco_has_a_run_of_its_own(context: Any) -> None:
-    context.member = Membership(worker=1, workers=4)
+    context.worker, context.workers = 1, 4
     info = opened(Curves(context))
     assert info.id.endswith("-worker-1")
     assert (info.name, info.settings["worker"]) == ("gpt-worker-1", 1)
