@@ -503,6 +503,39 @@ def test_a_save_that_is_waited_for_is_complete_before_the_run_is_abandoned(ranks
     assert (tmp_path / "latest").read_text().strip() == "step-000000001"
 
 
+@pytest.mark.parametrize("begin", ["flk.init(device='cpu', save_every=2", "flk.adopt(model=model, save_every=2"])
+def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_what_is_not_saved(
+    ranks: Ranks, tmp_path: Path, begin: str
+) -> None:
+    script = f"""
+        import time, torch, flk_runtime as flk
+        from flk_runtime.checkpoint.storage.folder import FolderDestination
+
+        create = FolderDestination.create
+
+        def slow(*arguments):
+            time.sleep(1)
+            return create(*arguments)
+
+        FolderDestination.create = slow
+        model = torch.nn.Linear(1, 1)
+        training = {begin}, log_every=0)
+        if isinstance(training, flk.Run):
+            training.parallelize(model)
+        for _ in range(STEPS):
+            training.step()
+    """
+    name = "run" if "init" in begin else "loop"
+    for steps, said in (
+        (3, [f"flk: the state after step 3 is not saved, since the script ends without {name}.close()"]),
+        (4, []),
+    ):
+        ended = ranks(script.replace("STEPS", f"{steps} - training.steps"), 2, {"FLK_CHECKPOINT": str(tmp_path)})
+        assert (tmp_path / "latest").read_text().strip() == f"step-{steps // 2 * 2:09}"
+        found = [line.partition(": call it")[0] for each in ended for line in each.lines if "is not saved" in line]
+        assert found == said
+
+
 def test_a_save_leaves_nothing_in_the_store_for_longer_than_the_next_one(ranks: Ranks, tmp_path: Path) -> None:
     script = """
         import torch, flk_runtime as flk

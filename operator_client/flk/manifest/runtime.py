@@ -130,7 +130,6 @@ _ELSEWHERE: Final[dict[str, str | tuple[str, str]]] = {
     **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
     "run/adopt.py": "loops",
     "run/curves.py": "sinks",
-    "run/ending.py": ("loops", "saves"),
     "run/links.py": "links",
     "run/loop.py": "loops",
     "run/script.py": "saves",

@@ -9,19 +9,28 @@ import multiprocessing
 import os
 import sys
 from multiprocessing.util import Finalize
+from typing import Protocol
 
 from flk_runtime.checkpoint.manager import CheckpointManager
 from flk_runtime.shared import failure_report
 
-_managers: list[CheckpointManager] = []
+
+class Training(Protocol):
+    """A run or a loop, which nothing has closed yet."""
+
+    def say_unsaved(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+_managers: dict[CheckpointManager, Training | None] = {}
 _process = 0  # ID of the process of multiprocessing that waits for its writes when it ends
 
 
-def complete_at_the_end(manager: CheckpointManager) -> None:
-    """Have the end of this process wait for the writes of ``manager``."""
+def complete_at_the_end(manager: CheckpointManager, training: Training | None = None) -> None:
+    """Have the end of this process wait for the writes of ``manager``, and leave its ``training``."""
     global _process
-    if all(each is not manager for each in _managers):
-        _managers.append(manager)
+    _managers.setdefault(manager, training)
     # A process of multiprocessing does not use atexit.
     if multiprocessing.parent_process() is not None and _process != os.getpid():
         _process = os.getpid()
@@ -30,7 +39,7 @@ def complete_at_the_end(manager: CheckpointManager) -> None:
 
 def forget(manager: CheckpointManager) -> None:
     """Do not wait for ``manager`` any more: another one writes in its place."""
-    _managers[:] = [each for each in _managers if each is not manager]
+    _managers.pop(manager, None)
 
 
 def has_failed() -> bool:
@@ -41,14 +50,25 @@ def has_failed() -> bool:
 
 
 @atexit.register
+def _end() -> None:
+    """Wait for writes, and leave trainings that nothing has closed. Leaving does not wait: other ranks may be gone."""
+    _complete()
+    for training in filter(None, [*_managers.values()]):
+        training.abandon()
+
+
 def _complete() -> None:
     """Wait for writes that are going on, unless the script has failed: other ranks may be gone then.
+
+    A line says what an open run or loop has not saved, which only all ranks together could save.
 
     If one fails, this process reports it and ends with code 1, which an exception does not achieve here. Functions that
     were registered with atexit before this module was imported are not called then, but for the end of logging.
     """
     if has_failed():
         return
+    for training in filter(None, _managers.values()):
+        training.say_unsaved()
     errors = []
     for manager in _managers:
         try:

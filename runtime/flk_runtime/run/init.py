@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
@@ -100,10 +99,3 @@ def init(
         current.run = Run(rank_info, options, owns_group=owns_group)
     _arguments = given
     return current.run
-
-
-@atexit.register
-def _abandon() -> None:
-    """Leave the process group of a run that was not closed. Other ranks may have died, so this does not wait."""
-    if current.run is not None:
-        current.run.abandon()

@@ -17,7 +17,6 @@ from flk_runtime.parallel.compilation import is_compiled, wait_before_compiled
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
-from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
@@ -39,8 +38,7 @@ class Loop(Training):
         self._metrics = Metrics(context)
         self._steps = Steps(context, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
-        complete_at_the_end(self._saves.manager)
-        context.closing.append(lambda: forget(self._saves.manager))
+        self._end_with_process()
         self._register(adapted)
         self.restore_random_state()
 

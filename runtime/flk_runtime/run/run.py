@@ -51,6 +51,7 @@ class Run(Training):
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
         self._models = Models(context, self._steps, self._saves, self._metrics, self._batches)
         self._backward = Backward(context, self._models, self._batches)
+        self._end_with_process()
 
     @property
     def steps(self) -> int:

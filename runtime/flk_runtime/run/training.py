@@ -12,6 +12,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 
@@ -96,6 +97,20 @@ class Training:
         """Leave without saving and without waiting for other ranks, which may have died."""
         if not self.closed:
             self._leave(at_once=True)
+
+    def _end_with_process(self) -> None:
+        """Have the end of the process wait for writes, and leave, if nothing closes this training before."""
+        complete_at_the_end(self._saves.manager, self)
+        self._context.closing.append(lambda: forget(self._saves.manager))
+
+    def say_unsaved(self) -> None:
+        """Say on rank 0 what storage will lack, because nothing has closed this training."""
+        manager, steps, name = self._saves.manager, self._steps.done, type(self).__name__.lower()
+        if manager.has_storage and manager.can_save and manager.has_progress_since_save(steps):
+            self._context.say(
+                f"the state after step {steps} is not saved, since the script ends without {name}.close(): call it at "
+                f"the end, or use `with … as {name}:`"
+            )
 
     def __enter__(self) -> Self:
         return self
