@@ -91,8 +91,9 @@ def ends(job: Pods, root: Path, expected: list[int]) -> None:
         script(more="assert flk.restore(RESTORED) == step".replace("RESTORED", ALL)),
         script(begin='flk.init(device="cpu")'),
         script(more='other = flk.restore("elsewhere", model=model)'),
+        script() + "    dist.destroy_process_group()\n",
     ],
-    ids=["all", "a part", "twice", "init", "two places"],
+    ids=["all", "a part", "twice", "init", "two places", "without a group"],
 )
 def test_what_was_restored_from_memory_is_stored_at_the_end(start: Callable[..., Pods], root: Path, text: str) -> None:
     job = start(text, 1, 2)
