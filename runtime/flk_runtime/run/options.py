@@ -96,6 +96,7 @@ class RunOptions:
                     folder = f"{folder}/worker-{member.worker}"
             elif given.get("diloco"):
                 raise SetupError(f"diloco= has no effect under strategy {strategy}, only under diloco")
+            keep, keep_every = retention(given.get("keep"), given.get("keep_every"))
             return cls(
                 strategy=strategy,
                 diloco=diloco,
@@ -103,8 +104,8 @@ class RunOptions:
                 checkpoint=folder,
                 save_every=interval("save_every", given.get("save_every"), user_env.SAVE_EVERY) or 0,
                 store_every=interval("store_every", given.get("store_every"), user_env.STORE_EVERY),
-                keep=max(1, _count("keep", given.get("keep"), user_env.KEEP)),
-                keep_every=_count("keep_every", given.get("keep_every"), user_env.KEEP_EVERY),
+                keep=keep,
+                keep_every=keep_every,
                 log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
                 sinks=_sinks(given.get("metrics")),
                 device=device,
@@ -180,6 +181,11 @@ def interval(name: str, value: int | str | None, variable: Variable[Any]) -> int
         except ValueError as error:
             raise SetupError(f"{name}={value!r}: {error}") from None
     return COMPUTED if isinstance(steps, str) else steps
+
+
+def retention(keep: int | None = None, keep_every: int | None = None) -> tuple[int, int]:
+    """``keep`` and ``keep_every`` of checkpoints, from arguments, else from the environment."""
+    return max(1, _count("keep", keep, user_env.KEEP)), _count("keep_every", keep_every, user_env.KEEP_EVERY)
 
 
 def _count(name: str, value: int | None, variable: Variable[int]) -> int:

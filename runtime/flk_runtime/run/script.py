@@ -17,7 +17,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
 from flk_runtime.run.ending import complete_at_the_end, forget
-from flk_runtime.run.options import interval, place_of
+from flk_runtime.run.options import interval, place_of, retention
 from flk_runtime.shared import progress
 from flk_runtime.system.torch_version import check_torch
 
@@ -34,7 +34,7 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     otherwise. The random states of every rank are saved too. Training stops until the state is copied; a thread writes
     it, and the end of the process waits for that, and this call if ``wait``. ``checkpoint``: folder or
     ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT. Only checkpoints in the default place are kept in the memory of the
-    pods too.
+    pods too. $FLK_KEEP and $FLK_KEEP_EVERY say how many stay in storage, as for `init`.
 
     Raises SetupError if there is no place for checkpoints or no process group, the run of `init` saves there, or an
     object cannot be saved, and CheckpointError on all ranks if the write before this one failed, or this one if
@@ -84,6 +84,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
                 before.wait()
             forget(before)
         page = progress.own_page()
+        keep, keep_every = retention()
         options = CheckpointOptions(
             place,
             seed=0,
@@ -94,6 +95,8 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             in_memory=is_same_place(place, _default_place(place)),
             goes_back=before is not None and before.has_saved,
             store_every=interval("", None, user_env.STORE_EVERY),
+            keep=keep,
+            keep_every=keep_every,
         )
         _managers[place] = CheckpointManager(
             options,
