@@ -31,3 +31,59 @@ def test_a_number_of_checkpoints_that_is_none_is_refused_by_name(ranks: Ranks, t
     (result,) = ranks(SAVES, 1, {"FLK_CHECKPOINT": str(tmp_path / "all"), name: "few"}, failing=True)
     assert f"SetupError: {name}=few: expected an integer" in result.output
     assert not (tmp_path / "all").exists()
+
+
+# What waits for storage says in which phase the rank is then. A write begins when somebody waits for it.
+PHASES = """
+    import contextlib, json, os, torch, torch.distributed as dist
+    import flk_runtime as flk
+    from flk_runtime.checkpoint.save import saver
+    from flk_runtime.checkpoint.storage.folder import FolderDestination
+    from flk_runtime.shared.progress import Phase, own_page
+
+    def tell(name):
+        function = getattr(FolderDestination, name)
+        def told(self, *arguments):
+            print("=", name, Phase(own_page().phase).name, flush=True)
+            return function(self, *arguments)
+        setattr(FolderDestination, name, told)
+
+    saver._PAUSE = 1e9
+    for name in ("prepare", "create", "measure"):
+        tell(name)
+    torch.manual_seed(0)
+    BODY
+    print("= trains", Phase(own_page().phase).name)
+"""
+SCRIPT = """model = torch.nn.Linear(2, 2)
+    step = flk.restore(model=model)
+    flk.save(step + 1, model=model, wait=True)
+    flk.save(step + 2, model=model)
+"""
+RUN = """run = flk.init(device="cpu", save_every=0)
+    model = run.parallelize(torch.nn.Linear(2, 2))
+    run.step()
+    run.save(wait=True)
+    run.step()
+    run.close()
+"""
+LOOP = """model = torch.nn.Linear(2, 2)
+    with flk.adopt(model=model, save_every=0) as loop:
+        loop.step()
+        loop.save(wait=True)
+        loop.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "trains"), [(SCRIPT, "STARTING"), (RUN, "TRAINING"), (LOOP, "TRAINING")], ids=["script", "run", "loop"]
+)
+def test_a_rank_that_waits_for_storage_is_in_the_phase_of_saves_or_restores(
+    ranks: Ranks, tmp_path: Path, body: str, trains: str
+) -> None:
+    """Else a slow storage would be a hang with the limit of a step."""
+    for measured in ([], ["measure RESTORING"] * 2):  # a file of one rank, and the metadata
+        (result,) = ranks(PHASES.replace("BODY", body), 1, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")})
+        told = [line[2:] for line in result.lines if line.startswith("= ")]
+        writes = ["create SAVING"] * 6  # twice a file of the rank, the metadata, and the manifest
+        assert sorted(told) == sorted(["prepare RESTORING", *measured, *writes, f"trains {trains}"])

@@ -105,7 +105,8 @@ class CheckpointManager:
         self.has_storage = False
         """Whether checkpoints go to storage."""
         if options.place or self._memory:
-            self._open(options, on_saved, on_stored)
+            with own_page().during(Phase.RESTORING if options.resume else Phase.SAVING):
+                self._open(options, on_saved, on_stored)
 
     def _open(
         self, options: CheckpointOptions, on_saved: Callable[[int], None], on_stored: Callable[[int], None]
@@ -172,9 +173,8 @@ class CheckpointManager:
         from flk_runtime.checkpoint.gather import PodReader  # only jobs that train have this module
         from flk_runtime.checkpoint.load import SavedCheckpoint
 
-        with own_page().during(Phase.RESTORING):
-            shared = offered.processes, memory.folder, offered.copies
-            checkpoint = SavedCheckpoint(_IN_MEMORY, PodReader(offered.readers, memory.open_shard, *shared))
+        shared = offered.processes, memory.folder, offered.copies
+        checkpoint = SavedCheckpoint(_IN_MEMORY, PodReader(offered.readers, memory.open_shard, *shared))
         return self._resume(checkpoint, len(offered.readers), of_any_place=False)
 
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int, *, of_any_place: bool = True) -> bool:
@@ -354,6 +354,10 @@ class CheckpointManager:
         """
         if self._saver is None or not self._saver.can_save:
             return
+        with own_page().during(Phase.SAVING):
+            self._save(self._saver, steps, store)
+
+    def _save(self, saver: Saver, steps: int, store: bool | None) -> None:
         devices.synchronize()  # a script may step on a stream of its own, for which the copy does not wait
         self._saves += 1
         if process_group.world_size() > 1 and is_compared(self._saves):
@@ -368,7 +372,7 @@ class CheckpointManager:
             "place": self.place,  # the memory of the pods may be asked for the checkpoint of another one
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
-        if self._saver.save(steps, chunks, plain, problem, store=self._is_stored(steps) if store is None else store):
+        if saver.save(steps, chunks, plain, problem, store=self._is_stored(steps) if store is None else store):
             self._stored = steps
         self._latest = steps
         self._saved = self._current_progress(steps)
@@ -456,12 +460,13 @@ class CheckpointManager:
         """
         if self._saver is None:
             return
-        if self.has_saved:
-            self._saver.wait()
-            self._stored = self._latest
-        elif self.has_storage and self._in_memory and self._stored < self.steps and not PodMemory.gives_way:
-            self._saver.store_restored(self._in_memory)
-            self._stored = self.steps
+        with own_page().during(Phase.SAVING):
+            if self.has_saved:
+                self._saver.wait()
+                self._stored = self._latest
+            elif self.has_storage and self._in_memory and self._stored < self.steps and not PodMemory.gives_way:
+                self._saver.store_restored(self._in_memory)
+                self._stored = self.steps
 
     def _load(self, name: str, thing: Stateful | DistributedStateful) -> None:
         with _restoring(name, self._checkpoint.place if self._checkpoint else ""):

@@ -108,7 +108,7 @@ class Saves:
         if not self.manager.can_save:
             return
         self._context.lines.flush()  # the checkpoint has those that no sink has yet
-        with self._context.page.during(Phase.SAVING):
+        with self._context.page.during(Phase.SAVING):  # the check before it too
             if self.before_save:
                 self.before_save()
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
@@ -149,8 +149,7 @@ class Saves:
 
     def complete(self) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage. Collective."""
-        with self._context.page.during(Phase.SAVING):
-            self.manager.wait()
+        self.manager.wait()
 
     def export(self, steps: int, file: str | os.PathLike[str]) -> None:
         """Save, and write the model in that checkpoint to a safetensors file. Collective."""
