@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from flk_runtime.contract import pod_env, user_env
+from tests.support.pods import Pods
 from tests.support.ranks import Ranks
 
 SAVES = """
@@ -87,3 +90,47 @@ def test_a_rank_that_waits_for_storage_is_in_the_phase_of_saves_or_restores(
         told = [line[2:] for line in result.lines if line.startswith("= ")]
         writes = ["create SAVING"] * 6  # twice a file of the rank, the metadata, and the manifest
         assert sorted(told) == sorted(["prepare RESTORING", *measured, *writes, f"trains {trains}"])
+
+
+# Says how many of a process use the memory of the pods.
+ONE_TRAINING = """
+    import torch
+    import flk_runtime as flk
+    from flk_runtime.checkpoint.memory import PodMemory
+
+    reserve, users = PodMemory.reserve, []
+    def counted(memory, *arguments, **named):
+        users.append(memory)
+        return reserve(memory, *arguments, **named)
+    PodMemory.reserve = counted
+
+    own = {"value": 0}
+    def trains():
+        with flk.init(device="cpu", checkpoint="other", save_every=1) as run:
+            model = run.parallelize(torch.nn.Linear(1, 1))
+            for _ in range(2):
+                run.step()
+    BODY
+    print("used by", len(set(map(id, users))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "users", "said"),
+    [
+        ("flk.save(1, own=own), trains(), flk.save(2, own=own)", 1, 1),
+        ("flk.save(1, own=own), trains(), flk.restore(own=own), flk.save(2, own=own)", 2, 1),
+        ("flk.restore(own=own), trains(), flk.save(1, own=own)", 1, 0),
+    ],
+    ids=["script", "script that goes back", "run"],
+)
+def test_the_memory_of_the_pods_holds_the_first_training_of_a_process(
+    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, body: str, users: int, said: int
+) -> None:
+    """Two trainings would write in turn into the same two files. One that goes back uses them again."""
+    settings = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: str(tmp_path / "checkpoints")}
+    job = forked_pods(script=ONE_TRAINING.replace("BODY", body), **settings)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert f"used by {users}" in job.log()
+    assert job.log().count("the memory of the pods keeps only the first training of a process") == said

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flk_runtime.checkpoint import CheckpointManager
     from flk_runtime.run.loop import Loop
     from flk_runtime.run.run import Run
+    from flk_runtime.run.saves import Saves
 
 run: Run | None = None
 """The latest run, which may be closed."""
@@ -20,7 +20,7 @@ def is_open() -> bool:
     return any(each is not None and not each.closed for each in (run, loop))
 
 
-def checkpoints() -> CheckpointManager | None:
-    """The checkpoint manager of the run or the loop, of the open one if there is one; None if there is neither."""
+def saves() -> Saves | None:
+    """The saves of the run or the loop, of the open one if there is one; None if there is neither."""
     owner = next((each for each in (run, loop) if each is not None and not each.closed), run or loop)
-    return owner._saves.manager if owner else None
+    return owner._saves if owner else None

@@ -24,8 +24,15 @@ from flk_runtime.system import rng
 
 _COMPILED: Final = f"{INTERNAL}compiled"  # the name of the compiled code in checkpoints
 
-kept: set[str | None] = set()
-"""The places where runs and loops of this process have kept their states; None: the memory of the pods alone."""
+kept: list[str | None] = []
+"""The places where trainings of this process have kept their states; None: the memory of the pods alone, which holds
+the first training only."""
+
+
+def keep(place: str | None) -> None:
+    """Note that a training of this process keeps its state in ``place``."""
+    if place not in kept:
+        kept.append(place)
 
 
 class Saves:
@@ -61,7 +68,7 @@ class Saves:
             self._note_stored,
         )
         if self.manager.steps:
-            kept.add(self.manager.place)
+            keep(self.manager.place)
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
@@ -113,7 +120,7 @@ class Saves:
                 self.before_save()
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
                 self.manager.save(steps, store=store)
-                kept.add(self.manager.place)
+                keep(self.manager.place)
                 self.due = 0
                 if wait:
                     self.manager.wait()

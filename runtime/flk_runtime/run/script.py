@@ -18,6 +18,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.run import current
 from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.options import interval, place_of, retention
+from flk_runtime.run.saves import keep, kept
 from flk_runtime.shared import progress
 from flk_runtime.system.torch_version import check_torch
 
@@ -41,14 +42,15 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     ``wait``.
     """
     manager = _manager(checkpoint, resume=False)
-    run = current.checkpoints()
-    if run and run.can_save and is_same_place(run.place, manager.place):
+    run = current.saves()
+    if run and run.manager.can_save and is_same_place(run.manager.place, manager.place):
         raise SetupError(
             f"the run saves its own state in {manager.place}: use run.register() and run.save(), or pass another "
             "checkpoint="
         )
     _register(manager, objects)
     manager.save(step)
+    _keep(manager)
     if wait:
         manager.wait()
     else:
@@ -68,6 +70,8 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     if manager.steps:
         manager.start_rank_rng()
     manager.finish_restoring()
+    if manager.steps:
+        _keep(manager)
     return manager.steps
 
 
@@ -78,13 +82,14 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     check_torch()
     _check_group(place)
     before = _managers.get(place)
-    if before is None or resume:
+    in_memory = is_same_place(place, kept[0] if kept else _default_place(place))
+    if before is None or resume or (before.keeps_in_memory and not in_memory):
         if before:
             if before.has_saved:
                 before.wait()
             forget(before)
         page = progress.own_page()
-        keep, keep_every = retention()
+        last, every = retention()
         options = CheckpointOptions(
             place,
             seed=0,
@@ -92,11 +97,11 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             timeout=_TIMEOUT,
             resume=resume,
             needs_model=False,
-            in_memory=is_same_place(place, _default_place(place)),
+            in_memory=in_memory,
             goes_back=before is not None and before.has_saved,
             store_every=interval("", None, user_env.STORE_EVERY),
-            keep=keep,
-            keep_every=keep_every,
+            keep=last,
+            keep_every=every,
         )
         _managers[place] = CheckpointManager(
             options,
@@ -122,10 +127,16 @@ def _check_group(place: str) -> None:
 
 def _default_place(first: str) -> str | None:
     """The place of the checkpoints that the memory of the pods is for; ``first`` if nothing else says so."""
-    run = current.checkpoints()
+    run = current.saves()
     if run:
-        return run.place
+        return run.manager.place
     return os.environ.get(user_env.CHECKPOINT) or next(iter(_managers), first)
+
+
+def _keep(manager: CheckpointManager) -> None:
+    """Note that the memory of the pods, which holds one training of this process, holds this one."""
+    if manager.keeps_in_memory:
+        keep(manager.place)
 
 
 def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:
