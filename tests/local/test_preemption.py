@@ -191,6 +191,54 @@ def test_a_script_without_flks_library_saves_in_its_own_handler_of_sigterm(forke
     assert (failure.kind, failure.pod, failure.message) == ("preempted", 3, "received SIGTERM")
 
 
+AFTER_THE_END = """
+    import pathlib, signal, sys, time
+    import torch, torch.distributed as dist
+    import flk_runtime as flk
+
+    def save(number, frame):
+        pathlib.Path(f"handled.{rank}").touch()
+        sys.exit(0)
+
+    def train(loop, model, optimizer):
+        for _ in range(loop.steps, 3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            loop.step()
+        loop.close()
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if sys.argv[1] == "init":
+        run = flk.init()
+        rank = run.rank
+        train(run, *run.parallelize(model, optimizer))
+    else:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        train(flk.adopt(model=model, optimizer=optimizer), model, optimizer)
+    signal.signal(signal.SIGTERM, save)
+    pathlib.Path(f"closed.{rank}").touch()
+    time.sleep(600)  # as an evaluation that takes long
+"""
+
+
+@pytest.mark.parametrize("begin", ["init", "adopt"])
+def test_after_the_end_of_a_training_the_script_hears_of_sigterm_itself(
+    forked_pods: Callable[..., Pods], tmp_path: Path, begin: str
+) -> None:
+    variables = {"FLK_CHECKPOINT": str(tmp_path / "checkpoint"), "FLK_RESTARTS": "3", "FLK_GRACE": "30"}
+    job = forked_pods(2, 1, script=AFTER_THE_END, **variables)
+    job.start("train.py", begin)
+    job.until(lambda: len(list(job.folder.glob("closed.*"))) == 2, "all ranks have closed their training")
+    job.running[1].terminate()
+    assert job.running[1].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    assert sorted(each.name for each in job.folder.glob("handled.*")) == ["handled.0", "handled.1"]
+    failure = job.record(1).failure
+    assert failure is not None
+    assert (failure.kind, failure.pod, failure.message) == ("preempted", 1, "received SIGTERM")
+
+
 LIGHTNING = """
     import os, pathlib, time
     import lightning, torch

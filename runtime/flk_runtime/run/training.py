@@ -124,6 +124,9 @@ class Training:
 
     def _leave(self, *, at_once: bool) -> None:
         self.closed = True
+        page = self._context.page
+        if page.target < 0:  # else the launcher looks whether this rank has reached it
+            page.boundary = -1  # no step follows: SIGTERM is for the script's own handler again
         self._context.lines.close()
         for each in self._context.closing:
             each()
