@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flk_runtime.run.init import init
     from flk_runtime.run.loop import Loop
     from flk_runtime.run.run import Run
-    from flk_runtime.run.script import restore, save
+    from flk_runtime.run.script import must_stop, restore, save
     from flk_runtime.shared.progress import heartbeat
 
 _MODULES = {
@@ -55,6 +55,7 @@ _MODULES = {
     "all_reduce": "distributed",
     "broadcast": "distributed",
     "heartbeat": "shared.progress",
+    "must_stop": "run.script",
     "per_rank": "checkpoint.stateful",
     "restore": "run.script",
     "save": "run.script",
@@ -87,6 +88,7 @@ __all__ = [
     "heartbeat",
     "init",
     "main_process_first",
+    "must_stop",
     "per_rank",
     "reduce",
     "replicated",

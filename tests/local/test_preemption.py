@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
+from tests.support.memory import delete_pods
 from tests.support.pods import END, Pods
 from tests.support.preemption import TRAIN
 from tests.support.processes import until
@@ -237,6 +239,56 @@ def test_after_the_end_of_a_training_the_script_hears_of_sigterm_itself(
     failure = job.record(1).failure
     assert failure is not None
     assert (failure.kind, failure.pod, failure.message) == ("preempted", 1, "received SIGTERM")
+
+
+OWN_LOOP = """
+    import itertools, pathlib, sys, time
+    import torch, torch.distributed as dist
+    import flk_runtime as flk
+
+    BEGIN
+    rank = dist.get_rank()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    weight = model.module.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begun = flk.restore(model=model, optimizer=optimizer)
+    print(f"begins at step {begun} with {weight.max().item():g}")
+    for step in itertools.count(begun + 1):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        torch.nn.init.constant_(weight, step)
+        if flk.must_stop(step):
+            flk.save(step, wait=True, model=model, optimizer=optimizer)
+            sys.exit(143)
+        pathlib.Path(f"step.{rank}").write_text(str(step))
+        if begun:
+            break
+        time.sleep(0.02)
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("place", ["memory", "storage"])
+@pytest.mark.parametrize("begin", ['dist.init_process_group("gloo")', "flk.init()"], ids=["gloo", "init"])
+def test_a_script_that_asks_whether_it_must_stop_saves_after_the_same_step_on_all_ranks(
+    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, begin: str, place: str
+) -> None:
+    memory = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER}
+    variables = memory if place == "memory" else {user_env.CHECKPOINT: str(tmp_path / "checkpoint")}
+    script = OWN_LOOP.replace("BEGIN", begin)
+    job = forked_pods(2, 1, script=script, FLK_RESTARTS="1", FLK_GRACE=str(GRACE), **variables)
+    job.start("train.py")
+    reached(job, 3)
+    job.running[1].terminate()
+    assert job.running[1].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    saved = saved_step(job, 1)
+    delete_pods(job, root, 1)
+    job.start("train.py", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    assert [f"begins at step {saved} with {saved}\n" in job.log(pod) for pod in (0, 1)] == [True, True]
+    failure = job.record(0).attempts[0].failure
+    assert failure is not None
+    assert failure.summary == f"test-worker-1 received SIGTERM; saved after step {saved}"
 
 
 LIGHTNING = """

@@ -41,6 +41,7 @@ SCRIPT = """
         optimizer.step(); optimizer.zero_grad(); scheduler.step()
         progress.update(epoch=step + 1, note="some")
         losses.append(loss.item())
+        assert not flk.must_stop(step + 1), "no launcher says so"
         flk.save(step + 1, wait=step + 1 == int(os.environ["STEPS"]), **things)
     print("=", json.dumps(["seen", [begun, losses, progress["epoch"], scheduler.get_last_lr()]]))
     if dist.is_initialized():
@@ -654,26 +655,34 @@ SGD = """
     import torch
     import flk_runtime as flk
 
+    BEGIN
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], 0.1)
     state = {}
     flk.restore("ELSEWHERE", state=state)
     begun = flk.restore(state=state)
-    for step in range(begun, begun + 5):
+    for step in range(begun, min(begun + 5, 10)):
         weight.grad = torch.ones(2)
         optimizer.step()
         flk.save(step + 1, state=state, wait=True)
-    raise ArithmeticError(f"the loss is not finite after step {begun + 5}")
+    if begun < 10:
+        raise ArithmeticError(f"the loss is not finite after step {begun + 5}")
 """
 
 
-def test_the_steps_of_an_attempt_go_on_where_flk_has_restored(forked_pods: Callable[..., Pods], tmp_path: Path) -> None:
-    """SGD has no count of its own."""
-    script = SGD.replace("ELSEWHERE", str(tmp_path / "elsewhere"))
-    variables = {pod_env.RESTARTS: "1", user_env.CHECKPOINT: str(tmp_path / "checkpoints")}
+@pytest.mark.parametrize("begin", ["", 'flk.init(device="cpu")'], ids=["alone", "init"])
+def test_the_steps_of_an_attempt_go_on_where_flk_has_restored(
+    forked_pods: Callable[..., Pods], tmp_path: Path, begin: str
+) -> None:
+    """SGD has no count of its own. The last attempt has nothing left to train."""
+    script = SGD.replace("ELSEWHERE", str(tmp_path / "elsewhere")).replace("BEGIN", begin)
+    variables = {pod_env.RESTARTS: "2", user_env.CHECKPOINT: str(tmp_path / "checkpoints")}
     job = forked_pods(1, 1, script=script, **variables)
     job.start("train.py")
-    assert job.wait() == [100], job.logs_of_all()
-    told = [(each.step, each.restored, each.restored_from) for each in job.record().attempts]
-    assert told == [(5, 0, "start"), (10, 5, "storage")]
+    assert job.wait() == [0], job.logs_of_all()
+    record = job.record()
+    told = [(each.step, each.restored, each.restored_from) for each in record.attempts]
+    assert told == [(5, 0, "start"), (10, 5, "storage"), (10, 10, "storage")]
     assert "at step 0 again" not in job.log()
+    assert record.goodput is not None
+    assert record.goodput.seconds["computing"] > 0

@@ -31,13 +31,13 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 # Packages of flk_runtime that not all jobs use.
 # All but the packages are the modules of _ELSEWHERE: "training" is for jobs that train, "records" for those that keep
 # records in the cluster or on a volume, "preparation" installs packages or runs a setup command, "check" checks a
-# start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "saves" for `flk.save` and
-# `flk.restore`, "trainers" for clients of Kubeflow Trainer, "trainjobs" for the status of TrainJobs, "s3" for
-# checkpoints there, "weights" for files of weights that `export`, `import`, `load_weights` and `init=` use, "links"
-# measures the network of three nodes or more, "gpus" is for jobs that request GPUs, and "averaging" for scripts with a
-# DistributedOptimizer. "sharding" is FSDP2, for strategies that shard and for `precision=`. "average" is `Run.average`,
-# "recompute" and "frozen" are options of `Run.parallelize`, and "slurm" reads the variables of srun. "sinks" writes
-# metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
+# start, "disk" keeps checkpoints on a local disk, "loops" is for loops of scripts, "saves" for `flk.save`,
+# `flk.restore` and `flk.must_stop`, "trainers" for clients of Kubeflow Trainer, "trainjobs" for the status of
+# TrainJobs, "s3" for checkpoints there, "weights" for files of weights that `export`, `import`, `load_weights` and
+# `init=` use, "links" measures the network of three nodes or more, "gpus" is for jobs that request GPUs, and
+# "averaging" for scripts with a DistributedOptimizer. "sharding" is FSDP2, for strategies that shard and for
+# `precision=`. "average" is `Run.average`, "recompute" and "frozen" are options of `Run.parallelize`, and "slurm" reads
+# the variables of srun. "sinks" writes metrics to TensorBoard, MLflow and W&B, and "page" serves them to Prometheus.
 OPTIONAL: Final = frozenset(
     {
         "plan", "bench", "diloco", "hosts", "loops", "training", "records", "preparation", "check", "disk", "trainers",
@@ -59,7 +59,7 @@ _MENTIONED: Final = {
     "average": (b"average",),
     "recompute": (b"recompute",),
     "frozen": (b"save_frozen",),
-    "saves": (b"save", b"restore"),
+    "saves": (b"save", b"restore", b"must_stop"),
     "slurm": (b"SLURM",),
     "trainers": (b"Trainer", b"transformers", b"KUBEFLOW"),
 }

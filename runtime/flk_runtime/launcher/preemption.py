@@ -8,8 +8,9 @@ The ranks need no collective in each step for this. They share a progress page w
    leader knows the furthest step that any rank reaches, and sends it to all launchers as ``target``.
 4. Ranks that wait at an earlier boundary go on to ``target``. There all ranks save and end.
 
-If a rank cannot stop at a step boundary, because its script does not call ``run.step`` or has nothing to save, all
-ranks get SIGTERM instead, so that the script's own handler can save. In both cases the ranks have the grace period.
+If a rank cannot stop at a step boundary, because its script calls neither ``run.step`` nor ``flk.must_stop`` or has
+nothing to save, all ranks get SIGTERM instead, so that the script's own handler can save. In both cases the ranks have
+the grace period.
 
 This module does no I/O: `leader` calls `Preemption`, and `agent` calls `PodPreemption`.
 """

@@ -1,4 +1,4 @@
-"""save() and restore(): checkpoints for scripts with a training loop of their own, with or without `init`."""
+"""save(), restore() and must_stop(): checkpoints for scripts with a loop of their own, with or without `init`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.pod_layout import is_same_place
+from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
@@ -75,6 +76,22 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     return manager.steps
 
 
+def must_stop(step: int, /) -> bool:
+    """Whether all ranks must save and end after ``step`` optimizer steps, because a pod of the job must go.
+
+    Call it on all ranks after each step, with the number that `save` gets. It needs no communication between ranks, and
+    is true on all of them after the same step. A process that has saved ends with code 143:
+
+        if flk.must_stop(step):
+            flk.save(step, wait=True, model=model, optimizer=optimizer)
+            sys.exit(143)
+
+    After the last step ``flk.must_stop(-1)`` says that no other follows; it returns False. Without flk's launcher the
+    answer is always False. `Run.step` and `Loop.step` stop by themselves.
+    """
+    return progress.own_page().must_stop(step)
+
+
 def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> CheckpointManager:
     place = place_of(checkpoint)
     if not place:
@@ -109,8 +126,10 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             lambda step: setattr(page, "saved", step),
             lambda step: setattr(page, "stored", step),
         )
-        if resume and options.in_memory:  # other places are not this training's
-            page.found = _managers[place].steps, _managers[place].source
+        if resume and options.in_memory and page.step < 0:  # other places are not this training's
+            page.counts_optimizers = True
+            page.restored_from = SOURCES.index(_managers[place].source)
+            page.restored = _managers[place].steps
     complete_at_the_end(_managers[place])
     return _managers[place]
 

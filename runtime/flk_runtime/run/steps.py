@@ -81,6 +81,7 @@ class Steps:
                 raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
             self._saves.manager.finish_restoring()
             self.began = True
+            self._context.page.counts_optimizers = False
         before, metrics = self.done, self._metrics
         done = self.done = before + 1
         if self.outer:

@@ -1,4 +1,4 @@
-"""Counts the optimizer steps of a script that uses nothing of flk, through torch's hook of all optimizers.
+"""Counts the optimizer steps of a script that calls no step of flk, through torch's hook of all optimizers.
 
 A script may have several optimizers. The steps of one of them count: of the first, until another one steps twice
 between two of its steps. So a critic that steps five times as often as its generator counts, two optimizers that step
@@ -34,7 +34,7 @@ class StepCounter:
 
     def __call__(self, optimizer: Any, arguments: Any, named: Any) -> None:
         """Count the step, unless a run or a loop of flk does."""
-        if self._page.phase != Phase.STARTING:
+        if self._page.phase != Phase.STARTING and not self._page.counts_optimizers:
             return
         counted = self._counted and self._counted()
         if counted is not optimizer:
@@ -50,7 +50,7 @@ class StepCounter:
 
     def _begin(self, optimizer: Any) -> int:
         """The steps before this attempt, as `flk.restore` or the optimizer's state tells, after its first step."""
-        step, source = self._page.found or (-1, "")
+        step, source = self._page.restored, SOURCES[self._page.restored_from]
         own = steps_of(optimizer)
         if own is not None and own - 1 != step:
             step, source = own - 1, "" if own > 1 else "start"

@@ -109,8 +109,8 @@ class ProgressPage:
 
     launched = True  # a launcher reads it, and an observer writes to it
     on_step: Callable[[], None] | None = None  # called after each step, in the thread that trains
-    found: tuple[int, str] | None = None
-    """Step and source of the checkpoint that `flk.restore` has looked for; told with the first step that is counted."""
+    counts_optimizers = False
+    """Whether steps of optimizers count in a script with a run of flk too, because `flk.restore` restores its state."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._ints = memoryview(memory).cast("q")

@@ -32,6 +32,10 @@ def counted(*steps: torch.optim.Optimizer, page: ProgressPage | None = None) -> 
     return page
 
 
+def restored(page: ProgressPage, step: int, source: str) -> None:
+    page.restored, page.restored_from = step, SOURCES.index(source)
+
+
 def test_the_steps_of_one_optimizer() -> None:
     one = optimizer()
     page = counted(one, one, one)
@@ -85,7 +89,7 @@ def test_beside_a_run_of_flk_nothing_is_counted() -> None:
 @pytest.mark.parametrize(("found", "source"), [((7, "storage"), "storage"), ((0, "start"), "start")])
 def test_steps_before_a_resume_are_counted_where_flk_has_restored_them(found: tuple[int, str], source: str) -> None:
     page = ProgressPage.private()
-    page.found = found
+    restored(page, *found)
     counted(*[optimizer(torch.optim.SGD)] * 2, page=page)
     assert (page.step, page.restored, SOURCES[page.restored_from]) == (found[0] + 2, found[0], source)
 
@@ -94,10 +98,10 @@ def test_an_optimizer_knows_its_steps_better_than_the_number_of_a_checkpoint() -
     """A script may number its checkpoints by epochs."""
     first, page = optimizer(), ProgressPage.private()
     counted(*[first] * 7)
-    page.found = 1, "storage"
+    restored(page, 1, "storage")
     counted(optimizer(state=first.state_dict()), page=page)
     assert (page.step, page.restored, SOURCES[page.restored_from]) == (8, 7, "")
     page = ProgressPage.private()
-    page.found = 7, "memory"
+    restored(page, 7, "memory")
     counted(optimizer(state=first.state_dict()), page=page)
     assert (page.step, page.restored, SOURCES[page.restored_from]) == (8, 7, "memory")
