@@ -65,6 +65,15 @@ def test_a_workflow_pins_its_actions_and_gives_no_job_more_than_it_needs(name: s
                 assert step["with"]["persist-credentials"] is False
 
 
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_command_that_fails_before_a_pipe_fails_its_step(name: str) -> None:
+    # A shell that is named is started with pipefail, and the default one without.
+    assert WORKFLOWS[name]["defaults"] == {"run": {"shell": "bash"}}
+    for job in WORKFLOWS[name]["jobs"].values():
+        assert "defaults" not in job
+        assert all("shell" not in step for step in job.get("steps", ()))
+
+
 def test_a_pull_request_sees_no_secret_and_may_write_nothing() -> None:
     text = (ROOT / ".github" / "workflows" / "check.yml").read_text()
     assert "${{ secrets" not in text
