@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +97,27 @@ def test_a_cluster_that_the_tests_make_has_all_that_they_need(tmp_path: Path, mo
     calls.unlink()
     kind_kubeconfig("made", whole=True)
     assert calls.read_text().splitlines() == ["docker info", "kind get clusters", "kind get kubeconfig --name made"]
+
+
+def test_tools_are_installed_only_with_the_checksums_of_their_versions(tmp_path: Path) -> None:
+    text = (K8S / "install-tools").read_text()
+    assert len(re.findall(r"(?m)^fetch \S+ [0-9a-f]{64} https://\S*v[0-9]+\.[0-9]+\.[0-9]+\S*$", text)) == 3
+    curl = tmp_path / "programs" / "curl"
+    curl.parent.mkdir()
+    curl.write_text('#!/bin/bash\nwhile [ "$1" != --output ]; do shift; done\necho something else >"$2"\n')
+    curl.chmod(0o755)
+    environment = os.environ | {"PATH": f"{curl.parent}:{os.environ['PATH']}"}
+    command = [K8S / "install-tools", tmp_path / "bin"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "kind: FAILED" in done.stdout
+    assert list((tmp_path / "bin").iterdir()) == []
+    # With the checksum of what is downloaded, each is there, and can be executed.
+    tar = tmp_path / "programs" / "tar"
+    tar.write_text('#!/bin/bash\nwhile [ "$1" != --directory ]; do shift; done\necho helm >"$2/helm"\n')
+    tar.chmod(0o755)
+    script = tmp_path / "install-tools"
+    script.write_text(re.sub(r"[0-9a-f]{64}", hashlib.sha256(b"something else\n").hexdigest(), text))
+    subprocess.run(["bash", script, tmp_path / "bin"], env=environment, check=True)
+    assert sorted(path.name for path in (tmp_path / "bin").iterdir()) == ["helm", "kind", "kubectl"]
+    assert all(os.access(path, os.X_OK) for path in (tmp_path / "bin").iterdir())

@@ -82,6 +82,19 @@ def test_a_pull_request_sees_no_secret_and_may_write_nothing() -> None:
     assert all(job["permissions"] == {"contents": "read"} for job in WORKFLOWS["check"]["jobs"].values())
 
 
+def test_kind_kubectl_and_helm_are_those_of_one_script_in_every_job_that_makes_something() -> None:
+    for workflow in WORKFLOWS.values():
+        for name, job in workflow["jobs"].items():
+            steps = [step.get("run", "") for step in job.get("steps", ())]
+            makes = [number for number, step in enumerate(steps) if re.search(r"\bmake\b|k8s/test-cluster", step)]
+            if makes:
+                assert "k8s/install-tools" in "".join(steps[: makes[0]]), name
+    version = re.search(r"release/(v[0-9.]+)/bin/linux/amd64/kubectl", (ROOT / "k8s" / "install-tools").read_text())
+    assert version
+    image = WORKFLOWS["check"]["jobs"]["cluster"]["env"]["KIND_IMAGE"]
+    assert re.fullmatch(rf"kindest/node:{re.escape(version[1])}@sha256:[0-9a-f]{{64}}", image)
+
+
 def test_nothing_is_published_before_all_is_checked_and_built() -> None:
     jobs = WORKFLOWS["release"]["jobs"]
     assert jobs["check"]["uses"] == "./.github/workflows/check.yml"
