@@ -54,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [items[index] for index in spread(folders)]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what only root may do where the tests run as another user."""
+    if (mark := item.get_closest_marker("root")) and os.geteuid() != 0:
+        pytest.skip(f"{mark.args[0]}, which needs root")
+
+
 @pytest.fixture(scope="session")
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """XDG_CACHE_HOME of this run's tests in all workers. Each runtime that jobs ship is packed once, in a second."""

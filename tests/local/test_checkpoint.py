@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -404,7 +403,7 @@ def test_a_folder_that_cant_be_written_to_is_an_error_at_the_start(ranks: Ranks,
         assert f"cannot write to the checkpoint folder {tmp_path}/file/folder: Not a directory" in rank.lines[-1]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system in a namespace of its own, which needs root")
+@pytest.mark.root("mounts a small file system in a namespace of its own")
 def test_a_full_disk_keeps_the_last_good_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
     script = """
         import ctypes, os, subprocess, sys, torch, flk_runtime as flk

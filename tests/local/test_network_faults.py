@@ -19,6 +19,7 @@ from tests.support.pods import Pods
 from tests.support.processes import alive
 from tests.support.proxy import DelayingProxy
 
+pytestmark = pytest.mark.root("makes network namespaces")
 DEFAULT_LEASE = 15  # seconds, of FLK_LEASE
 INIT = """
     import flk_runtime as flk

@@ -55,6 +55,7 @@ TRAIN = """
 
 
 @pytest.mark.soak
+@pytest.mark.root("makes network namespaces")
 @pytest.mark.timeout(FAULTS * 60 + 600)
 def test_network_faults_and_deaths_do_not_change_the_result(tmp_path: Path) -> None:
     draw = random.Random(7)

@@ -111,7 +111,7 @@ def test_a_master_address_that_is_not_rank_0s(ranks: Ranks) -> None:
     assert "MASTER_ADDR" in second
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes a network namespace without routes, which needs root")
+@pytest.mark.root("makes a network namespace without routes")
 def test_no_route_to_the_master(ranks: Ranks) -> None:
     script = """
         import ctypes, os, sys
@@ -234,7 +234,7 @@ def test_an_interface_that_is_not_there(ranks: Ranks) -> None:
     )
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm in a namespace of its own, which needs root")
+@pytest.mark.root("mounts a small /dev/shm in a namespace of its own")
 def test_a_tiny_shared_memory(ranks: Ranks) -> None:
     script = """
         import ctypes, os, subprocess, sys

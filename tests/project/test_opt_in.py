@@ -58,7 +58,7 @@ def test_a_cluster_is_asked_for_when_it_may_be_created(calls: Path) -> None:
     assert set(calls.read_text().splitlines()) == {"docker info"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs Debian's packages")
+@pytest.mark.root("installs Debian's packages")
 def test_launchers_are_installed_when_they_may_be(calls: Path) -> None:
     run_pytest(calls, FLK_TEST_INSTALL="yes")
     assert {line.split()[0] for line in calls.read_text().splitlines()} == {"apt-get", "pip"}

@@ -12,6 +12,7 @@ import yaml
 
 from flk.spec.job import DEFAULT_IMAGE
 from flk_runtime.contract import VERSION
+from tests.conftest import pytest_runtest_setup
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
@@ -113,6 +114,32 @@ def test_the_workflows_call_what_make_and_the_scripts_offer() -> None:
                 assert {word for word in words[1:] if re.fullmatch("[a-z-]+", word)} <= targets, line
             for script in re.findall(r"\b(?:docker|k8s)/[\w-]+(?= |$)", line):
                 assert os.access(ROOT / script, os.X_OK), line
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_job_fails_where_what_its_tests_need_is_missing(name: str) -> None:
+    for job in WORKFLOWS[name]["jobs"].values():
+        if any(re.search(r"\bmake test\b|pytest", step.get("run", "")) for step in job.get("steps", ())):
+            assert job["env"]["FLK_TEST_CLUSTER"] == "required"
+
+
+def test_what_only_root_may_do_is_tested_as_root() -> None:
+    assert "sudo -E .venv/bin/pytest -rs -m 'root and not soak'" in commands("check")
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.root(" in path.read_text()]
+    assert len(marked) >= 5
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        assert not re.search(r"skipif\(os\.geteuid\(\) != 0", path.read_text()), f"{path} has no mark"
+
+
+def test_what_only_root_may_do_is_skipped_for_others(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.node.add_marker(pytest.mark.root("mounts a file system"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(pytest.skip.Exception, match="mounts a file system, which needs root"):
+        pytest_runtest_setup(request.node)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    pytest_runtest_setup(request.node)
 
 
 def test_the_tests_of_a_pull_request_are_all_tests_each_once() -> None:
