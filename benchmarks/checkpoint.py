@@ -20,6 +20,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -110,7 +111,7 @@ def run_rank(rank: int, ranks: int, port: int, size: float, rounds: int, folder:
     def save_with_flk() -> float:
         step = next(steps)
         seconds = timed(partial(flk.save, step, checkpoint=own / "flk", model=model, optimizer=optimizer))
-        wait_for(own / "flk", step)
+        wait_until_written(own / "flk", step)
         return seconds
 
     def copy() -> float:
@@ -144,10 +145,15 @@ def run_rank(rank: int, ranks: int, port: int, size: float, rounds: int, folder:
     dist.destroy_process_group()
 
 
-def wait_for(folder: Path, step: int) -> None:
-    """Wait until the checkpoint of a step is complete."""
-    while (folder / "latest").read_text().strip() != f"step-{step:09d}":
-        time.sleep(0.05)
+def wait_until_written(folder: Path, step: int) -> None:
+    """Wait until the ranks have written the checkpoint of a step and removed the one that it makes outdated.
+
+    A save that comes earlier waits for both.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "flk-checkpoint":
+            thread.join()
+    assert (folder / "latest").read_text().strip() == f"step-{step:09d}"
     dist.barrier()
 
 
