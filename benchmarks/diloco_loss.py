@@ -6,7 +6,7 @@ One process plays all workers in turns, with flk's outer optimizer and its encod
 minutes. DDP makes each step with the workers' batches together. As in the paper (Douillard et al., arXiv 2311.08105),
 both begin with the same steps of DDP, the inner optimizer is AdamW with warm-up and cosine decay, and the outer one is
 Nesterov SGD with learning rate 0.7 and momentum 0.9. Each round of the benchmark has another seed. Goal: a loss at most
-1 % higher with a round of 50 steps in fp16.
+1 % higher, with rounds of 50 steps in fp16 and of 100 steps in int8.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flk_runtime.diloco.compression import decode, encode
 from flk_runtime.diloco.outer import OuterOptimizer
 
 WORKERS, BATCH, BLOCK = 4, 8, 64
-CASES = (("fp16", 50, 1.01), ("int8", 100, None))  # encoding, steps in a round, limit of the ratio of losses
+CASES = (("fp16", 50), ("int8", 100))  # encoding, steps in a round
 LR, WARMUP = 3e-3, 50
 
 
@@ -122,17 +122,13 @@ def main() -> int:
     text = Text(example)
     losses: dict[str, list[float]] = {}
     for seed in range(arguments.rounds):
-        for name, options in (("ddp", None), *((n, DiLoCo(dtype=n, every=every)) for n, every, _ in CASES)):
+        for name, options in (("ddp", None), *((n, DiLoCo(dtype=n, every=every)) for n, every in CASES)):
             loss = train(example, text, seed, arguments.first, arguments.steps, options)
             losses.setdefault(name, []).append(loss)
             measure.progress(f"seed {seed}: {name} {loss:.4f}")
-    for name, every, limit in CASES:
-        ratio = losses[name][-1] / losses["ddp"][-1]
+    for name, every in CASES:
         what = f"held-out loss, DiLoCo in {name}, every {every} steps / DDP"
-        if limit is None:
-            measure.progress(f"{what}: {ratio:.4f} (no goal)")
-        else:
-            report.compare(what, losses[name], losses["ddp"], measure.at_most(limit), "nats")
+        report.compare(what, losses[name], losses["ddp"], measure.at_most(1.01), "nats")
     return report.finish()
 
 

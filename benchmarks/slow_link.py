@@ -1,6 +1,6 @@
 """Measure training over links of 100 Mbit/s: DiLoCo against DDP and torchft, in speed, bytes and held-out loss.
 
-    python benchmarks/slow_link.py [--rounds 1] [--rate 100mbit] [--steps 200]
+    python benchmarks/slow_link.py [--rounds 6] [--rate 100mbit] [--steps 200]
 
 Four hosts, network namespaces of this machine whose links tc limits, run the bundled GPT with two ranks each: as one
 DDP job of 8 ranks, and as 4 workers of DiLoCo with the inner strategy full_shard. All runs see the same number of
@@ -153,7 +153,7 @@ def sent_bytes(host: Host) -> int:
 
 
 def main() -> int:
-    parser = measure.parser(__doc__, rounds=1)
+    parser = measure.parser(__doc__, rounds=6)
     parser.add_argument("--rate", default="100mbit", help="of each host's link, as tc writes it (default 100mbit)")
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each run (default 200)")
     parser.add_argument("--width", type=int, default=256, help="of the GPT (default 256)")
