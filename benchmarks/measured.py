@@ -1,7 +1,8 @@
 """The code that each benchmark measures, and whether it has changed since a result was taken, as git says.
 
 A table of results names the commit that it was measured on. `marked` says behind it whether the code is the same;
-`run_all.py --mark PAGE` and `--write PAGE` do so for a page, and a test compares.
+`run_all.py --mark PAGE` and `--write PAGE` do so for a page, and a test compares. The table of the benchmark gpu is on
+the page of tests on GPUs.
 """
 
 from __future__ import annotations
@@ -15,59 +16,65 @@ CHANGED: Final = "The code that it measures has changed since."
 UNKNOWN: Final = "The code that it measures is in no commit of this history."
 
 _LAUNCHER: Final = ("runtime/flk_runtime/launcher", "runtime/flk_runtime/wire")
-_RUN: Final = ("runtime/flk_runtime/run", "runtime/flk_runtime/metrics")
+_RUN: Final = ("runtime/flk_runtime/run", "runtime/flk_runtime/metrics", "runtime/flk_runtime/distributed")
+_CHECKPOINT: Final = (
+    "runtime/flk_runtime/checkpoint",
+    "runtime/flk_runtime/distributed",
+    "runtime/flk_runtime/shared/shard_file.py",
+    "runtime/flk_runtime/system/bits.py",
+)
+_TRAINING: Final = (
+    *_LAUNCHER,
+    *_RUN,
+    *_CHECKPOINT,
+    "runtime/flk_runtime/data",
+    "runtime/flk_runtime/parallel",
+)
 _SUBMIT: Final = tuple(f"operator_client/flk/{part}" for part in ("cli", "jobs", "kube", "manifest", "spec", "targets"))
 _WATCH: Final = tuple(f"operator_client/flk/{part}" for part in ("cli", "health", "jobs", "kube", "observe"))
 
-# By benchmark, the folders and files where what it measures is spent. Its own script counts too.
+# By benchmark, the folders and files where what it measures is spent. Its own script counts too, and the modules of
+# benchmarks that this imports.
 CODE: Final[dict[str, tuple[str, ...]]] = {
     "cli": ("operator_client/flk",),
     "start": _LAUNCHER,
     "recovery": _LAUNCHER,
     "pod_recovery": (*_LAUNCHER, "operator_client/flk/manifest", "operator_client/flk/targets"),
-    "elastic": (*_LAUNCHER, "runtime/flk_runtime/checkpoint/memory.py", "runtime/flk_runtime/run"),
+    "elastic": (*_LAUNCHER, *_RUN, *_CHECKPOINT),
     "rendezvous": (
-        "benchmarks/simulated_launchers.py",
         "runtime/flk_runtime/launcher/coordinator",
         "runtime/flk_runtime/launcher/transport",
         "runtime/flk_runtime/wire",
     ),
-    "overhead": (*_LAUNCHER, *_RUN, "examples/gpt"),
-    "loop": (*_RUN, "runtime/flk_runtime/data"),
-    "hosted": ("benchmarks/torchtitan_cpu.py", "runtime/flk_runtime/hosts", *_LAUNCHER, *_RUN),
+    "overhead": (*_TRAINING, "examples/gpt"),
+    "loop": (*_RUN, "runtime/flk_runtime/data", "runtime/flk_runtime/parallel"),
+    "hosted": ("runtime/flk_runtime/hosts", *_LAUNCHER, *_RUN, *_CHECKPOINT),
     "streams": ("runtime/flk_runtime/data",),
     "curves": (*_RUN, "runtime/flk_runtime/sinks"),
     "telemetry": (*_RUN, "runtime/flk_runtime/sinks", "runtime/flk_runtime/launcher/telemetry"),
-    "checkpoint": ("runtime/flk_runtime/checkpoint",),
-    "memory": (*_LAUNCHER, "runtime/flk_runtime/checkpoint", "runtime/flk_runtime/shared/shard_file.py"),
-    "memory_headers": ("runtime/flk_runtime/checkpoint", "runtime/flk_runtime/shared/shard_file.py"),
-    "parallel": (*_RUN, "runtime/flk_runtime/parallel"),
+    "checkpoint": (*_CHECKPOINT, "runtime/flk_runtime/run/script.py"),
+    "memory": (*_TRAINING, "examples/gpt"),
+    "memory_headers": _CHECKPOINT,
+    "parallel": (*_RUN, *_CHECKPOINT, "runtime/flk_runtime/parallel"),
     "plan": (
+        "benchmarks/llama.py",
         "benchmarks/small_models.py",
         "operator_client/flk/bench",
         "operator_client/flk/planning.py",
         "runtime/flk_runtime/bench",
         "runtime/flk_runtime/plan",
     ),
-    "scale": ("runtime/flk_runtime/parallel", "runtime/flk_runtime/run"),
+    "scale": ("runtime/flk_runtime/distributed", "runtime/flk_runtime/parallel", "runtime/flk_runtime/run"),
     "submit": (*_SUBMIT, *_LAUNCHER),
     "large_jobs": _WATCH,
     "many_jobs": _WATCH,
-    "slow_link": ("benchmarks/torchft_gpt.py", "runtime/flk_runtime/diloco"),
-    "diloco_loss": ("runtime/flk_runtime/diloco",),
-    "gpu": (
-        "benchmarks/gpu_models.py",
-        "benchmarks/gpu_ranks.py",
-        *_LAUNCHER,
-        *_RUN,
-        "runtime/flk_runtime/checkpoint",
-        "runtime/flk_runtime/data",
-        "runtime/flk_runtime/parallel",
-        "runtime/flk_runtime/plan",
-    ),
+    "slow_link": ("benchmarks/torchft_gpt.py", "examples/gpt", "runtime/flk_runtime/diloco"),
+    "diloco_loss": ("examples/gpt", "runtime/flk_runtime/diloco"),
+    "gpu": ("benchmarks/gpu_ranks.py", *_TRAINING, "runtime/flk_runtime/plan"),
 }
 
-_TABLE: Final = re.compile(
+_IMPORT: Final = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+TABLE: Final = re.compile(
     rf"(?ms)^(### (?P<name>\w+)\n\nMeasured on commit (?P<commit>[^,\s]+),[^\n]*?)(?: (?:{CHANGED}|{UNKNOWN}))?$"
 )
 
@@ -82,7 +89,7 @@ def marked(page: str, root: Path) -> str:
     def with_mark(table: re.Match[str]) -> str:
         return " ".join(filter(None, (table[1], changes(table["name"], table["commit"], root))))
 
-    return _TABLE.sub(with_mark, page)
+    return TABLE.sub(with_mark, page)
 
 
 def changes(name: str, commit: str, root: Path) -> str:
@@ -95,8 +102,17 @@ def changes(name: str, commit: str, root: Path) -> str:
         raise HistoryError("this is no git checkout with its whole history")
     if commit.endswith("-modified") or _git(root, "merge-base", "--is-ancestor", commit, "HEAD").returncode:
         return UNKNOWN
-    code = _git(root, "diff", "--quiet", commit, "--", f"benchmarks/{name}.py", *CODE[name]).returncode
+    code = _git(root, "diff", "--quiet", commit, "--", *_scripts(name, root), *CODE[name]).returncode
     return CHANGED if code else ""
+
+
+def _scripts(name: str, root: Path) -> list[str]:
+    """The script of a benchmark, and the modules of benchmarks that it imports itself or through another one."""
+    found = [f"benchmarks/{name}.py"]
+    for path in found:  # which grows meanwhile
+        names = (f"benchmarks/{module}.py" for module in _IMPORT.findall((root / path).read_text()))
+        found += [each for each in dict.fromkeys(names) if each not in found and (root / each).exists()]
+    return found
 
 
 def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Whether the page of benchmarks says, at each table, if the code has changed since it was measured."""
+"""Whether the pages of results say, at each table, if the code has changed since it was measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import measured
 import run_all
 from measured import CHANGED, UNKNOWN, HistoryError
 
-PAGE = run_all.ROOT / "docs" / "contributing" / "benchmarks.md"
+PAGES = [run_all.ROOT / "docs" / "contributing" / f"{name}.md" for name in ("benchmarks", "gpu-testing")]
 IDENTITY = ("-c", "user.name=ada", "-c", "user.email=ada@example.com", "-c", "commit.gpgsign=false")
 
 
@@ -24,9 +24,17 @@ def git(root: Path, *arguments: str) -> str:
 def history(tmp_path: Path) -> tuple[Path, str]:
     """A repository with the code of two benchmarks, and the commit that they were measured on."""
     root = tmp_path / "history"
-    for name in ("benchmarks/loop.py", "benchmarks/streams.py", "runtime/flk_runtime/data/loader.py", "README.md"):
+    files = {
+        "benchmarks/loop.py": "import launch\n",
+        "benchmarks/launch.py": "import sys\nfrom measure import progress\n",
+        "benchmarks/measure.py": "import launch\n",
+        "benchmarks/streams.py": "first\n",
+        "runtime/flk_runtime/data/loader.py": "first\n",
+        "README.md": "first\n",
+    }
+    for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("first\n")
+        (root / name).write_text(text)
     git(root.parent, "init", "--quiet", str(root))
     git(root, "add", ".")
     git(root, "commit", "--quiet", "--message", "first")
@@ -61,6 +69,14 @@ def test_the_script_of_a_benchmark_counts_for_itself_only(history: tuple[Path, s
     assert measured.changes("loop", commit, root) == ""
 
 
+@pytest.mark.parametrize("helper", ["launch", "measure"])
+def test_a_module_that_a_script_imports_counts_for_it_only(history: tuple[Path, str], helper: str) -> None:
+    root, commit = history
+    (root / f"benchmarks/{helper}.py").write_text("second\n")
+    assert measured.changes("loop", commit, root) == CHANGED
+    assert measured.changes("streams", commit, root) == ""
+
+
 def test_code_that_was_not_committed_or_is_of_another_branch_is_not_known(history: tuple[Path, str]) -> None:
     root, commit = history
     git(root, "checkout", "--quiet", "-b", "branch")
@@ -88,12 +104,21 @@ def test_the_code_of_every_benchmark_is_named_and_exists() -> None:
             assert (run_all.ROOT / path).exists(), f"{name}: {path}"
 
 
-def test_the_page_says_which_tables_are_older_than_their_code() -> None:
-    text = PAGE.read_text()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_says_which_tables_are_older_than_their_code(page: Path) -> None:
+    text = page.read_text()
     try:
         expected = measured.marked(text, run_all.ROOT)
     except HistoryError as error:
         pytest.skip(str(error))
     if expected.count(UNKNOWN) > text.count(UNKNOWN):
         pytest.skip("this history lacks commits that the page names")
-    assert text == expected, f"`python benchmarks/run_all.py --mark {PAGE.relative_to(run_all.ROOT)}` marks them anew"
+    assert text == expected, f"`python benchmarks/run_all.py --mark {page.relative_to(run_all.ROOT)}` marks them anew"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_table_of_results_names_its_benchmark_and_commit(page: Path) -> None:
+    text = page.read_text()
+    named = [table["name"] for table in measured.TABLE.finditer(text)]
+    assert len(named) == text.count("\n| what | median | ratio ") > 0
+    assert set(named) <= set(run_all.NAMES)
