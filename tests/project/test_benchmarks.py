@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import diloco_loss
 import gpu_memory
 import measure
 import run_all
@@ -233,6 +234,26 @@ def test_every_benchmark_prints_its_help() -> None:
         text = (BENCHMARKS / f"{name}.py").read_text()
         assert f"python benchmarks/{name}.py [--rounds " in text
         assert "Goal" in text.partition('"""\n')[0]
+
+
+def test_every_benchmark_makes_as_many_rounds_as_a_verdict_takes() -> None:
+    for name in run_all.NAMES:
+        text = (BENCHMARKS / f"{name}.py").read_text()
+        (rounds,) = re.findall(r"measure\.parser\(__doc__, rounds=(\d+)\)", text)
+        enough = median_interval(range(int(rounds))).coverage >= measure.CONFIDENCE
+        assert enough or "report.compare(" not in text, name
+
+
+def test_diloco_loss_has_a_result_of_each_encoding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(diloco_loss, "train", lambda *_: 1.0)
+    monkeypatch.setattr(sys, "argv", ["diloco_loss.py"])
+    assert diloco_loss.main() == 0
+    judged = "/ DDP 1.000 (1.000 to 1.000) goal at most 1.01 (lower is better): met\n"
+    found = capsys.readouterr().out
+    assert f"in fp16, every 50 steps {judged}" in found
+    assert f"in int8, every 100 steps {judged}" in found
 
 
 def test_runner_goes_on_after_a_miss_and_a_failure(
