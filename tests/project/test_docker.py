@@ -87,6 +87,18 @@ def test_the_images_contain_what_the_client_depends_on() -> None:
         assert wanted.specifier.contains(client[wanted.name][0]), f"{text}: docker/lock pins it anew"
 
 
+def test_a_package_index_and_a_list_of_wheels_are_two_variables() -> None:
+    def readers(variable: str, *files: Path) -> set[str]:
+        return {path.name for path in files if path.is_file() and re.search(rf"\b{variable}\b", path.read_text())}
+
+    root = DOCKER.parent
+    indexes = (root / "Makefile", root / "tests" / "project" / "test_torch_versions.py")
+    assert readers("TORCH_INDEX", *indexes) == {path.name for path in indexes}
+    assert readers("TORCH_WHEELS", *indexes) == set()
+    assert readers("TORCH_WHEELS", *DOCKER.iterdir()) == {"Dockerfile", "build", "install-torch", "lock"}
+    assert readers("TORCH_INDEX", *DOCKER.iterdir()) == set()
+
+
 def test_both_images_have_the_client_of_s3() -> None:
     assert all("obstore" in pins(DOCKER / "requirements" / f"torch-{name}.txt") for name in ("cpu", "cuda"))
 

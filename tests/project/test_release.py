@@ -224,6 +224,14 @@ def test_an_image_says_what_it_was_built_on(docker: dict[str, str], tmp_path: Pa
     assert ("--label org.opencontainers.image.base.digest=sha256:00 " in call) == bool(digest)
 
 
+def test_the_index_of_make_is_not_the_list_of_wheels_of_an_image(docker: dict[str, str], tmp_path: Path) -> None:
+    environment = docker | {"TORCH_INDEX": "https://index.example", "TORCH_WHEELS": "https://wheels.example/torch/"}
+    subprocess.run([ROOT / "docker" / "build", "cpu"], env=environment, check=True, capture_output=True)
+    (call,) = (line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("build "))
+    assert "--build-arg TORCH_WHEELS=https://wheels.example/torch/ " in call
+    assert "index.example" not in call
+
+
 def test_a_release_builds_on_a_base_by_its_digest() -> None:
     steps = [step.get("run", "") for step in WORKFLOWS["release"]["jobs"]["build"]["steps"]]
     (resolved,) = (number for number, step in enumerate(steps) if "docker/base" in step)
