@@ -17,8 +17,6 @@ from tests.support.ranks import Ranks
 from tests.support.s3 import KEY, SECRET, FaultyProxy, S3Server
 from tests.support.small_model import SMALL_MODEL, told
 
-pytestmark = pytest.mark.skipif(not S3Server.installed(), reason="versitygw is not installed")
-
 PLACE = "s3://bucket/runs/one"
 
 

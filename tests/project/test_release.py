@@ -147,6 +147,15 @@ def test_the_tests_of_a_pull_request_are_all_tests_each_once() -> None:
     assert sorted(folders) == sorted(path.name for path in (ROOT / "tests").iterdir() if list(path.rglob("test_*.py")))
 
 
+def test_local_tests_find_an_s3_server_that_was_checked() -> None:
+    (steps,) = (job["steps"] for job in WORKFLOWS["check"]["jobs"].values() if "tests/local" in str(job["steps"]))
+    (server,) = (number for number, step in enumerate(steps) if "versitygw" in str(step))
+    (tests,) = (number for number, step in enumerate(steps) if "tests/local" in step.get("run", ""))
+    assert server < tests
+    assert re.fullmatch("[0-9a-f]{64}", steps[server]["env"]["SHA256"])
+    assert 'echo "$SHA256  $ARCHIVE" | sha256sum --check\n' in steps[server]["run"]
+
+
 def test_release_check_makes_what_the_workflows_make_except_publishing() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\nrelease-check:")[2].partition("\n\n")[0]
     called = [word for words in re.findall(r"\$\(MAKE\) (.*)", recipe) for word in words.split()]

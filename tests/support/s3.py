@@ -12,22 +12,25 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.support.requirements import unavailable
+
 KEY, SECRET = "some-key", "some-secret"
 
 
 class S3Server:
-    """versitygw with one bucket, ``bucket``, whose objects are files below ``folder``."""
+    """versitygw with one bucket, ``bucket``, whose objects are files below ``folder``.
+
+    A test that needs it is skipped where it is not installed.
+    """
 
     def __init__(self, folder: Path, port: int) -> None:
+        if not shutil.which("versitygw"):
+            unavailable("versitygw is not installed, the S3 server of CONTRIBUTING.md")
         self.folder = folder / "bucket"
         self.folder.mkdir(parents=True)
         self.port = port
         self._root = folder
         self.start()
-
-    @staticmethod
-    def installed() -> bool:
-        return shutil.which("versitygw") is not None
 
     @property
     def variables(self) -> dict[str, str]:
