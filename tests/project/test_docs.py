@@ -229,6 +229,13 @@ def test_nobody_is_told_to_install_from_an_index_what_is_not_published() -> None
         assert found is None or path.name == "CHANGELOG.md", f"{name_of(path)}: {found and found[0]}"
 
 
+def test_the_package_names_no_system_that_was_not_tested() -> None:
+    (tested,) = re.findall(r"^\| system \|.*\| (.+) \|$", (ROOT / "docs" / "guides" / "install.md").read_text(), re.M)
+    assert tested == "Debian 12 on amd64"
+    systems = re.findall(r'"Operating System :: (.+)"', (ROOT / "pyproject.toml").read_text())
+    assert systems == ["POSIX :: Linux"]
+
+
 def test_every_command_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert set(re.findall(r"`flk ([\w-]+)`", text)) >= set(cli.COMMANDS)

@@ -21,6 +21,16 @@ NEEDY = [
     "tests/launchers/test_horovod_optimizer.py",
     "tests/cluster/test_k8s.py",
 ]
+NOBODY_SETS = "FLK_TEST_UNSET"  # a variable in tests of an option that names one
+
+
+def test_every_variable_of_tests_and_of_installers_is_on_the_page_for_contributors() -> None:
+    folders = [path for name in ("tests", "scripts", "k8s", "benchmarks", ".ci") for path in (ROOT / name).rglob("*")]
+    texts = [path.read_text() for path in folders if path.is_file() and path.suffix in ("", ".py")]
+    found = {name for text in texts for name in re.findall(r"\bFLK_(?:TEST_\w+|\w+_MANIFEST)\b", text)}
+    assert found
+    listed = (ROOT / "CONTRIBUTING.md").read_text()
+    assert sorted(name for name in found - {NOBODY_SETS} if f"`{name}" not in listed) == []
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flk.health import CAUSES
+
 pytestmark = pytest.mark.xdist_group("messages of flk")  # which are found once
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,11 @@ def test_what_the_page_quotes_is_a_message_that_somebody_prints() -> None:
     messages = "\n".join(own_messages() + recorded).lower()
     assert QUOTES
     assert [quote for quote in QUOTES if quote.lower() not in messages] == []
+
+
+def test_every_cause_stands_on_the_page() -> None:
+    page = (ROOT / "docs" / "guides" / "symptoms.md").read_text()
+    assert [cause.code for cause in CAUSES if f"causes.md#{cause.code.lower()})" not in page] == []
 
 
 def test_a_page_that_a_message_names_exists() -> None:

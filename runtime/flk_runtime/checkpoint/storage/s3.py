@@ -4,7 +4,7 @@ The objects of each save have names of their own, which the manifest lists, so a
 the same step. ``.writer`` names the owner. The manifest and ``latest`` are written only if they have not changed since
 before ``.writer`` was read, so a writer that was paused meanwhile does not move them back.
 
-The client is obstore, which is not part of flk's images: a wheel of 18 MB without further packages that is imported in
+The client is obstore, which flk's images have: a wheel of 18 MB without further packages that is imported in
 0.06 s (boto3: 38 MB, 0.3 s; minio: 23 MB, 0.5 s; s3fs: 54 MB, 1.8 s), with retries, timeouts and multipart uploads, and
 whose transfers do not hold Python's lock. It reads credentials as AWS's own tools do: AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL, and the roles of pods and machines.
