@@ -120,6 +120,7 @@ REFUSED = """
     import contextlib, os, torch, torch.distributed as dist
     from torch import nn
     import flk_runtime as flk
+    from flk_runtime.shared.progress import Phase, own_page
 
     dist.init_process_group("gloo")
     def refused(**objects):
@@ -141,6 +142,9 @@ REFUSED = """
         flk.init()
     except flk.SetupError as error:
         print(f"refused: {error}")
+    with loop.evaluating():
+        phases = [own_page().phase]
+    assert [*phases, own_page().phase] == [Phase.EVALUATING, Phase.TRAINING]
     stage(torch.ones(3)).sum().backward(), optimizer.step()
     loop.step()
     loop.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 from flk_runtime.run.training import Training
+from flk_runtime.shared.progress import Phase
 
 
 class Loop(Training):
@@ -138,6 +140,10 @@ class Loop(Training):
             epoch=self._batches.epoch,
             report=report,
         )
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A context for an evaluation, which may be silent for longer than a step, as a loop over `Run.evaluation`."""
+        return self._context.page.during(Phase.EVALUATING)
 
     def close(self) -> None:
         """Save what is not saved yet. A second call does nothing. Collective."""

@@ -36,7 +36,7 @@ class Phase(enum.IntEnum):
     SAVING = 3  # a checkpoint
     MEETING = 4  # a round with the other workers of strategy diloco
     RESTORING = 5  # a checkpoint
-    EVALUATING = 6  # a loop over the loader of `Run.evaluation`
+    EVALUATING = 6  # a loop over the loader of `Run.evaluation`, or inside `Loop.evaluating`
 
 
 _EVALUATING: Final = int(Phase.EVALUATING)
