@@ -209,6 +209,7 @@ AFTER_THE_END = """
             loop.step()
         loop.close()
 
+    torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if sys.argv[1] == "init":
@@ -239,6 +240,7 @@ def test_after_the_end_of_a_training_the_script_hears_of_sigterm_itself(
     failure = job.record(1).failure
     assert failure is not None
     assert (failure.kind, failure.pod, failure.message) == ("preempted", 1, "received SIGTERM")
+    assert checkpoints(job) == ["step-000000003"]
 
 
 OWN_LOOP = """
