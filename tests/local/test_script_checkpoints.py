@@ -91,7 +91,7 @@ def test_the_pause_before_a_write_ends_when_somebody_waits(ranks: Ranks, tmp_pat
 
 @pytest.mark.parametrize(
     ("end", "code", "latest"),
-    [("", 0, 4), ("sys.exit()", 0, 4), ("sys.exit(3)", 3, 3), ("raise ValueError", 1, 3)],
+    [("", 0, 4), ("sys.exit()", 0, 4), ("sys.exit(143)", 143, 4), ("sys.exit(3)", 3, 3), ("raise ValueError", 1, 3)],
 )
 def test_the_end_of_a_process_of_multiprocessing_waits_for_writes(
     ranks: Ranks, tmp_path: Path, end: str, code: int, latest: int

@@ -9,9 +9,10 @@ import multiprocessing
 import os
 import sys
 from multiprocessing.util import Finalize
-from typing import Protocol
+from typing import Final, Protocol
 
 from flk_runtime.checkpoint.manager import CheckpointManager
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.shared import failure_report
 
 
@@ -24,6 +25,7 @@ class Training(Protocol):
 
 
 _managers: dict[CheckpointManager, Training | None] = {}
+_NO_FAILURE: Final = (None, 0, ExitCode.PREEMPTED)  # codes of SystemExit; with the last one other ranks end too
 _process = 0  # ID of the process of multiprocessing that waits for its writes when it ends
 
 
@@ -46,7 +48,7 @@ def has_failed() -> bool:
     """Whether the script has failed, at the end of this process or in the handling of its exception."""
     error = sys.exc_info()[1]  # that ends a process of multiprocessing
     raised = hasattr(sys, "last_type") or hasattr(sys, "last_value")  # by Python, or by flk's launcher
-    return raised or (error is not None and not (isinstance(error, SystemExit) and not error.code))
+    return raised or (error is not None and not (isinstance(error, SystemExit) and error.code in _NO_FAILURE))
 
 
 @atexit.register
