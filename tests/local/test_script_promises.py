@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract import pod_env, pod_layout, user_env
 from tests.support.pods import Pods
 from tests.support.ranks import Ranks
 
@@ -134,3 +134,86 @@ def test_the_memory_of_the_pods_holds_the_first_training_of_a_process(
     assert job.wait() == [0], job.log()
     assert f"used by {users}" in job.log()
     assert job.log().count("the memory of the pods keeps only the first training of a process") == said
+
+
+UNSAVED = """
+    import os, torch
+    import flk_runtime as flk
+    from flk_runtime.checkpoint.storage import restore
+    from flk_runtime.contract import pod_layout
+
+    restore._SEEN_LIMIT = 0.0
+    rank = os.environ["RANK"]
+    if os.environ["FLK_CHECKPOINT"] == "of-the-pod":
+        pod_layout.CHECKPOINT_FOLDER = "of-the-pod"
+        os.mkdir(f"pod-{rank}"), os.chdir(f"pod-{rank}")
+    BODY
+    for wait in (False, True, True):
+        try:
+            save(wait)
+            print("goes on")
+        except (flk.SetupError, flk.CheckpointError) as error:
+            print(type(error).__name__, error)
+"""
+SCRIPT_SAVES = """torch.distributed.init_process_group("gloo")
+    own = {"numbers": torch.zeros(1000)}
+    save = lambda wait: flk.save(1, own=own, wait=wait)
+"""
+RUN_SAVES = """run = flk.init(device="cpu", save_every=0)
+    model = run.parallelize(torch.nn.Linear(100, 100))
+    save = lambda wait: run.save(wait=wait)
+"""
+
+
+@pytest.mark.parametrize("body", [SCRIPT_SAVES, RUN_SAVES], ids=["script", "run"])
+def test_a_save_that_has_to_be_complete_is_an_error_where_nothing_is_saved(
+    forked_pods: Callable[..., Pods], root: Path, body: str
+) -> None:
+    for place, memory, said, error in (
+        ("of-the-pod", "0", "no checkpoints, since the pods share no volume", "SetupError no checkpoints, since the"),
+        (pod_layout.CHECKPOINT_FOLDER, "1000", "and nothing is saved", "StorageError nothing is saved: no room for"),
+    ):
+        settings = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: place, user_env.MEMORY_LIMIT: memory}
+        job = forked_pods(1, 2, script=UNSAVED.replace("BODY", body), **settings)
+        job.start("train.py")
+        assert job.wait() == [0], job.log()
+        for rank in (0, 1):
+            lines = [line for line in job.log().splitlines() if line.startswith(f"[rank {rank}]")]
+            assert [line for line in lines if "goes on" in line] == [f"[rank {rank}] goes on"]
+            assert sum(f"[rank {rank}] {error}" in line for line in lines) == 2, job.log()
+        assert job.log().count(f"flk: {said}") + job.log().count(f", {said}") == 1, job.log()
+
+
+def test_a_shard_that_one_pod_has_no_room_for_is_an_error_of_all_ranks(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    body = (
+        SCRIPT_SAVES
+        + """    if rank == "1":
+        from flk_runtime.checkpoint.memory import PodMemory
+        PodMemory.finish = lambda memory, save, path: memory.skip("there is no room")
+    """
+    )
+    settings = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER}
+    job = forked_pods(1, 2, script=UNSAVED.replace("BODY", body), **settings)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    expected = "StorageError the checkpoint after step 1 is not in memory: there is no room\n"
+    assert [job.log().count(f"[rank {rank}] {expected}") for rank in (0, 1)] == [2, 2], job.log()
+
+
+TRIAL = """
+    import os, torch
+    import flk_runtime as flk
+
+    own = {"value": 1}
+    for place in (None, os.environ["PLACE"]):
+        flk.save(3, place, own=own, wait=True)
+        print(flk.restore(place, own=own))
+"""
+
+
+def test_a_trial_neither_saves_nor_restores(ranks: Ranks, tmp_path: Path) -> None:
+    (result,) = ranks(TRIAL, 1, {user_env.TRIAL: "1", "PLACE": str(tmp_path / "place")})
+    assert result.lines == ["0", "0"]
+    assert not (tmp_path / "place").exists()

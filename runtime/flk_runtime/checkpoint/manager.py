@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 INTERNAL = "flk."
 """The beginning of the names of flk's own objects. A checkpoint has them or not, depending on the strategy, so no
 line is printed about one that is missing or left over."""
+_NO_VOLUME = "no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one"
 _IN_MEMORY = "pod memory"  # the name in messages for checkpoints there
 
 
@@ -104,6 +105,7 @@ class CheckpointManager:
         self._store_every, self._stored = options.store_every, 0  # the step of the newest one in storage
         self.has_storage = False
         """Whether checkpoints go to storage."""
+        self._lacks_volume = False  # the pods share none, and keep nothing in memory
         if options.place or self._memory:
             with own_page().during(Phase.RESTORING if options.resume else Phase.SAVING):
                 self._open(options, on_saved, on_stored)
@@ -162,7 +164,8 @@ class CheckpointManager:
         if is_shared(destination):
             return destination
         if without_volume:
-            self._log("flk: no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one")
+            self._lacks_volume = True
+            self._log(f"flk: {_NO_VOLUME}")
             return None
         raise MismatchError(
             f"the ranks do not see the same checkpoint folder {place}: it has to be on a volume that all pods mount"
@@ -453,16 +456,19 @@ class CheckpointManager:
         if self._saver is not None:
             self._saver.watch()
 
-    def wait(self) -> None:
+    def wait(self, *, together: bool = False) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage.
 
         The latest one may be one that was restored from memory. Raises CheckpointError on all ranks if it could not be.
+        ``together``: as in `Saver.wait`, and raise SetupError if the pods share no place.
         """
+        if together and self._lacks_volume:
+            raise SetupError(_NO_VOLUME)
         if self._saver is None:
             return
         with own_page().during(Phase.SAVING):
             if self.has_saved:
-                self._saver.wait()
+                self._saver.wait(together=together)
                 self._stored = self._latest
             elif self.has_storage and self._in_memory and self._stored < self.steps and not PodMemory.gives_way:
                 self._saver.store_restored(self._in_memory)

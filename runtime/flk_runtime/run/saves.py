@@ -113,6 +113,8 @@ class Saves:
         ``store``: whether storage gets it too, as in `CheckpointManager.save`.
         """
         if not self.manager.can_save:
+            if wait:
+                self.manager.wait(together=True)  # raises if there is a place, and it takes nothing
             return
         self._context.lines.flush()  # the checkpoint has those that no sink has yet
         with self._context.page.during(Phase.SAVING):  # the check before it too
@@ -123,7 +125,7 @@ class Saves:
                 keep(self.manager.place)
                 self.due = 0
                 if wait:
-                    self.manager.wait()
+                    self.manager.wait(together=True)
 
     def save_after_step(self, before: int, steps: int) -> bool:
         """Save if a save is due after ``steps`` steps; ``before``: those at the last call. Collective where it saves.

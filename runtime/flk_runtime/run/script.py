@@ -21,6 +21,7 @@ from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.options import interval, place_of, retention
 from flk_runtime.run.saves import keep, kept
 from flk_runtime.shared import progress
+from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
 
 _TIMEOUT = 1800.0  # seconds that a rank waits in the background for the file of another
@@ -40,8 +41,10 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
 
     Raises SetupError if there is no place for checkpoints or no process group, the run of `init` saves there, or an
     object cannot be saved, and CheckpointError on all ranks if the write before this one failed, or this one if
-    ``wait``.
+    ``wait``. Without ``wait``, training goes on where neither memory nor storage takes the state; a line says so.
     """
+    if trial.is_trial():
+        return
     manager = _manager(checkpoint, resume=False)
     run = current.saves()
     if run and run.manager.can_save and is_same_place(run.manager.place, manager.place):
@@ -53,7 +56,7 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     manager.save(step)
     _keep(manager)
     if wait:
-        manager.wait()
+        manager.wait(together=True)
     else:
         manager.watch()
 
@@ -66,6 +69,8 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     storage. Raises SetupError as `save` does, and CheckpointError if a state does not fit, or if each rank of
     another number of ranks has saved its own.
     """
+    if trial.is_trial():
+        return 0
     manager = _manager(checkpoint, resume=True)
     _register(manager, objects)
     if manager.steps:

@@ -1,7 +1,7 @@
 """Trials: processes that a rank starts to run the script for a few steps, to plan or to measure it.
 
-A trial leaves the job alone: it does not use the rank's connections to its launcher, and `flk_runtime.init` neither
-reads nor writes checkpoints in it.
+A trial leaves the job alone: it does not use the rank's connections to its launcher, and `flk_runtime.init`, `save`
+and `restore` neither read nor write checkpoints in it.
 """
 
 from __future__ import annotations

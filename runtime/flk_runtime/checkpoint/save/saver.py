@@ -85,6 +85,8 @@ class Saver:
         self._slow = False  # the log has said that storage is slower than its interval
         self.can_save = memory is not None or destination is not None
         """Whether there is a place for checkpoints: storage, or memory that has not been refused."""
+        self.refusal = ""
+        """Why nothing is saved any more; empty: there is a place."""
         self.behind = False
         """Whether the latest save is not in storage, because it was not sent there or the write failed."""
         self._values = PlainValues()
@@ -173,11 +175,14 @@ class Saver:
             with contextlib.suppress(RuntimeError):  # at a limit of processes: the next save calls it
                 self._watcher.start()
 
-    def wait(self) -> None:
+    def wait(self, *, together: bool = False) -> None:
         """Wait until the latest save is complete, in storage too if there is one: it is written now if it was not.
 
         Raises CheckpointError if it failed: on all ranks alike if it is in storage, else on the ranks without a shard.
+        ``together``: all ranks wait, and raise it also if one has no shard or there is no place. Collective then.
         """
+        if together and self.refusal:
+            raise StorageError(f"nothing is saved: {self.refusal}")
         lost, error = self._loss(), self._join()
         if self.behind and self._latest:
             self._pass(error)
@@ -186,8 +191,11 @@ class Saver:
         self.behind = self._separate and error is not None
         if error is not None:
             raise error
-        if lost and self._writer is None:
-            raise StorageError(lost)
+        if self._writer is None:
+            if together:
+                lost = next(filter(None, process_group.all_gather(lost)), "")
+            if lost:
+                raise StorageError(lost)
 
     def store_restored(self, checkpoint: Restorable) -> None:
         """Write the checkpoint that was restored from memory to storage, as memory holds it. Nothing was saved since.
@@ -337,6 +345,7 @@ class Saver:
         if refusal:
             self._memory = None
             self.can_save = self._writer is not None
+            self.refusal = "" if self._writer else refusal
             if self._rank == 0:
                 nothing = "" if self._writer else ", and nothing is saved, since there is no storage for checkpoints"
                 limit = f"{user_env.MEMORY_LIMIT} sets the limit, and --memory-path names a local disk instead"
