@@ -1,4 +1,4 @@
-"""10,000 saves in memory: the launchers and the ranks hold after them what they held after 20.
+"""10,000 saves in memory, or in storage too: the launchers and the ranks hold after them what they held after 20.
 
 The bytes of memory are compared from 1,000 on: in the first saves allocators grow, and modules are imported.
 """
@@ -43,11 +43,40 @@ TRAIN = """
                     time.sleep(0.05)
 """
 
+# It goes back to its latest checkpoint after each tenth step.
+GOES_BACK = """
+    import os, pathlib, sys, time, torch, torch.distributed as dist, flk_runtime as flk
+    from flk_runtime.distributed import process_group
+    from sitecustomize import held
+
+    stops, step = [int(text) for text in sys.argv[1:]], 0
+    dist.init_process_group("gloo")
+    rank, place = dist.get_rank(), os.path.abspath("checkpoints")
+    model = torch.nn.Linear(16, 16)
+    torch.nn.init.ones_(model.weight)
+    pathlib.Path(f"pid.0.{rank}").write_text(str(os.getpid()))
+    while step < stops[-1]:
+        step += 1
+        flk.save(step, place, wait=step in stops, model=model)
+        if step % 10 == 0:
+            assert flk.restore(place, model=model) == step
+        if step in stops:
+            dist.barrier()  # rank 0 has deleted the keys
+            text = repr(held() | {"keys": process_group.store().num_keys()})
+            pathlib.Path(f"new.{rank}").write_text(text)
+            pathlib.Path(f"new.{rank}").rename(f"rank.{rank}.{step}")
+            while not pathlib.Path(f"goes-on.{step}").exists():
+                time.sleep(0.05)
+"""
+
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_what_is_held_after_10_000_saves_is_what_was_held_after_20(pods: Callable[..., Pods], root: Path) -> None:
-    job = pods(2, 1, script=TRAIN, **{pod_env.MEMORY_ROOT: str(root), user_env.MEMORY_LIMIT: str(64 << 20)})
+@pytest.mark.parametrize("script", [TRAIN, GOES_BACK], ids=["memory", "storage and going back"])
+def test_what_is_held_after_10_000_saves_is_what_was_held_after_20(
+    pods: Callable[..., Pods], root: Path, script: str
+) -> None:
+    job = pods(2, 1, script=script, **{pod_env.MEMORY_ROOT: str(root), user_env.MEMORY_LIMIT: str(64 << 20)})
     count_in(job)
     job.start("train.py", *map(str, SAVES))
     found: dict[str, list[dict[str, int]]] = {}

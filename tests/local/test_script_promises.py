@@ -217,3 +217,25 @@ def test_a_trial_neither_saves_nor_restores(ranks: Ranks, tmp_path: Path) -> Non
     (result,) = ranks(TRIAL, 1, {user_env.TRIAL: "1", "PLACE": str(tmp_path / "place")})
     assert result.lines == ["0", "0"]
     assert not (tmp_path / "place").exists()
+
+
+KEYS = """
+    import torch, torch.distributed as dist
+    import flk_runtime as flk
+    from flk_runtime.distributed import process_group
+
+    dist.init_process_group("gloo")
+    model, counts = torch.nn.Linear(1, 1), []
+    for step in range(1, 5):
+        flk.save(step, model=model)
+        assert flk.restore(model=model) == step
+        dist.barrier()
+        counts.append(process_group.store().num_keys())
+        dist.barrier()
+    print(*counts)
+"""
+
+
+def test_a_script_that_goes_back_leaves_nothing_in_the_store(ranks: Ranks, tmp_path: Path) -> None:
+    for result in ranks(KEYS, 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")}):
+        assert len(set(result.lines[-1].split())) == 1, result.output

@@ -65,6 +65,7 @@ class StorageWriter:
         self._rank, self._world_size = rank, world_size
         self._owner = False  # this rank, rank 0, has claimed the destination
         self._saves = 0
+        self._late = False  # on rank 0: another one may still read the result of the latest save
 
     def write(self, header: ShardHeader, shards: Iterable[tuple[int, Shard]]) -> None:
         """Write this rank's file, and return when all ranks have and the checkpoint is visible.
@@ -73,8 +74,9 @@ class StorageWriter:
         with the rank that it is of, are this rank's part of them. Raises CheckpointError, the same on all ranks, if a
         rank could not write, or ``shards`` raises an error on one.
         """
-        if self._rank == 0 and self._saves:
+        if self._late:
             self._delete_keys()
+        self._late = self._rank == 0
         self._saves += 1
         key = self._key
         try:
@@ -115,16 +117,22 @@ class StorageWriter:
             self._store.set(f"{key}begin", "")
 
     def _delete_keys(self) -> None:
-        """Delete the keys of the latest save from the store. No rank reads it once the next save has begun."""
+        """Delete the keys of the latest save from the store: all ranks have read them, or the next save begins."""
         for name in ("begin", "result", "read"):
             self._store.delete_key(f"{self._key}{name}")
 
     def _leave_together(self, key: str) -> None:
         """Give all ranks time to read the result, since rank 0 may take the store with it when it ends."""
-        self._store.add(f"{key}read", 1)
+        readers = self._store.add(f"{key}read", 1)
+        if self._rank > 0:
+            return
         end = time.monotonic() + _READ_LIMIT
-        while self._rank == 0 and self._store.add(f"{key}read", 0) < self._world_size and time.monotonic() < end:
+        while readers < self._world_size and time.monotonic() < end:
             time.sleep(_POLL)
+            readers = self._store.add(f"{key}read", 0)
+        self._late = readers < self._world_size
+        if not self._late:
+            self._delete_keys()
 
     def _write_own(self, step: int, shards: Iterable[tuple[int, Shard]]) -> dict[str, Any]:
         file = self.destination.new_name(f"__{self._rank}_0.distcp", self._saves)
