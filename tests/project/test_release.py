@@ -123,6 +123,14 @@ def test_a_job_fails_where_what_its_tests_need_is_missing(name: str) -> None:
             assert job["env"]["FLK_TEST_CLUSTER"] == "required"
 
 
+def test_mpich_is_not_that_of_the_machine_which_starts_each_rank_alone() -> None:
+    job = WORKFLOWS["check"]["jobs"]["local"]
+    assert job["runs-on"] == "ubuntu-24.04"
+    steps = [step.get("run", "") for step in job["steps"]]
+    assert not any(re.search(r"apt-get install.*\bmpich\b", step) for step in steps)
+    assert any(re.search(r"pip\" install --quiet mpich==[0-9.]+$", step, re.MULTILINE) for step in steps)
+
+
 def test_what_only_root_may_do_is_tested_as_root() -> None:
     assert "sudo -E .venv/bin/pytest -rs -m 'root and not soak'" in commands("check")
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.root(" in path.read_text()]
