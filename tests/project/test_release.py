@@ -96,6 +96,20 @@ def test_kind_kubectl_and_helm_are_those_of_one_script_in_every_job_that_makes_s
     assert re.fullmatch(rf"kindest/node:{re.escape(version[1])}@sha256:[0-9a-f]{{64}}", image)
 
 
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_job_with_images_makes_room_for_them_first(name: str) -> None:
+    for job in WORKFLOWS[name]["jobs"].values():
+        steps = [step.get("run", "") for step in job.get("steps", ())]
+        large = [
+            number for number, step in enumerate(steps) if re.search(r"make .*\bimages|cluster$|docker/release", step)
+        ]
+        if large:
+            assert ".github/free-disk" in steps[: large[0]]
+        for step in steps:
+            if "docker/release save" in step:
+                assert step.index("docker builder prune --all --force\n") < step.index("docker/release save")
+
+
 def test_nothing_is_published_before_all_is_checked_and_built() -> None:
     jobs = WORKFLOWS["release"]["jobs"]
     assert jobs["check"]["uses"] == "./.github/workflows/check.yml"
@@ -112,7 +126,7 @@ def test_the_workflows_call_what_make_and_the_scripts_offer() -> None:
             words = line.split()
             if words[:1] == ["make"]:
                 assert {word for word in words[1:] if re.fullmatch("[a-z-]+", word)} <= targets, line
-            for script in re.findall(r"\b(?:docker|k8s)/[\w-]+(?= |$)", line):
+            for script in re.findall(r"(?:\b(?:docker|k8s)|\.github)/[\w-]+(?= |$)", line):
                 assert os.access(ROOT / script, os.X_OK), line
 
 
