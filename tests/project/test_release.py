@@ -263,9 +263,21 @@ def test_the_index_of_make_is_not_the_list_of_wheels_of_an_image(docker: dict[st
     assert "index.example" not in call
 
 
-def test_a_release_builds_on_a_base_by_its_digest() -> None:
-    steps = [step.get("run", "") for step in WORKFLOWS["release"]["jobs"]["build"]["steps"]]
+@pytest.mark.parametrize(("workflow", "job"), [("release", "build"), ("check", "cluster")])
+def test_images_are_built_on_a_base_by_its_digest(workflow: str, job: str) -> None:
+    steps = [step.get("run", "") for step in WORKFLOWS[workflow]["jobs"][job]["steps"]]
     (resolved,) = (number for number, step in enumerate(steps) if "docker/base" in step)
-    (built,) = (number for number, step in enumerate(steps) if "images" in step.split() and step.startswith("make"))
+    (built,) = (number for number, step in enumerate(steps) if re.search(r"^make .*\b(?:images|tests/cluster)$", step))
     assert resolved < built
     assert steps[resolved] == 'base=$(docker/base)\necho "PYTHON_IMAGE=$base" >>"$GITHUB_ENV"\n'
+
+
+def test_the_page_for_contributors_has_every_setting_that_a_release_needs() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    names = re.findall(r"\b(?:secrets|vars)\.(\w+)", text)
+    assert len(set(names)) == 5
+    environments = re.findall(r"environment: (?:{name: )?([\w-]+)", text)
+    for name in {*names, *environments, "release.yml", "v*"}:
+        assert f"`{name}`" in page, name
+    assert 'source is "GitHub Actions"' in page
