@@ -227,6 +227,16 @@ def test_the_images_that_were_saved_are_pushed_under_the_names_that_the_client_u
     assert "push" not in (tmp_path / "calls").read_text()
 
 
+def test_the_documentation_says_of_every_image_whether_a_release_publishes_it() -> None:
+    (published,) = re.findall(r"(?m)^for target in (.+); do$", (ROOT / "docker" / "release").read_text())
+    (built,) = re.findall(r"(?m)^# build (\S+) \.\.\.", (ROOT / "docker" / "build").read_text())
+    page = " ".join((ROOT / "docs" / "guides" / "install.md").read_text().split())
+    listed = [page[: page.index(f"{verb} these two")] for verb in ("A release publishes", "No release publishes")]
+    named = [re.findall(r"`docker/build ([\w-]+)`", text)[-2:] for text in listed]
+    assert named[0] == published.split()
+    assert sorted(named[1]) == sorted(set(built.split("|")) - set(published.split()) - {"torch"})  # of tests only
+
+
 def base(docker: dict[str, str], image: str) -> subprocess.CompletedProcess[str]:
     environment = docker | {"PYTHON_IMAGE": image}
     return subprocess.run([ROOT / "docker" / "base"], env=environment, capture_output=True, text=True)
