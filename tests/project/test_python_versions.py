@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.install import NOT_ALLOWED, cache, interpreter, said
-from tests.support.requirements import locked, may_install
+from tests.support.requirements import locked, may_install, unavailable
 
 ROOT = Path(__file__).parents[2]
 # Of the packages with the tests, those that bring no torch and that the client's tests use.
 USED = ("hypothesis", "jsonschema", "pysocks", "pytest", "pytest-timeout", "pytest-xdist", "rich", "syrupy")
+VERSIONS = ["3.10", "3.12", "3.13", "3.14"]  # beside 3.11, which all tests run on
 OF_TORCH = "tests/unit/flk/bench/test_bench.py"
 
 
@@ -56,13 +57,13 @@ def test_an_environment_is_made_anew_for_another_build_of_python_and_for_other_r
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_client_works_with_another_python(version: str) -> None:
     if not may_install():
-        pytest.skip(NOT_ALLOWED)
+        unavailable(NOT_ALLOWED)
     python = python_with_tests(version)
     if python is None:
-        pytest.skip(f"Python {version} is not installed")
+        unavailable(f"Python {version} is not installed")
     packages = os.pathsep.join(str(ROOT / folder) for folder in ("operator_client", "runtime"))
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/unit/flk", f"--ignore={OF_TORCH}"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import yaml
 from flk.spec.job import DEFAULT_IMAGE
 from flk_runtime.contract import VERSION
 from tests.conftest import pytest_runtest_setup
+from tests.project import test_python_versions, test_torch_versions
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
@@ -50,6 +52,13 @@ def commands(workflow: str) -> str:
     """What the jobs of a workflow run, as one text."""
     return "\n".join(
         step.get("run", "") for job in WORKFLOWS[workflow]["jobs"].values() for step in job.get("steps", ())
+    )
+
+
+def made(line: str) -> set[str]:
+    """The targets of make that a line of a step names."""
+    return (
+        {word for word in shlex.split(line)[1:] if re.fullmatch("[a-z-]+", word)} if line.startswith("make ") else set()
     )
 
 
@@ -123,9 +132,7 @@ def test_the_workflows_call_what_make_and_the_scripts_offer() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for workflow in WORKFLOWS:
         for line in commands(workflow).splitlines():
-            words = line.split()
-            if words[:1] == ["make"]:
-                assert {word for word in words[1:] if re.fullmatch("[a-z-]+", word)} <= targets, line
+            assert made(line) <= targets, line
             for script in re.findall(r"(?:\b(?:docker|k8s)|\.github)/[\w-]+(?= |$)", line):
                 assert os.access(ROOT / script, os.X_OK), line
 
@@ -135,6 +142,25 @@ def test_a_job_fails_where_what_its_tests_need_is_missing(name: str) -> None:
     for job in WORKFLOWS[name]["jobs"].values():
         if any(re.search(r"\bmake test\b|pytest", step.get("run", "")) for step in job.get("steps", ())):
             assert job["env"]["FLK_TEST_CLUSTER"] == "required"
+
+
+def test_the_workflows_test_every_release_of_python_and_torch_that_the_package_names() -> None:
+    jobs = {name: workflow["jobs"] for name, workflow in WORKFLOWS.items()}
+    pythons = jobs["check"]["pythons"]["strategy"]["matrix"]["python"]
+    assert pythons == test_python_versions.VERSIONS
+    for job in (jobs["check"]["pythons"], jobs["soak"]["pythons"]):
+        (setup,) = (step for step in job["steps"] if "setup-python" in step.get("uses", ""))
+        *others, default = setup["with"]["python-version"].split("\n")
+        assert others in (pythons, ["${{ matrix.python }}"])
+        assert default == "3.11"
+    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert sorted(named) == sorted([*pythons, default])
+    assert jobs["soak"]["torch"]["strategy"]["matrix"]["torch"] == test_torch_versions.VERSIONS
+    for name, files in {"check": {"python"}, "soak": {"python", "torch"}}.items():
+        assert set(re.findall(r"test_(\w+)_versions\.py", commands(name))) == files
+    for workflow in ("check", "soak"):
+        for file, test in re.findall(r"(tests/\S+\.py)::(\w+)\[", commands(workflow)):
+            assert f"def {test}(" in (ROOT / file).read_text()
 
 
 def test_mpich_is_not_that_of_the_machine_which_starts_each_rank_alone() -> None:
@@ -165,7 +191,7 @@ def test_what_only_root_may_do_is_skipped_for_others(
 
 
 def test_the_tests_of_a_pull_request_are_all_tests_each_once() -> None:
-    folders = re.findall(r"\btests/(\w+)", commands("check"))
+    folders = re.findall(r"\btests/(\w+)(?![\w/])", commands("check"))
     assert sorted(folders) == sorted(path.name for path in (ROOT / "tests").iterdir() if list(path.rglob("test_*.py")))
 
 
@@ -182,11 +208,7 @@ def test_release_check_makes_what_the_workflows_make_except_publishing() -> None
     recipe = (ROOT / "Makefile").read_text().partition("\nrelease-check:")[2].partition("\n\n")[0]
     called = [word for words in re.findall(r"\$\(MAKE\) (.*)", recipe) for word in words.split()]
     in_workflows = {
-        word
-        for workflow in WORKFLOWS
-        for words in re.findall(r"^make (.*)", commands(workflow), re.MULTILINE)
-        for word in words.split()
-        if re.fullmatch("[a-z-]+", word)
+        word for name in ("check", "release") for line in commands(name).splitlines() for word in made(line)
     }
     assert len(called) == len(set(called)), "something is done twice"
     assert set(called) == in_workflows - {"venv"}

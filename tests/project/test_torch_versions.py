@@ -12,7 +12,7 @@ import pytest
 
 from flk_runtime.system.torch_version import OLDEST
 from tests.support.install import NOT_ALLOWED, cache
-from tests.support.requirements import locked, may_install
+from tests.support.requirements import locked, may_install, unavailable
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = [".".join(map(str, OLDEST)) + ".0", "2.9.1", "2.14.1"]
@@ -46,7 +46,7 @@ def python_with(torch: str) -> Path:
 @pytest.mark.parametrize("torch", VERSIONS)
 def test_the_runtime_works_with_another_torch(torch: str) -> None:
     if not may_install():
-        pytest.skip(NOT_ALLOWED)
+        unavailable(NOT_ALLOWED)
     tests = ["tests/unit/flk_runtime", *(f"tests/local/test_{name}.py" for name in FILES)]
     command = [python_with(torch), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *tests]
     packages = os.pathsep.join(str(ROOT / folder) for folder in ("operator_client", "runtime"))
