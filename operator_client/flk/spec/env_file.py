@@ -2,7 +2,7 @@
 
 A line is ``NAME=VALUE``, or ``NAME`` for a variable of this shell, with or without ``export`` before it. Quotes around
 a value are not part of it: in double ones a backslash escapes, in single ones nothing does. Nothing is expanded. ``#``
-begins a comment at the start of a line, and after a space behind a value.
+begins a comment at the start of a line, and after a space behind a name or a value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from flk.errors import UsageError
 
-_LINE: Final = re.compile(r"(?:export\s+)?(?P<name>[^\s=#]+)(?P<set>=(?P<value>.*))?\s*")
+_LINE: Final = re.compile(r"(?:export\s+)?(?P<name>[^\s=#]+)(?:(?P<set>=(?P<value>.*))|\s+#.*)?")
 _QUOTED: Final = {
     '"': re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"\s*(?:#.*)?'),
     "'": re.compile(r"'(?P<text>[^']*)'\s*(?:#.*)?"),

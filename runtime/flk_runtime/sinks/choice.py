@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,6 +12,9 @@ from flk_runtime.contract.sinks import MLFLOW, NO_SINK, TENSORBOARD, WANDB, Sink
 from flk_runtime.errors import SetupError
 
 _PACKAGES: Final = {TENSORBOARD: "tensorboard", MLFLOW: "mlflow", WANDB: "wandb"}
+# Variables and files that may give W&B a key, or tell it to need none.
+_LOGINS: Final = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_ANONYMOUS", "WANDB_CONFIG_DIR", "NETRC")
+_LOGIN_FILES: Final = ("~/.netrc", "~/_netrc", "~/.config/wandb/settings", "wandb/settings")
 
 
 def chosen_sinks(text: str | None, variables: Mapping[str, str]) -> tuple[SinkName, ...]:
@@ -35,7 +39,18 @@ def chosen_sinks(text: str | None, variables: Mapping[str, str]) -> tuple[SinkNa
             )
         if each.kind == MLFLOW and not variables.get("MLFLOW_TRACKING_URI"):
             raise SetupError(f"{name}: mlflow needs the address of its server in MLFLOW_TRACKING_URI")
+        if each.kind == WANDB and not _may_log_in(variables):
+            raise SetupError(
+                f"{name}: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline for files that `wandb sync` sends"
+            )
     return named
+
+
+def _may_log_in(variables: Mapping[str, str]) -> bool:
+    """Whether W&B may find a key, or needs none. Without one, no line of metrics would ever be written."""
+    if variables.get("WANDB_MODE", "online") != "online" or any(variables.get(each) for each in _LOGINS):
+        return True
+    return any(os.path.exists(os.path.expanduser(each)) for each in _LOGIN_FILES)
 
 
 def _is_installed(package: str) -> bool:

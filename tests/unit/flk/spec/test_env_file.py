@@ -20,6 +20,7 @@ EMPTY=
 BLANK= # nothing
 URL=https://host/a=b?c#d\r
 export SHELL_VALUE
+COMMENTED                 # from this shell
 UNQUOTED=it's "fine"
 """
 
@@ -27,7 +28,7 @@ UNQUOTED=it's "fine"
 def test_the_format(tmp_path: Path) -> None:
     path = tmp_path / "a.env"
     path.write_bytes(TEXT.encode())
-    found = {entry.name: entry for entry in env_file.read(str(path), {"SHELL_VALUE": "from here"})}
+    found = {entry.name: entry for entry in env_file.read(str(path), {"SHELL_VALUE": "from here", "COMMENTED": "too"})}
     assert {name: entry.value for name, entry in found.items()} == {
         "LR": "3e-4",
         "NAME": 'a "b" $C \\n # d',
@@ -37,6 +38,7 @@ def test_the_format(tmp_path: Path) -> None:
         "BLANK": "",
         "URL": "https://host/a=b?c#d",
         "SHELL_VALUE": "from here",
+        "COMMENTED": "too",
         "UNQUOTED": 'it\'s "fine"',
     }
     assert found["NAME"].place == f"{path}:4"

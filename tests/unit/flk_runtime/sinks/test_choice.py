@@ -52,6 +52,17 @@ def test_a_sink_that_is_named_and_cannot_work_is_refused(installed: set[str]) ->
         chosen_sinks(None, {"FLK_METRICS": "neptune"})
 
 
+def test_wandb_without_a_key_is_refused(installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SetupError, match="metrics: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline"):
+        chosen_sinks("wandb", {"WANDB_PROJECT": "p", "WANDB_MODE": "online"})
+    for enough in ({"WANDB_API_KEY": "k"}, {"WANDB_MODE": "offline"}, {"NETRC": "/secrets/netrc"}):
+        assert [each.kind for each in chosen_sinks("wandb", enough)] == ["wandb"]
+    (tmp_path / ".netrc").touch()
+    assert [each.kind for each in chosen_sinks("wandb", {})] == ["wandb"]
+
+
 def test_the_folder_that_wandb_writes_to_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder_of_runs").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
