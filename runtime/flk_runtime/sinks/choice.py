@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -48,6 +49,8 @@ def chosen_sinks(text: str | None, variables: Mapping[str, str]) -> tuple[SinkNa
 
 def _may_log_in(variables: Mapping[str, str]) -> bool:
     """Whether W&B may find a key, or needs none. Without one, no line of metrics would ever be written."""
+    if "wandb" in sys.modules:  # the script may have logged in by itself
+        return True
     if variables.get("WANDB_MODE", "online") != "online" or any(variables.get(each) for each in _LOGINS):
         return True
     return any(os.path.exists(os.path.expanduser(each)) for each in _LOGIN_FILES)

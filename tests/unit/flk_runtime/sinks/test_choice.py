@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -55,11 +57,15 @@ def test_a_sink_that_is_named_and_cannot_work_is_refused(installed: set[str]) ->
 def test_wandb_without_a_key_is_refused(installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(SetupError, match="metrics: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline"):
         chosen_sinks("wandb", {"WANDB_PROJECT": "p", "WANDB_MODE": "online"})
     for enough in ({"WANDB_API_KEY": "k"}, {"WANDB_MODE": "offline"}, {"NETRC": "/secrets/netrc"}):
         assert [each.kind for each in chosen_sinks("wandb", enough)] == ["wandb"]
     (tmp_path / ".netrc").touch()
+    assert [each.kind for each in chosen_sinks("wandb", {})] == ["wandb"]
+    (tmp_path / ".netrc").unlink()
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))  # the script may call wandb.login
     assert [each.kind for each in chosen_sinks("wandb", {})] == ["wandb"]
 
 
