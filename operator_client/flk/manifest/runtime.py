@@ -204,10 +204,11 @@ def _texts(job: Job) -> Iterator[str]:
 def used_by_code(files: Iterable[tuple[str, bytes]] | None) -> frozenset[str]:
     """Return which OPTIONAL packages the code of a job may use, from the names and contents of its files.
 
-    None: it may be any code. Files that are not Python's may hold settings: the address of checkpoints, and options.
+    None: it may be any code, which uses DiLoCo only if the job's strategy says so. Files that are not Python's may hold
+    settings: the address of checkpoints, and options.
     """
     if files is None:
-        return frozenset(_MENTIONED)
+        return frozenset(_MENTIONED) - {"diloco"}
     found: set[str] = set()
     for name, content in files:
         found |= _mentioned(content) if name.endswith((".py", ".ipynb")) else _asked(content)

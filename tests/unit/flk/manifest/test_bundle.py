@@ -197,7 +197,7 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
             ["-m", "package.train"],
             "import torch",
             {
-                *("average", "averaging", "diloco", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "saves"),
+                *("average", "averaging", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "saves"),
                 *("sharding", "sinks", "slurm", "trainers", "weights"),
             },
         ),  # a module may be one of the image
