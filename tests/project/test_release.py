@@ -222,7 +222,11 @@ def docker(tmp_path: Path) -> dict[str, str]:
     program.write_text(
         """#!/bin/bash
 echo "$@" >>"$HERE/calls"
-case "$*" in *RepoDigests*) echo "library@$(cat "$HERE/digest")" ;; "image inspect"*) cat "$HERE/identity" ;; esac
+case "$*" in
+build*) echo "$BUILDX_NO_DEFAULT_ATTESTATIONS" >"$HERE/attestations" ;;
+*RepoDigests*) echo "library@$(cat "$HERE/digest")" ;;
+"image inspect"*) cat "$HERE/identity" ;;
+esac
 """
     )
     program.chmod(0o755)
@@ -293,6 +297,12 @@ def test_the_index_of_make_is_not_the_list_of_wheels_of_an_image(docker: dict[st
     (call,) = (line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("build "))
     assert "--build-arg TORCH_WHEELS=https://wheels.example/torch/ " in call
     assert "index.example" not in call
+
+
+def test_an_image_has_no_attestations_with_which_kind_does_not_load_it(docker: dict[str, str], tmp_path: Path) -> None:
+    environment = {name: value for name, value in docker.items() if name != "BUILDX_NO_DEFAULT_ATTESTATIONS"}
+    subprocess.run([ROOT / "docker" / "build", "cpu"], env=environment, check=True, capture_output=True)
+    assert (tmp_path / "attestations").read_text() == "1\n"
 
 
 @pytest.mark.parametrize(("workflow", "job"), [("release", "build"), ("check", "cluster")])
