@@ -28,6 +28,11 @@ def shipped(tmp_path: Path) -> Path:
     return folder
 
 
+def before_others(folder: str) -> str:
+    """PYTHONPATH with this folder first. The others are kept: flk is in them where it is not installed."""
+    return os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def test_other_folders_stay(shipped: Path, tmp_path: Path) -> None:
     kept = [str(tmp_path), str(tmp_path / ".flk" / "packages")]
     assert without_shipped([kept[0], str(shipped), "", kept[1]]) == [kept[0], "", kept[1]]  # "": the current folder
@@ -37,7 +42,7 @@ def test_a_rank_is_told_to_start_another_process_for_the_client(tmp_path: Path) 
     """Else a module is missing that has not travelled, or a job that the rank submits gets this part of the runtime."""
     archive = tmp_path / "flk_runtime.zip"
     archive.write_bytes(runtime_archive(frozenset()))
-    environ = os.environ | {"PYTHONPATH": unpacked(str(archive), str(tmp_path))}
+    environ = os.environ | {"PYTHONPATH": before_others(unpacked(str(archive), str(tmp_path)))}
     use = "import flk_runtime, flk\nprint(issubclass(flk.ApiError, flk.FlkError))\ntry: flk.submit\n"
     use += "except flk.UsageError as error: print(error, error.hint, sep='; ')"
     done = subprocess.run([sys.executable, "-c", use], env=environ, capture_output=True, text=True, check=True)
@@ -60,8 +65,7 @@ def test_a_rank_makes_no_part_of_the_runtime_for_another_job(monkeypatch: pytest
 
 @pytest.mark.parametrize("safe", ["", "1"])
 def test_a_command_finds_its_own_runtime(shipped: Path, safe: str) -> None:
-    paths = [str(shipped), *filter(None, [os.environ.get("PYTHONPATH")])]  # in which flk is where it is not installed
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": safe}
+    environ = os.environ | {"PYTHONPATH": before_others(str(shipped)), "PYTHONSAFEPATH": safe}
     done = subprocess.run([sys.executable, "-m", "flk", "--version"], env=environ, capture_output=True, text=True)
     assert done.stdout.startswith("flk "), done.stderr
 
