@@ -474,6 +474,13 @@ class CheckpointManager:
                 self._saver.store_restored(self._in_memory)
                 self._stored = self.steps
 
+    def close(self) -> None:
+        """Wait for what this manager has saved, and free its copies of the state: another one goes on in its place."""
+        if self.has_saved:
+            self.wait()
+        if self._saver is not None:
+            self._saver.close()
+
     def _load(self, name: str, thing: Stateful | DistributedStateful) -> None:
         with _restoring(name, self._checkpoint.place if self._checkpoint else ""):
             if isinstance(thing, DistributedStateful):

@@ -107,8 +107,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     in_memory = is_same_place(place, kept[0] if kept else _default_place(place))
     if before is None or resume or (before.keeps_in_memory and not in_memory):
         if before:
-            if before.has_saved:
-                before.wait()
+            before.close()
             forget(before)
         page = progress.own_page()
         last, every = retention()

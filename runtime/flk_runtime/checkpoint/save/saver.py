@@ -197,6 +197,12 @@ class Saver:
             if lost:
                 raise StorageError(lost)
 
+    def close(self) -> None:
+        """Free the copies of the state. Nothing is written now."""
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = self._latest = self._read = None
+
     def store_restored(self, checkpoint: Restorable) -> None:
         """Write the checkpoint that was restored from memory to storage, as memory holds it. Nothing was saved since.
 
@@ -259,9 +265,7 @@ class Saver:
     def _plan(self, structure: list[Described], values: int) -> None:
         """Agree on which rank writes which chunks. ``values``: bytes of the plain values. Collective."""
         plan = make_plan(structure)
-        if self._staging is not None:
-            self._staging.close()
-            self._latest = self._read = None
+        self.close()
         self._staging = Staging(plan, self._metadata)
         self._reserve(self._staging.size(values))
 
