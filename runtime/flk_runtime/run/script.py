@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -45,6 +46,11 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     """
     if trial.is_trial():
         return
+    with _long_timeout():
+        _save(step, checkpoint, objects, wait)
+
+
+def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any], wait: bool) -> None:
     manager = _manager(checkpoint, resume=False)
     run = current.saves()
     if run and run.manager.can_save and is_same_place(run.manager.place, manager.place):
@@ -71,11 +77,12 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     """
     if trial.is_trial():
         return 0
-    manager = _manager(checkpoint, resume=True)
-    _register(manager, objects)
-    if manager.steps:
-        manager.start_rank_rng()
-    manager.finish_restoring()
+    with _long_timeout():
+        manager = _manager(checkpoint, resume=True)
+        _register(manager, objects)
+        if manager.steps:
+            manager.start_rank_rng()
+        manager.finish_restoring()
     if manager.steps:
         _keep(manager)
     return manager.steps
@@ -136,6 +143,12 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             page.restored = _managers[place].steps
     complete_at_the_end(_managers[place])
     return _managers[place]
+
+
+def _long_timeout() -> contextlib.AbstractContextManager[None]:
+    """Inside, collectives have the timeout for what takes longer than a step, beside a run. Collective."""
+    saves = current.saves()
+    return saves.timeouts.long() if saves and current.is_open() else contextlib.nullcontext()
 
 
 def _check_group(place: str) -> None:
