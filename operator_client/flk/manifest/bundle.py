@@ -94,7 +94,7 @@ def make_bundle(job: Job, root: Path) -> Bundle:
     contents = _read(root, selection.files)
     # The code of a module may be one of the image, and that of an archive is compressed.
     hidden = selection.script is None or zipfile.is_zipfile(root / selection.script)
-    mentioned = used_by_code(None if hidden else contents.items())
+    mentioned = used_by_code(contents.items()) | (used_by_code(None) if hidden else frozenset())
     return Bundle(
         runtime=runtime_archive(used_by(job) | mentioned),
         code=_packed(root, contents),

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -71,6 +71,8 @@ class CheckpointManager:
     ``on_stored`` if it is in storage, as `Saver` says. The constructor, `register` and `save` are collective.
     """
 
+    _outdated: ClassVar[bool] = False  # what this process has restored from memory: it has saved since, or stored it
+
     def __init__(
         self,
         options: CheckpointOptions,
@@ -100,6 +102,7 @@ class CheckpointManager:
         self._saver: Saver | None = None
         self._memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
         self._in_memory: Restorable | None = None  # the checkpoint that was restored, if it was in memory
+        self._writer: Mapping[str, Any] = {}  # what wrote it
         self.source = "start"
         """Where the state comes from, as in SOURCES."""
         self._store_every, self._stored = options.store_every, 0  # the step of the newest one in storage
@@ -177,7 +180,9 @@ class CheckpointManager:
         from flk_runtime.checkpoint.load import SavedCheckpoint
 
         shared = offered.processes, memory.folder, offered.copies
-        checkpoint = SavedCheckpoint(_IN_MEMORY, PodReader(offered.readers, memory.open_shard, *shared))
+        reader = PodReader(offered.readers, memory.open_shard, *shared)
+        self._writer = reader.writer
+        checkpoint = SavedCheckpoint(_IN_MEMORY, reader)
         return self._resume(checkpoint, len(offered.readers), of_any_place=False)
 
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int, *, of_any_place: bool = True) -> bool:
@@ -361,6 +366,8 @@ class CheckpointManager:
             self._save(self._saver, steps, store)
 
     def _save(self, saver: Saver, steps: int, store: bool | None) -> None:
+        if self._memory:
+            CheckpointManager._outdated = True
         devices.synchronize()  # a script may step on a stream of its own, for which the copy does not wait
         self._saves += 1
         if process_group.world_size() > 1 and is_compared(self._saves):
@@ -470,9 +477,16 @@ class CheckpointManager:
             if self.has_saved:
                 self._saver.wait(together=together)
                 self._stored = self._latest
-            elif self.has_storage and self._in_memory and self._stored < self.steps and not PodMemory.gives_way:
-                self._saver.store_restored(self._in_memory)
+            elif self.has_storage and self._in_memory and self._stored < self.steps and not CheckpointManager._outdated:
+                CheckpointManager._outdated = True
+                self._saver.store_restored(self._in_memory, self._writer)
                 self._stored = self.steps
+
+    def complete(self) -> None:
+        """As `wait`, at the end of this process, which other ranks may reach much later."""
+        if self._saver is not None:
+            self._saver.wait_for_ends()
+        self.wait()
 
     def close(self) -> None:
         """Wait for what this manager has saved, and free its copies of the state: another one goes on in its place."""

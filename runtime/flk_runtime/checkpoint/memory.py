@@ -11,7 +11,7 @@ import os
 import select
 import socket
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import StorageError
@@ -30,9 +30,6 @@ class PodMemory:
     To save: `reserve` once. Then write a shard to the file that `next_path` names and call `finish`. Before the next
     shard, all ranks tell each other the result of `is_held`, and call `settle`.
     """
-
-    gives_way: ClassVar[bool] = False
-    """Whether the checkpoint that was restored may have given way to checkpoints of this process."""
 
     def __init__(self, path: str, attempt: int, rank: int) -> None:
         """``path`` is the launcher's socket."""
@@ -77,7 +74,6 @@ class PodMemory:
     def _reserve(self, sizes: dict[int, int]) -> str:
         answer = self._ask(messages.Reserve(sizes, self._counts_third, self._third))
         if isinstance(answer, Files):
-            PodMemory.gives_way = True
             self._paths = [*(path for each in answer.paths if (path := Path(each)) not in self._paths), *self._paths]
             self.size = sizes[self._rank]
         return _reason(answer)

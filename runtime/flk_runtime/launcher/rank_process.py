@@ -295,7 +295,11 @@ def _find(name: str, find: _FindSpec = importlib.util.find_spec) -> tuple[types.
 
 def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
     if exit_.code is None or isinstance(exit_.code, int):
-        return (exit_.code or 0) & 0xFF
+        code = (exit_.code or 0) & 0xFF
+        if code not in (0, ExitCode.PREEMPTED):
+            sys.last_type = SystemExit  # the end of the process waits for no other rank then
+        return code
+    sys.last_type = SystemExit
     text = text_of(exit_.code)
     print(text, file=sys.stderr)
     if reports:

@@ -26,17 +26,18 @@ class Training(Protocol):
 
 _managers: dict[CheckpointManager, Training | None] = {}
 _NO_FAILURE: Final = (None, 0, ExitCode.PREEMPTED)  # codes of SystemExit; with the last one other ranks end too
-_process = 0  # ID of the process of multiprocessing that waits for its writes when it ends
+_process = 0  # ID of the process that these are of, and not of one that it was forked from
 
 
 def complete_at_the_end(manager: CheckpointManager, training: Training | None = None) -> None:
     """Have the end of this process wait for the writes of ``manager``, and leave its ``training``."""
     global _process
-    _managers.setdefault(manager, training)
-    # A process of multiprocessing does not use atexit.
-    if multiprocessing.parent_process() is not None and _process != os.getpid():
+    if _process != os.getpid():
         _process = os.getpid()
-        Finalize(None, _complete, exitpriority=0)
+        _managers.clear()
+        if multiprocessing.parent_process() is not None:  # such a process does not use atexit
+            Finalize(None, _complete, exitpriority=0)
+    _managers.setdefault(manager, training)
 
 
 def forget(manager: CheckpointManager) -> None:
@@ -48,12 +49,19 @@ def has_failed() -> bool:
     """Whether the script has failed, at the end of this process or in the handling of its exception."""
     error = sys.exc_info()[1]  # that ends a process of multiprocessing
     raised = hasattr(sys, "last_type") or hasattr(sys, "last_value")  # by Python, or by flk's launcher
-    return raised or (error is not None and not (isinstance(error, SystemExit) and error.code in _NO_FAILURE))
+    return raised or (error is not None and not ends_without_failure(error))
+
+
+def ends_without_failure(error: BaseException | None) -> bool:
+    """Whether an exception ends the process as one that has done its work, or has stopped with the other ranks."""
+    return isinstance(error, SystemExit) and error.code in _NO_FAILURE
 
 
 @atexit.register
 def _end() -> None:
     """Wait for writes, and leave trainings that nothing has closed. Leaving does not wait: other ranks may be gone."""
+    if _process != os.getpid():
+        return
     _complete()
     for training in filter(None, [*_managers.values()]):
         training.abandon()
@@ -69,12 +77,12 @@ def _complete() -> None:
     """
     if has_failed():
         return
-    for training in filter(None, _managers.values()):
-        training.say_unsaved()
     errors = []
-    for manager in _managers:
+    for manager, training in _managers.items():
         try:
-            manager.wait()
+            manager.complete()
+            if training is not None:
+                training.say_unsaved()
         except Exception as error:
             errors.append(error)
     if errors:

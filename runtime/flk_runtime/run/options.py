@@ -34,7 +34,7 @@ _CPU: Final = torch.device("cpu")
 # By strategy: a module that travels with a job only if the job is submitted with the strategy.
 _SHIPPED_ON_REQUEST: Final = {
     AUTO: "flk_runtime.plan",
-    DILOCO: "flk_runtime.diloco.worker",
+    DILOCO: "flk_runtime.diloco",
     **dict.fromkeys(INNER_STRATEGIES[2:], "flk_runtime.parallel.fsdp2"),  # those that shard
 }
 

@@ -81,7 +81,9 @@ class Steps:
                 raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
             self._saves.manager.finish_restoring()
             self.began = True
-            self._context.page.counts_optimizers = False
+            page = self._context.page
+            if page.counts_optimizers:  # the first step of this one is counted: run.step counts it again
+                page.counts_optimizers, page.step_time, page.step_seconds = False, 0.0, 0.0
         before, metrics = self.done, self._metrics
         done = self.done = before + 1
         if self.outer:
@@ -104,7 +106,7 @@ class Steps:
             self._saves.timeouts.shorten()
         if _tick:
             _tick()
-        if page.must_stop(done) if can_save else page.must_end_unsaved(done):
+        if page.must_stop(done) if can_save else not page.script_stops and page.must_end_unsaved(done):
             self._stop()
 
     def finish(self) -> None:

@@ -12,7 +12,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
-from flk_runtime.run.ending import complete_at_the_end, forget
+from flk_runtime.run.ending import complete_at_the_end, ends_without_failure, forget
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 
@@ -106,7 +106,7 @@ class Training:
     def say_unsaved(self) -> None:
         """Say on rank 0 what storage will lack, because nothing has closed this training."""
         manager, steps, name = self._saves.manager, self._steps.done, type(self).__name__.lower()
-        if manager.has_storage and manager.can_save and manager.has_progress_since_save(steps):
+        if self._steps.began and manager.has_storage and manager.can_save and manager.has_progress_since_save(steps):
             self._context.say(
                 f"the state after step {steps} is not saved, since the script ends without {name}.close(): call it at "
                 f"the end, or use `with … as {name}:`"
@@ -115,8 +115,11 @@ class Training:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.abandon() if kind else self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None:
+            self.close()
+        elif not ends_without_failure(error):  # else the end of the process waits for writes, and leaves
+            self.abandon()
 
     def _check_open(self, method: str) -> None:
         if self.closed:

@@ -109,6 +109,8 @@ class ProgressPage:
 
     launched = True  # a launcher reads it, and an observer writes to it
     on_step: Callable[[], None] | None = None  # called after each step, in the thread that trains
+    script_stops = False
+    """Whether the script itself asks `flk.must_stop`, and saves."""
     counts_optimizers = False
     """Whether steps of optimizers count in a script with a run of flk too, because `flk.restore` restores its state."""
 

@@ -197,22 +197,28 @@ class Saver:
             if lost:
                 raise StorageError(lost)
 
+    def wait_for_ends(self) -> None:
+        """Wait for other ranks as long as they take: this process ends, and they may work for long before they do."""
+        if self._writer is not None:
+            self._writer.waits_for_ends = True
+
     def close(self) -> None:
         """Free the copies of the state. Nothing is written now."""
         if self._staging is not None:
             self._staging.close()
             self._staging = self._latest = self._read = None
 
-    def store_restored(self, checkpoint: Restorable) -> None:
+    def store_restored(self, checkpoint: Restorable, writer: Mapping[str, Any]) -> None:
         """Write the checkpoint that was restored from memory to storage, as memory holds it. Nothing was saved since.
 
+        ``writer`` describes what has written it.
         Returns when it is complete. Raises CheckpointError on all ranks if it could not be written.
         """
         assert self._memory is not None  # noqa: S101
         assert self._writer is not None  # noqa: S101
         open_shard, step, readers = self._memory.open_shard, checkpoint.step, checkpoint.readers
         own = ((shard, HeldShard(open_shard(shard))) for shard, reader in enumerate(readers) if reader == self._rank)
-        self._writer.write(ShardHeader(step, len(readers), self._rank, (), self._metadata), own)
+        self._writer.write(ShardHeader(step, len(readers), self._rank, (), writer or self._metadata), own)
         self._on_stored(step)
 
     def _join(self) -> BaseException | None:

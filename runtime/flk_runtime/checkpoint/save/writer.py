@@ -24,6 +24,7 @@ from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest, StoredFile
 from flk_runtime.errors import MismatchError, StorageError, checkpoint_error
+from flk_runtime.shared.progress import heartbeat
 from flk_runtime.shared.shard_file import Entry, ShardHeader, value_name
 from flk_runtime.system.checksum import crc32
 
@@ -65,6 +66,8 @@ class StorageWriter:
         self._rank, self._world_size = rank, world_size
         self._owner = False  # this rank, rank 0, has claimed the destination
         self._saves = 0
+        self.waits_for_ends = False
+        """Whether to wait for a rank as long as it takes, and to count that as progress: it may have much to do yet."""
         self._late = False  # on rank 0: another one may still read the result of the latest save
 
     def write(self, header: ShardHeader, shards: Iterable[tuple[int, Shard]]) -> None:
@@ -199,7 +202,9 @@ class StorageWriter:
         end = time.monotonic() + timeout
         pause = _POLL
         while not self._store.check([key]):
-            if time.monotonic() > end:
+            if self.waits_for_ends:
+                heartbeat()
+            elif time.monotonic() > end:
                 raise StorageError(f"waited {timeout:g} s for {awaited}")
             time.sleep(pause)
             pause = min(_LONGEST_POLL, pause * 1.5)

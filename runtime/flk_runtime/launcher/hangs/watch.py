@@ -127,7 +127,7 @@ class Watch:
         process, page = watched.process, watched.process.progress
         touched = _file_age(process.environment[user_env.HEARTBEAT])
         beats = [age(page.step_time, now), age(page.heartbeat_time, now), touched]
-        if page.phase == Phase.RESTORING:  # the rank may wait for its launcher, which receives the checkpoint
+        if page.phase in (Phase.RESTORING, Phase.SAVING):  # it may wait for a checkpoint that its launcher receives
             beats.append(age(self._received_at(), now))
         since_output, since_collective = age(process.output_time, now), age(page.collective_time, now)
         idle = min(*beats, since_output, since_collective, now - watched.started)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import sys
 from typing import Any
 
 import pytest
@@ -59,7 +59,8 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("strategy", ["auto", "diloco"])
 def test_a_strategy_whose_modules_have_not_travelled_is_refused(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _require_shipped(strategy)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    package = {"auto": "flk_runtime.plan", "diloco": "flk_runtime.diloco"}[strategy]
+    monkeypatch.setitem(sys.modules, package, None)  # all of it is not there
     _require_shipped("ddp")
     with pytest.raises(SetupError, match=f"use --strategy {strategy}"):
         _require_shipped(strategy)

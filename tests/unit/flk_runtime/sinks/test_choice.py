@@ -44,7 +44,7 @@ def test_an_implied_sink_that_is_not_installed_is_left_out(installed: set[str]) 
 def test_a_sink_that_is_named_and_cannot_work_is_refused(installed: set[str]) -> None:
     installed.discard("wandb")
     with pytest.raises(SetupError) as caught:
-        chosen_sinks("wandb", {})
+        chosen_sinks("wandb", {"RANK": "0"})
     assert str(caught.value) == (
         "metrics: wandb needs the package wandb, which this image lacks: add --pip wandb, or install it in the image"
     )
@@ -59,14 +59,15 @@ def test_wandb_without_a_key_is_refused(installed: set[str], tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(SetupError, match="metrics: wandb needs a key in WANDB_API_KEY, or WANDB_MODE=offline"):
-        chosen_sinks("wandb", {"WANDB_PROJECT": "p", "WANDB_MODE": "online"})
+        chosen_sinks("wandb", {"RANK": "0", "WANDB_PROJECT": "p", "WANDB_MODE": "online"})
     for enough in ({"WANDB_API_KEY": "k"}, {"WANDB_MODE": "offline"}, {"NETRC": "/secrets/netrc"}):
-        assert [each.kind for each in chosen_sinks("wandb", enough)] == ["wandb"]
+        assert [each.kind for each in chosen_sinks("wandb", {"RANK": "0", **enough})] == ["wandb"]
+    assert [each.kind for each in chosen_sinks("wandb", {"RANK": "1"})] == ["wandb"]  # only rank 0 writes
     (tmp_path / ".netrc").touch()
-    assert [each.kind for each in chosen_sinks("wandb", {})] == ["wandb"]
+    assert [each.kind for each in chosen_sinks("wandb", {"RANK": "0"})] == ["wandb"]
     (tmp_path / ".netrc").unlink()
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))  # the script may call wandb.login
-    assert [each.kind for each in chosen_sinks("wandb", {})] == ["wandb"]
+    assert [each.kind for each in chosen_sinks("wandb", {"RANK": "0"})] == ["wandb"]
 
 
 def test_the_folder_that_wandb_writes_to_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
