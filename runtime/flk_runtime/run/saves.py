@@ -22,6 +22,7 @@ from flk_runtime.run.context import RunContext
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
 
+NO_STORAGE: Final = "store_every has no effect, since there is no storage for checkpoints"
 _COMPILED: Final = f"{INTERNAL}compiled"  # the name of the compiled code in checkpoints
 
 kept: list[str | None] = []
@@ -76,7 +77,7 @@ class Saves:
         self._store = None if options.store_every is None else self._interval(options.store_every, "storing")
         if self._store and not self.manager.has_storage:
             self._store = None
-            context.say("store_every has no effect, since there is no storage for checkpoints")
+            context.say(NO_STORAGE)
         elif self._store and not self.manager.keeps_in_memory:
             context.say("no checkpoints in memory here: store_every says how often one is saved")
         self.note_beginning(self.manager.steps, self.manager.source)

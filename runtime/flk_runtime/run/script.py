@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters.adapt import adapt
+from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
@@ -20,7 +21,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.run import current
 from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.options import interval, place_of, retention
-from flk_runtime.run.saves import keep, kept
+from flk_runtime.run.saves import NO_STORAGE, keep, kept
 from flk_runtime.shared import progress
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
@@ -133,16 +134,39 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
         )
         _managers[place] = CheckpointManager(
             options,
-            lambda text: print(text, flush=True) if process_group.rank() == 0 else None,
+            _print,
             lambda step: setattr(page, "saved", step),
             lambda step: setattr(page, "stored", step),
         )
+        if in_memory and before is None:
+            _say_what_has_no_effect(_managers[place], options.store_every)
         if resume and options.in_memory and page.step < 0:  # other places are not this training's
             page.counts_optimizers = True
             page.restored_from = SOURCES.index(_managers[place].source)
             page.restored = _managers[place].steps
     complete_at_the_end(_managers[place])
     return _managers[place]
+
+
+def _say_what_has_no_effect(manager: CheckpointManager, store_every: int | None) -> None:
+    """Print on rank 0 which of the variables of intervals has no effect on `save`."""
+    lines = []
+    if user_env.SAVE_EVERY in os.environ and not current.is_open():
+        lines.append(f"{user_env.SAVE_EVERY} has no effect on flk.save, which saves when the script calls it")
+    if store_every is not None:
+        if not manager.has_storage:
+            lines.append(NO_STORAGE)
+        elif not manager.keeps_in_memory:
+            lines.append("no checkpoints in memory here: each flk.save is stored, whatever store_every says")
+        elif store_every == COMPUTED:
+            lines.append("store_every=auto has no effect on flk.save: each save is stored unless storage still writes")
+    for line in lines:
+        _print(f"flk: {line}")
+
+
+def _print(text: str) -> None:
+    if process_group.rank() == 0:
+        print(text, flush=True)
 
 
 def _long_timeout() -> contextlib.AbstractContextManager[None]:
