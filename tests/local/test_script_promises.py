@@ -94,7 +94,7 @@ def test_a_rank_that_waits_for_storage_is_in_the_phase_of_saves_or_restores(
 
 # Says how many of a process use the memory of the pods.
 ONE_TRAINING = """
-    import torch
+    import os, torch
     import flk_runtime as flk
     from flk_runtime.checkpoint.memory import PodMemory
 
@@ -121,8 +121,9 @@ ONE_TRAINING = """
         ("flk.save(1, own=own), trains(), flk.save(2, own=own)", 1, 1),
         ("flk.save(1, own=own), trains(), flk.restore(own=own), flk.save(2, own=own)", 2, 1),
         ("flk.restore(own=own), trains(), flk.save(1, own=own)", 1, 0),
+        ("flk.save(1, own=own), flk.save(2, os.environ['FLK_CHECKPOINT'] + '/', own=own)", 1, 0),
     ],
-    ids=["script", "script that goes back", "run"],
+    ids=["script", "script that goes back", "run", "one place with two names"],
 )
 def test_the_memory_of_the_pods_holds_the_first_training_of_a_process(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, body: str, users: int, said: int

@@ -111,6 +111,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
         raise SetupError(f"there is no place for checkpoints: pass checkpoint=, or set {user_env.CHECKPOINT}")
     check_torch()
     _check_group(place)
+    place = next((each for each in _managers if is_same_place(each, place)), place)
     before = _managers.get(place)
     in_memory = is_same_place(place, kept[0] if kept else _default_place(place))
     if before is None or resume or (before.keeps_in_memory and not in_memory):
