@@ -139,19 +139,19 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             lambda step: setattr(page, "saved", step),
             lambda step: setattr(page, "stored", step),
         )
-        if in_memory and before is None:
-            _say_what_has_no_effect(_managers[place], options.store_every)
         if resume and options.in_memory and page.step < 0:  # other places are not this training's
             page.counts_optimizers = True
             page.restored_from = SOURCES.index(_managers[place].source)
             page.restored = _managers[place].steps
     complete_at_the_end(_managers[place])
+    if in_memory and before is None:
+        _say_what_has_no_effect(_managers[place])
     return _managers[place]
 
 
-def _say_what_has_no_effect(manager: CheckpointManager, store_every: int | None) -> None:
+def _say_what_has_no_effect(manager: CheckpointManager) -> None:
     """Print on rank 0 which of the variables of intervals has no effect on `save`."""
-    lines = []
+    lines, store_every = [], interval("", None, user_env.STORE_EVERY)
     if user_env.SAVE_EVERY in os.environ and not current.is_open():
         lines.append(f"{user_env.SAVE_EVERY} has no effect on flk.save, which saves when the script calls it")
     if store_every is not None:
