@@ -179,6 +179,7 @@ def test_ranks_may_save_if_their_output_cannot_be_written(flk: Command) -> None:
     """)
     code, _, stderr = flk("run", *WITHOUT_TORCH, "train.py", timeout=END)
     assert (code, (flk.folder / "saved").exists()) == (1, True), stderr
+    assert "flk: SIGTERM: ending 1 pod\n" in stderr
     assert stderr.endswith("error: cannot write to stdout: no space left on device\n")
 
 

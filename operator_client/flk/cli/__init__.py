@@ -111,6 +111,12 @@ def call(words: Sequence[str]) -> int:
         return int(end.exit_code)
     except typer.Abort:
         return int(ExitCode.INTERRUPTED)
+    except OSError as error:
+        if "--install-completion" not in words or isinstance(error, BrokenPipeError):
+            raise
+        said = (error.strerror or str(error)).lower()
+        hint = "--show-completion prints what your shell has to read"
+        raise UsageError(f"the completion cannot be written to {error.filename}: {said}", hint=hint) from None
     except Exception as error:
         if isinstance(error, _CLICK_ERROR):
             raise _translated(error, next((f"{name} {word}" for word in words if word in COMMANDS), name)) from None

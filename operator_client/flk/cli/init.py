@@ -38,6 +38,8 @@ def init(
         try:
             Path(name).write_text(text, encoding="utf-8")
         except OSError as error:
+            if name not in existing:  # on a full disk it is there, and empty
+                Path(name).unlink(missing_ok=True)
             raise UsageError(f"cannot write {name}: {(error.strerror or str(error)).lower()}") from None
         note(f"wrote {name}")
     if not Path(script).exists():

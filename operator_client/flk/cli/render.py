@@ -24,5 +24,7 @@ def render(
     bundle = manifest.make_bundle(job, loaded.root)
     for sentence in bundle.left_out:
         note(f"not shipped: {sentence}")
+    if bundle.unread:
+        note(bundle.unread)
     manifests = manifest.render(job, bundle, namespace=namespace)
     print(manifest.to_json(manifests) if output == "json" else manifest.to_yaml(manifests, job), end="")

@@ -66,6 +66,8 @@ def submit(
             note(f"{field}: {getattr(submission.job, field)}, by what the cluster serves")
     for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")
+    if submission.bundle.unread:
+        note(submission.bundle.unread)
     if check:
         _check(submission)
     if dry_run:

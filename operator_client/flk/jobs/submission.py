@@ -94,8 +94,8 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     """
     folder = Path(root).resolve()
     submission = prepare(with_files(job, folder), folder, JobClient.connect(context, namespace))
-    lost = submission.bundle.lost_saves(submission.job)
-    for sentence in (*mistakes(submission.job), *([lost] if lost else [])):
+    bundle = submission.bundle
+    for sentence in filter(None, (*mistakes(submission.job), bundle.unread, bundle.lost_saves(submission.job))):
         warnings.warn(sentence, stacklevel=2)
     return submission.create()
 

@@ -29,6 +29,7 @@ from flk.spec.job import Job
 from flk_runtime.contract import platform, pod_env, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.log_format import is_record, parse_record
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import JobRecord
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
@@ -219,7 +220,7 @@ class LocalRun:
         self._stopped_by = number
         grace = pod_layout.INTERRUPT_GRACE if number == signal.SIGINT else self._job.grace
         self._kill_at = time.monotonic() + grace + KILL_AFTER
-        self._say(f"{signal.Signals(number).name}: ending {len(self._pods)} pods")
+        self._say(f"{signal.Signals(number).name}: ending {plural(len(self._pods), 'pod')}")
         for pod in self._pods.values():
             with contextlib.suppress(ProcessLookupError):
                 pod.process.send_signal(number)

@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import re
+import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from flk.errors import UsageError
-from flk.manifest.files import select_files, unreadable
+from flk.manifest.files import parsed, select_files, unreadable
 from flk.manifest.runtime import runtime_archive, used_by, used_by_code
 from flk.spec.job import Job
 from flk_runtime.contract.ranges import size_text
@@ -59,6 +60,7 @@ class Bundle:
     script: str | None = None  # the path of the script, relative to the root; None for a module
     saves: str = ""  # a call that writes checkpoints of the code's own, and its file; empty if there is none
     left_out: tuple[str, ...] = ()  # files that the user may expect and that do not travel, one sentence for each kind
+    unread: str = ""  # what is wrong with the syntax of the script, as a sentence; empty if nothing is
 
     def lost_saves(self, job: Job) -> str:
         """A sentence about checkpoints of the code's own that ``job`` loses with its pods; empty if none is known."""
@@ -102,6 +104,7 @@ def make_bundle(job: Job, root: Path) -> Bundle:
         script=selection.script,
         saves=_saves(contents),
         left_out=selection.left_out,
+        unread="" if hidden else _unread(contents, selection.script or ""),
     )
 
 
@@ -135,6 +138,20 @@ def _saves(contents: Mapping[str, bytes]) -> str:
             imported = not packages or re.search(rb"(?m)^\s*(?:from|import(?:.*,)?)\s+(?:%s)\b" % packages, content)
             if imported and (found := re.search(calls, content)):
                 return f"{found.group().decode()} in {path}"
+    return ""
+
+
+def _unread(contents: Mapping[str, bytes], script: str) -> str:
+    """What is wrong with the syntax of the script, as a sentence. The Python of the pods may be newer, and read it."""
+    try:
+        parsed(contents[script])
+    except (SyntaxError, ValueError) as error:
+        where = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"Python {version} here cannot read {script}: {what}{where}; the ranks fail at once unless theirs can"
+    except RecursionError:
+        pass
     return ""
 
 

@@ -17,6 +17,7 @@ import os
 import re
 import stat
 import subprocess
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -190,7 +191,7 @@ def _refuse_relative_imports(name: str, script: Path, root: Path) -> None:
     """
     try:
         source = script.read_bytes()
-        statements = [] if b"__package__" in source else ast.parse(source).body  # a script may name its package
+        statements = [] if b"__package__" in source else parsed(source).body  # a script may name its package
     except (OSError, SyntaxError, ValueError, RecursionError):
         return  # whoever reads the script next says what is wrong
     for statement in statements:
@@ -202,6 +203,13 @@ def _refuse_relative_imports(name: str, script: Path, root: Path) -> None:
                 f"the script {name} imports relative to its package in line {statement.lineno}, which a script cannot",
                 hint=f"run it as a module{f' in {folder}' if above else ''}: -m {module}",
             )
+
+
+def parsed(source: bytes) -> ast.Module:
+    """Parse a file of the user's without Python's warnings about it, which the ranks print. Raises as ``ast.parse``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
 
 
 def find_module(job: Job, root: Path) -> Path | None:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -36,7 +37,9 @@ def leading(command: Sequence[str], folder: Path) -> list[str]:
         return []
     path, own, package = found
     try:
-        body = ast.parse(path.read_bytes()).body
+        with warnings.catch_warnings():  # the ranks print them, with the name of the file
+            warnings.simplefilter("ignore")
+            body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return []
     statements, heavy = ([f"import {package}"], True) if package else ([], False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+import flk
 from flk import cli, manifest
 from flk.__main__ import PIPE_CLOSED, main
 from flk.errors import FlkError, JobFailedError
@@ -355,6 +357,17 @@ def test_rendered_json_is_the_rendered_yaml(run: Run) -> None:
     assert {item["metadata"]["namespace"] for item in items} == {"team"}
 
 
+def test_a_script_with_an_error_of_syntax_is_said_before_it_is_submitted(
+    run: Run, fake: Any, kubeconfig: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    Path("bad.py").write_text("print(")
+    said = " here cannot read bad.py: '(' was never closed in line 1; the ranks fail at once unless theirs can\n"
+    assert said in run("render", "bad.py")[2]
+    assert said in run("submit", "bad.py", "--dry-run", "client")[2]
+    flk.submit(flk.Job(command=["bad.py"]))
+    assert [said.strip() in str(warning.message) for warning in recwarn] == [True]
+
+
 def test_init_writes_a_file_that_renders_and_overwrites_none(run: Run) -> None:
     Path("main.py").touch()
     assert run("init", "--replicas", "3") == (0, "", "flk: wrote flk.yaml\nflk: wrote flk.schema.json\n")
@@ -449,6 +462,19 @@ FULL = "error: cannot write to stdout: no space left on device\n"
 @pytest.mark.parametrize("words", ["--version", "--help", "render --help", "render train.py"])
 def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, words: str, unbuffered: str) -> None:
     assert shell(f"$FLK {words} >/dev/full", tmp_path, unbuffered=unbuffered) == (1, FULL)
+
+
+def test_init_leaves_no_file_behind_that_it_could_not_write(tmp_path: Path) -> None:
+    assert shell("ulimit -f 0; $FLK init", tmp_path) == (2, "error: cannot write flk.yaml: file too large\n")
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["train.py"]
+
+
+def test_a_completion_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
+    named = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1"  # or Typer looks which shell has started the command
+    code, stderr = shell(f"HOME=/dev/null {named} $FLK --install-completion bash", tmp_path)
+    assert code == 2, stderr
+    said = r"error: the completion cannot be written to /dev/null\S*: .+\n"
+    assert re.fullmatch(said + "hint: --show-completion prints what your shell has to read\n", stderr), stderr
 
 
 def test_an_encoding_without_all_characters_is_no_error(tmp_path: Path) -> None:

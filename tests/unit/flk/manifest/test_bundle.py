@@ -340,7 +340,7 @@ def test_too_many_files_are_not_looked_at(tmp_path: Path, write: Write, monkeypa
 
 
 def test_a_script_with_relative_imports_is_a_module(tmp_path: Path, write: Write) -> None:
-    write("train.py", "package/sub/train.py", content="import os\nfrom .model import Net\n")
+    write("train.py", "package/sub/train.py", content="import os\nfrom .model import Net  # '\\d'\n'\\d'\n")
     write("package/upper.py", content="from ..model import Net")
     write("package/named.py", content="__package__ = 'package'\nfrom .model import Net\n")  # PEP 366
     write("package/careful.py", content="try:\n    from .model import Net\nexcept ImportError:\n    import model\n")
@@ -352,6 +352,18 @@ def test_a_script_with_relative_imports_is_a_module(tmp_path: Path, write: Write
     assert upper == f"run it as a module in {tmp_path.parent}: -m {tmp_path.name}.package.upper"
     for script in ("package/careful.py", "package/named.py"):
         assert make_bundle(job(script), tmp_path).script == script
+
+
+def test_a_script_that_this_python_cannot_read_is_said(tmp_path: Path, write: Write) -> None:
+    write("train.py", "helper.py", content="'\\d'\n")  # of which Python would warn
+    write("bad.py", content="import torch\nfor x in range(3)\n    print(x)\n")
+    write("zero.py", content="\0")
+    assert make_bundle(job(), tmp_path).unread == ""
+    version = ".".join(map(str, sys.version_info[:2]))
+    said = "expected ':' in line 2; the ranks fail at once unless theirs can"
+    assert make_bundle(job("bad.py"), tmp_path).unread == f"Python {version} here cannot read bad.py: {said}"
+    assert "null bytes" in make_bundle(job("zero.py"), tmp_path).unread
+    assert make_bundle(job("-m bad"), tmp_path).unread == ""
 
 
 def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:

@@ -47,6 +47,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("import missing\nimport heavy", []),
         ("import os, json\nimport flk_runtime as flk", []),  # imported already, or Python's own
         ("import heavy(", []),
+        ('"""A text with \\d."""\nimport heavy', ["import heavy"]),  # of which Python would warn
         (
             f"{MAIN}import os\nif __name__ == '__main__':\n    import deep\n    main(1, os.sep)",
             ["import os", "import deep", HEAVY],
