@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flk.local.gpus import count_gpus
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.commands import WITHOUT_TORCH, Flk
 from tests.support.processes import alive, parent_of, until
@@ -161,6 +162,13 @@ def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
     _, stderr = process.communicate(timeout=END)
     assert process.returncode == code, stderr
     until(lambda: not any(alive(pid) for pid in pids), "no process is left")
+
+
+def test_a_job_that_asks_for_gpus_says_that_this_machine_has_none(flk: Command) -> None:
+    flk.write("")
+    code, _, stderr = flk("run", *WITHOUT_TORCH, "train.py", "--gpu", "1")
+    assert ("this machine has no GPU of NVIDIA's" in stderr) == (count_gpus() == 0)
+    assert code == 0, stderr
 
 
 def test_ranks_may_save_if_their_output_cannot_be_written(flk: Command) -> None:

@@ -42,3 +42,18 @@ def shares(job: Job, gpus: int, environ: Mapping[str, str] = os.environ) -> list
         f"the job needs {plural(needed, 'GPU')} ({plural(job.created_pods, 'pod')} with {each} each), and {has}",
         hint=f"unset {VISIBLE_GPUS}, or use fewer --replicas or --gpu" if visible else "use fewer --replicas or --gpu",
     )
+
+
+def on_cpus(job: Job, gpus: int, shared: list[str] | None) -> str:
+    """Why ranks train on the CPU of a machine with so many ``gpus``, as a sentence; empty if nothing says that they do.
+
+    ``shared``: what `shares` has returned.
+    """
+    if shared is not None and not any(shared):
+        return (
+            "the pods of the job have more ranks than this machine has GPUs, so they train on the CPU: "
+            "use fewer --replicas, --processes or --spares"
+        )
+    if job.resources.gpu and shared is not None and not gpus:
+        return "this machine has no GPU of NVIDIA's, which the job asks for: ranks that find no other train on the CPU"
+    return ""

@@ -64,6 +64,7 @@ class LocalRun:
             )
         here = gpus.count_gpus()
         self._gpus = gpus.shares(job, here)
+        self._on_cpus = gpus.on_cpus(job, here, self._gpus)
         self._known_gpus = job.resources.gpu if here and self._gpus else 0
         self._python = interpreter()
         self._pods: dict[int, _Pod] = {}
@@ -90,11 +91,8 @@ class LocalRun:
             shared = launcher_variables(self._job, self._folder, Path(scratch), self._python, self._code)
             self._base = shared | in_memory
             self._ports = [free_port() for _ in range(self._job.workers)]
-            if self._gpus is not None and not any(self._gpus):
-                self._say(
-                    "the pods of the job have more ranks than this machine has GPUs, so they train on the CPU: "
-                    "use fewer --replicas, --processes or --spares"
-                )
+            if self._on_cpus:
+                self._say(self._on_cpus)
             try:
                 for index in range(self._job.created_pods):
                     self._start(index)

@@ -9,8 +9,9 @@ import pytest
 from flk.errors import UsageError
 from flk.local import gpus as of_machine
 from flk.local import run
-from flk.local.gpus import count_gpus, shares
+from flk.local.gpus import count_gpus, on_cpus, shares
 from flk.spec.job import Job, validated
+from flk_runtime.contract.platform import VISIBLE_GPUS
 
 
 def job(replicas: int, gpu: int = 0, processes: int | None = None) -> Job:
@@ -102,3 +103,23 @@ def test_ranks_without_a_gpu_of_their_own_are_told_so(
     assert run.LocalRun(job, tmp_path).run() == 0
     assert (tmp_path / "seen").read_text() == ",\n,\n"
     assert "so they train on the CPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("replicas", "gpu", "here", "visible", "said"),
+    [
+        (1, 1, 0, None, "this machine has no GPU of NVIDIA's"),
+        (1, 1, 0, "", ""),  # the user wants none
+        (1, 1, 1, None, ""),
+        (1, 0, 0, None, ""),
+        (2, 0, 1, None, "the pods of the job have more ranks than this machine has GPUs"),
+    ],
+)
+def test_ranks_that_train_on_the_cpu_are_said(
+    replicas: int, gpu: int, here: int, visible: str | None, said: str
+) -> None:
+    environ = {} if visible is None else {VISIBLE_GPUS: visible}
+    wanted = job(replicas, gpu=gpu)
+    text = on_cpus(wanted, here, shares(wanted, here, environ))
+    assert text.startswith(said)
+    assert bool(text) == bool(said)
