@@ -19,6 +19,7 @@ from flk.spec.job import validated
 from scripts.documentation import reference
 from scripts.documentation.outputs import normalized
 from scripts.documentation.pages import GENERATED, ROOT, all_pages, blocks, flk_commands
+from scripts.documentation.unbroken_options import on_page_content
 from tests.support import recorded
 
 PAGES = all_pages()
@@ -234,6 +235,16 @@ def test_the_package_names_no_system_that_was_not_tested() -> None:
     assert tested == "Debian 12 on amd64"
     systems = re.findall(r'"Operating System :: (.+)"', (ROOT / "pyproject.toml").read_text())
     assert systems == ["POSIX :: Linux"]
+
+
+def test_options_in_the_text_of_the_site_are_whole() -> None:
+    text = (
+        "<p>--no <code>flk submit --dry-run server</code> <code>a--b</code></p><pre><code>$ <b>x</b> --y</code></pre>"
+    )
+    marked = '<code>flk submit <span class="option">--dry-run</span> server</code>'
+    assert on_page_content(text) == text.replace("<code>flk submit --dry-run server</code>", marked)
+    assert "code .option { white-space: nowrap; }" in (ROOT / "docs" / "assets" / "site.css").read_text()
+    assert "\nhooks: [scripts/documentation/unbroken_options.py]\n" in (ROOT / "mkdocs.yml").read_text()
 
 
 def test_every_command_is_in_the_readme() -> None:
