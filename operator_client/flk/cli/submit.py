@@ -58,7 +58,7 @@ def submit(
     try:
         client = JobClient.connect(context, namespace)
     except NoKubeconfigError as error:
-        error.hint += "; `flk run` trains on this machine"
+        error.hint += "; without a cluster, `flk run` trains on this machine and `flk render` prints the manifests"
         raise
     submission = prepare(loaded.job, loaded.root, client)
     for field in ("target", "gang"):
