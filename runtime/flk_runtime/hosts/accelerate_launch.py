@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from accelerate.commands import launch
 from accelerate.utils import launch as environments
@@ -57,9 +57,15 @@ def _made(chosen: Any, defaults: Any, from_file: bool) -> dict[str, str]:
     return dict(environments.prepare_multi_gpu_env(chosen))
 
 
+def _refuse(message: str) -> NoReturn:
+    raise SetupError(f"accelerate launch refuses these arguments: {message}")
+
+
 def main(words: Sequence[str]) -> None:
     """Run the script or module that the arguments of ``accelerate launch`` name, in this process."""
-    arguments = launch.launch_command_parser().parse_args(words)
+    parser = launch.launch_command_parser()
+    parser.error = _refuse  # argparse would print all of its 150 options, on every rank and in two attempts
+    arguments = parser.parse_args(words)
     os.environ.update(variables(arguments, os.environ))
     script, sys.argv[1:] = arguments.training_script, arguments.training_script_args
     if arguments.module:
