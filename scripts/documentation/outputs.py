@@ -194,6 +194,8 @@ def main() -> None:
     parser.add_argument("--where", choices=("local", "cluster"), help="only the pages' commands for this")
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE")
     options = parser.parse_args()
+    if missing := [str(page) for page in options.pages if not page.is_file()]:
+        parser.error(f"there is no page {missing[0]}")
     where = [options.where] if options.where else ["local", "cluster"]
     pages = [page.resolve() for page in options.pages] or all_pages()
     wrong = sum(run_page(page, where, check=options.check) for page in pages)

@@ -17,7 +17,7 @@ from flk.cli import why
 from flk.health import diagnose
 from flk.spec.job import validated
 from scripts.documentation import reference
-from scripts.documentation.outputs import normalized
+from scripts.documentation.outputs import main, normalized
 from scripts.documentation.pages import GENERATED, ROOT, all_pages, blocks, flk_commands
 from scripts.documentation.unbroken_options import on_page_content
 from tests.support import recorded
@@ -149,6 +149,13 @@ gpt-worker-0   0-1   Running   0   flk-worker   -
 def test_the_outputs_of_a_page_are_compared_line_by_line(old: str, new: str, same: bool) -> None:
     assert old in PRINTED
     assert (normalized(PRINTED.replace(old, new)) == normalized(PRINTED)) == same
+
+
+def test_a_page_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["outputs", "docs/absent.md"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.endswith("error: there is no page docs/absent.md\n")
 
 
 def test_ranks_may_print_in_any_order_and_the_lines_of_a_rank_may_not() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,3 +47,13 @@ def test_torch_index_names_where_torch_comes_from() -> None:
     assert "--index-url" not in from_pypi.stdout
     assert large not in from_index.stdout
     assert "pip install --quiet --no-compile --index-url 'https://index.example' 'torch==" in from_index.stdout
+
+
+def test_every_command_of_make_check_runs_before_a_commit() -> None:
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    commands = {line.strip().replace("$(BIN)", ".venv/bin") for line in recipe[1].splitlines()}
+    assert len(commands) > 4
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = {hook["entry"].replace(" --force-exclude", "") for hook in local["hooks"]}
+    assert commands <= hooks
