@@ -502,9 +502,10 @@ def test_a_save_that_is_waited_for_is_complete_before_the_run_is_abandoned(ranks
     assert (tmp_path / "latest").read_text().strip() == "step-000000001"
 
 
+@pytest.mark.parametrize("end", ["", "training.__exit__(SystemExit, SystemExit(0), None)"], ids=["end", "exit"])
 @pytest.mark.parametrize("begin", ["flk.init(device='cpu', save_every=2", "flk.adopt(model=model, save_every=2"])
 def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_what_is_not_saved(
-    ranks: Ranks, tmp_path: Path, begin: str
+    ranks: Ranks, tmp_path: Path, begin: str, end: str
 ) -> None:
     script = f"""
         import time, torch, flk_runtime as flk
@@ -523,6 +524,7 @@ def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_wh
             training.parallelize(model)
         for _ in range(STEPS):
             training.step()
+        {end}
     """
     name = "run" if "init" in begin else "loop"
     for steps, said in (

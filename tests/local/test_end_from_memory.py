@@ -14,11 +14,16 @@ from tests.support.pods import Pods
 
 # The first attempt saves in memory alone.
 SCRIPT = """
-    import os, time
+    import os, sys, time
+    os.environ["FLK_JOB"] = f"job of attempt {os.environ['FLK_ATTEMPT']}"
     import torch, torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     import flk_runtime as flk
+    from flk_runtime.checkpoint.storage.folder import FolderDestination
     from flk_runtime.shared.progress import own_page
+
+    commit = FolderDestination.commit
+    FolderDestination.commit = lambda *told: (print("stores step", told[1], *told[2].decode().split()), commit(*told))
 
     BEGIN
     rank, attempt = dist.get_rank(), os.environ["FLK_ATTEMPT"]
@@ -40,6 +45,24 @@ SCRIPT = """
         dist.barrier()
         print(f"saved {own_page().saved}")
         ENDS
+"""
+RUN = """
+    import os, time, torch, flk_runtime as flk
+    from flk_runtime.shared.progress import own_page
+
+    model = torch.nn.Linear(4, 4)
+    torch.distributed.init_process_group("gloo")
+    found = flk.restore(model=torch.nn.Linear(4, 4))
+    with flk.init(device="cpu", log_every=0) as run:
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        print(f"{found} steps of {run.steps}")
+        while run.steps < 5:
+            run.step()
+            end = time.monotonic() + 30
+            while run.steps == 3 and own_page().saved != 3 and time.monotonic() < end:
+                time.sleep(0.02)
+            if run.steps == 3 and os.environ["FLK_ATTEMPT"] == "0":
+                os._exit(1)
 """
 ALL = "model=model, own=flk.per_rank(own)"
 GLOO = 'dist.init_process_group("gloo")'
@@ -98,11 +121,37 @@ def ends(job: Pods, root: Path, expected: list[int]) -> None:
 def test_what_was_restored_from_memory_is_stored_at_the_end(start: Callable[..., Pods], root: Path, text: str) -> None:
     job = start(text, 1, 2)
     ends(job, root, [0])
+    (stores,) = re.findall("stores step 2 .*", job.log(0))
+    assert "job of attempt 0" in stores
     assert begun(job)[1:] == ["2 with 2.0 2.0, " + ("0" if "restore(model=model)" in text else "20")]
     again = start(script(), 1, 2)
     assert again.wait() == [0], again.log()
     assert "resumed at step 2 from /" in again.log()
     assert [begun(again, rank)[-1] for rank in (0, 1)] == ["2 with 2.0 2.0, 20", "2 with 2.0 2.0, 21"]
+
+
+def test_a_rank_that_fails_by_its_exit_code_waits_for_no_other(start: Callable[..., Pods], root: Path) -> None:
+    job = start(script(ends="rank and sys.exit(3); time.sleep(600)"), 1, 2)
+    ends(job, root, [0])
+    (failed, ended) = job.record().attempts
+    assert failed.failure is not None
+    assert (failed.failure.exit_code, ended.failure) == (3, None)
+
+
+def test_a_run_in_the_place_from_which_flk_has_restored_keeps_its_checkpoints_in_memory(
+    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path
+) -> None:
+    settings = {
+        pod_env.MEMORY_ROOT: str(root),
+        user_env.STORE_EVERY: "0",
+        user_env.SAVE_EVERY: "1",
+        "FLK_RESTARTS": "1",
+    }
+    job = forked_pods(script=RUN, **settings, **{user_env.CHECKPOINT: str(tmp_path / "checkpoint")})
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert re.findall(r"(\d+) steps of (\d+)", job.log()) == [("0", "0"), ("3", "3")]
+    assert "keeps only the first training" not in job.log()
 
 
 def test_fewer_ranks_store_the_shards_of_all(start: Callable[..., Pods], root: Path) -> None:

@@ -259,6 +259,7 @@ OWN_LOOP = """
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         torch.nn.init.constant_(weight, step)
+        COUNTS
         if flk.must_stop(step):
             flk.save(step, wait=True, model=model, optimizer=optimizer)
             sys.exit(143)
@@ -271,13 +272,17 @@ OWN_LOOP = """
 
 
 @pytest.mark.parametrize("place", ["memory", "storage"])
-@pytest.mark.parametrize("begin", ['dist.init_process_group("gloo")', "flk.init()"], ids=["gloo", "init"])
+@pytest.mark.parametrize(
+    ("begin", "counts"),
+    [('dist.init_process_group("gloo")', "pass"), ("flk.init()", "pass"), ("run = flk.init()", "run.step()")],
+    ids=["gloo", "init", "run.step"],
+)
 def test_a_script_that_asks_whether_it_must_stop_saves_after_the_same_step_on_all_ranks(
-    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, begin: str, place: str
+    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, begin: str, counts: str, place: str
 ) -> None:
     memory = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER}
     variables = memory if place == "memory" else {user_env.CHECKPOINT: str(tmp_path / "checkpoint")}
-    script = OWN_LOOP.replace("BEGIN", begin)
+    script = OWN_LOOP.replace("BEGIN", begin).replace("COUNTS", counts)
     job = forked_pods(2, 1, script=script, FLK_RESTARTS="1", FLK_GRACE=str(GRACE), **variables)
     job.start("train.py")
     reached(job, 3)
@@ -291,6 +296,20 @@ def test_a_script_that_asks_whether_it_must_stop_saves_after_the_same_step_on_al
     failure = job.record(0).attempts[0].failure
     assert failure is not None
     assert failure.summary == f"test-worker-1 received SIGTERM; saved after step {saved}"
+
+
+def test_a_script_that_asks_whether_it_must_stop_ends_as_preempted_where_nothing_can_be_saved(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    script = OWN_LOOP.replace("BEGIN", 'dist.init_process_group("gloo")').replace("COUNTS", "pass")
+    variables = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER}
+    job = forked_pods(2, 1, script=script, FLK_GRACE=str(GRACE), **variables, **{user_env.MEMORY_LIMIT: "1000"})
+    job.start("train.py")
+    reached(job, 3)
+    job.running[1].terminate()
+    assert job.running[1].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    job.until(lambda: "attempt 1 ended: test-worker-1 received SIGTERM" in job.log(0), "the attempt has ended")
+    assert "which is not saved: no place has room for it" in job.log(0)
 
 
 LIGHTNING = """

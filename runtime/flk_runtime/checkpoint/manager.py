@@ -99,6 +99,8 @@ class CheckpointManager:
         self._saves = 0  # of this manager
         self.has_saved = False
         """Whether `save` has been called."""
+        self.is_restored_by_script = False
+        """Whether the script has restored the checkpoint itself, with `flk.restore`, and need not register all."""
         self._saver: Saver | None = None
         self._memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
         self._in_memory: Restorable | None = None  # the checkpoint that was restored, if it was in memory
@@ -307,11 +309,12 @@ class CheckpointManager:
         """
         self._finished = True
         place = self._checkpoint.place if self._checkpoint else ""
-        if self._needs_model and "model" in self._unclaimed:
+        unclaimed = set[str]() if self.is_restored_by_script else self._unclaimed
+        if self._needs_model and "model" in unclaimed:
             raise MismatchError(
                 f"{place} holds a model, but this script registers none: call parallelize before the first step"
             )
-        left = sorted(each for each in self._unclaimed if not each.startswith(INTERNAL))
+        left = sorted(each for each in unclaimed if not each.startswith(INTERNAL))
         renamed = [name for name in left if name in self._restored and self._restored[name].is_of_model()]
         anew = [
             name

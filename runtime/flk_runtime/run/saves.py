@@ -13,6 +13,7 @@ import torch
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager, CheckpointOptions, Declared
 from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval, FixedInterval
 from flk_runtime.contract import VERSION, pod_env, user_env
+from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, shipped
@@ -28,6 +29,9 @@ _COMPILED: Final = f"{INTERNAL}compiled"  # the name of the compiled code in che
 kept: list[str | None] = []
 """The places where trainings of this process have kept their states; None: the memory of the pods alone, which holds
 the first training only."""
+
+restored: str | None = None
+"""The place of the checkpoint in memory from which `flk.restore` has resumed. The memory is for this place then."""
 
 
 def keep(place: str | None) -> None:
@@ -46,7 +50,8 @@ class Saves:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
         options, worker = context.options, context.worker
         self._context = context
-        if kept and pod_env.MEMORY in os.environ:
+        in_memory = not kept and (restored is None or is_same_place(restored, options.checkpoint))
+        if not in_memory and pod_env.MEMORY in os.environ:
             context.say(
                 "the memory of the pods keeps only the first training of a process: this one is saved in storage, if "
                 "there is any"
@@ -62,7 +67,7 @@ class Saves:
                 keep_every=options.keep_every,
                 store_every=options.store_every,
                 needs_model=needs_model,
-                in_memory=not kept,
+                in_memory=in_memory,
             ),
             context.print,
             self._note_saved,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -14,20 +14,21 @@ from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current
+from flk_runtime.run import current, saves
 from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.options import interval, place_of, retention
-from flk_runtime.run.saves import NO_STORAGE, keep, kept
 from flk_runtime.shared import progress
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
 
 _TIMEOUT = 1800.0  # seconds that a rank waits in the background for the file of another
 _managers: dict[str, CheckpointManager] = {}  # by the place of the checkpoints
+_stops = False  # the answer of `must_stop`
 
 
 def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: bool = False, **objects: Any) -> None:
@@ -61,7 +62,10 @@ def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[st
         )
     _register(manager, objects)
     manager.save(step)
-    _keep(manager)
+    if _stops and not manager.can_save:
+        _end_unsaved(step)
+    if manager.keeps_in_memory:
+        saves.keep(manager.place)
     if wait:
         manager.wait(together=True)
     else:
@@ -84,8 +88,11 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
         if manager.steps:
             manager.start_rank_rng()
         manager.finish_restoring()
-    if manager.steps:
-        _keep(manager)
+    if manager.source == "memory":
+        saves.restored = manager.place
+    run = current.saves()
+    if run and is_same_place(run.manager.place, manager.place):
+        run.manager.is_restored_by_script = True
     return manager.steps
 
 
@@ -100,9 +107,22 @@ def must_stop(step: int, /) -> bool:
             sys.exit(143)
 
     After the last step ``flk.must_stop(-1)`` says that no other follows; it returns False. Without flk's launcher the
-    answer is always False. `Run.step` and `Loop.step` stop by themselves.
+    answer is always False. `Run.step` and `Loop.step` stop by themselves where they save. Where no place takes what
+    `save` is given, this or `save` raises SystemExit with code 143.
     """
-    return progress.own_page().must_stop(step)
+    global _stops
+    page = progress.own_page()
+    page.script_stops = True
+    if not _managers or any(each.can_save for each in _managers.values()):
+        _stops = page.must_stop(step)
+    elif page.must_end_unsaved(step):
+        _end_unsaved(step)
+    return _stops
+
+
+def _end_unsaved(step: int) -> NoReturn:
+    _print(f"flk: stopped after step {step}, which is not saved: no place has room for it")
+    raise SystemExit(int(ExitCode.PREEMPTED))
 
 
 def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> CheckpointManager:
@@ -113,7 +133,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     _check_group(place)
     place = next((each for each in _managers if is_same_place(each, place)), place)
     before = _managers.get(place)
-    in_memory = is_same_place(place, kept[0] if kept else _default_place(place))
+    in_memory = is_same_place(place, saves.kept[0] if saves.kept else _default_place(place))
     if before is None or resume or (before.keeps_in_memory and not in_memory):
         if before:
             before.close()
@@ -156,7 +176,7 @@ def _say_what_has_no_effect(manager: CheckpointManager) -> None:
         lines.append(f"{user_env.SAVE_EVERY} has no effect on flk.save, which saves when the script calls it")
     if store_every is not None:
         if not manager.has_storage:
-            lines.append(NO_STORAGE)
+            lines.append(saves.NO_STORAGE)
         elif not manager.keeps_in_memory:
             lines.append("no checkpoints in memory here: each flk.save is stored, whatever store_every says")
         elif store_every == COMPUTED:
@@ -172,8 +192,8 @@ def _print(text: str) -> None:
 
 def _long_timeout() -> contextlib.AbstractContextManager[None]:
     """Inside, collectives have the timeout for what takes longer than a step, beside a run. Collective."""
-    saves = current.saves()
-    return saves.timeouts.long() if saves and current.is_open() else contextlib.nullcontext()
+    run = current.saves()
+    return run.timeouts.long() if run and current.is_open() else contextlib.nullcontext()
 
 
 def _check_group(place: str) -> None:
@@ -192,12 +212,6 @@ def _default_place(first: str) -> str | None:
     if run:
         return run.manager.place
     return os.environ.get(user_env.CHECKPOINT) or next(iter(_managers), first)
-
-
-def _keep(manager: CheckpointManager) -> None:
-    """Note that the memory of the pods, which holds one training of this process, holds this one."""
-    if manager.keeps_in_memory:
-        keep(manager.place)
 
 
 def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:

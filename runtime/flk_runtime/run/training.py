@@ -84,7 +84,7 @@ class Training:
         Training stops until the state is copied to memory; a thread writes it. With ``wait``, training stops until the
         checkpoint is complete; a training that ends with `abandon` needs it. A checkpoint that is still being written
         is awaited first. Raises CheckpointError on all ranks if one of them could not be written or a state cannot be
-        saved, and SetupError after `close`.
+        saved, and SetupError after `close`. With ``wait``, they are raised too where a place takes nothing.
         """
         self._check_open("save")
         self._saves.save(self._steps.done, wait=wait)

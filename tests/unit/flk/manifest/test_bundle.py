@@ -195,6 +195,14 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
         ("train.py", "optimizer = flk.DistributedOptimizer(optimizer)", {"averaging"}),
         (
             ["-m", "package.train"],
+            "flk.init(diloco=flk.DiLoCo() if sys.argv[1:] else None)",
+            {
+                *("average", "averaging", "diloco", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "saves"),
+                *("sharding", "sinks", "slurm", "trainers", "weights"),
+            },
+        ),
+        (
+            ["-m", "package.train"],
             "import torch",
             {
                 *("average", "averaging", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "saves"),

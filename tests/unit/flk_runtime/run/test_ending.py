@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import errno, multiprocessing, sys
+import errno, multiprocessing, os, sys
 from flk_runtime.run import ending
 
 class Manager:
     def __init__(self, name, error=None):
         self.name, self.error = name, error
 
-    def wait(self):
+    def complete(self):
         print("waited for", self.name)
         if self.error:
             raise self.error
@@ -30,6 +30,13 @@ def train():
 {run}
 """
 HERE = "train()"
+FORK = """
+train()
+sys.stdout.flush()
+if os.fork() == 0:
+    sys.exit()  # its parent waits for its own writes
+os.wait()
+"""
 CHILD = """
 process = multiprocessing.get_context("fork").Process(target=train)
 process.start()
@@ -38,7 +45,7 @@ sys.exit(process.exitcode)
 """
 
 
-@pytest.mark.parametrize("run", [HERE, CHILD], ids=["process", "process of multiprocessing"])
+@pytest.mark.parametrize("run", [HERE, CHILD, FORK], ids=["process", "process of multiprocessing", "parent"])
 @pytest.mark.parametrize(
     ("error", "code"), [("OSError(errno.ENOSPC, 'No space left on device')", 1), ("None", 0)], ids=["failed", "written"]
 )

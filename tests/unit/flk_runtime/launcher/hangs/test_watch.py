@@ -34,8 +34,10 @@ class Received:
     statuses: list[PodStatus] = field(default_factory=list)
 
 
-@pytest.mark.parametrize(("phase", "counts"), [(Phase.RESTORING, True), (Phase.TRAINING, False)])
-def test_bytes_of_a_checkpoint_are_progress_of_a_rank_that_restores(tmp_path: Path, phase: Phase, counts: bool) -> None:
+@pytest.mark.parametrize(("phase", "counts"), [(Phase.RESTORING, True), (Phase.SAVING, True), (Phase.TRAINING, False)])
+def test_bytes_of_a_checkpoint_are_progress_of_a_rank_that_restores_or_stores_it(
+    tmp_path: Path, phase: Phase, counts: bool
+) -> None:
     received = Received()
     watch = Watch(Settings(("train.py",)), received.statuses.append, lambda *_: None, lambda: received.at)
     rank = Rank(ProgressPage.private(), {user_env.HEARTBEAT: str(tmp_path / "none")})
