@@ -46,6 +46,22 @@ SCRIPT = """
         print(f"saved {own_page().saved}")
         ENDS
 """
+EXITS = """
+    import sys, time, torch
+    import flk_runtime as flk
+    from flk_runtime.checkpoint.storage.folder import FolderDestination
+
+    create = FolderDestination.create
+
+    def slow(*arguments):
+        time.sleep(1)
+        return create(*arguments)
+
+    FolderDestination.create = slow
+    torch.distributed.init_process_group("gloo")
+    flk.save(1, model=torch.nn.Linear(4, 4))
+    sys.exit(3)
+"""
 RUN = """
     import os, time, torch, flk_runtime as flk
     from flk_runtime.shared.progress import own_page
@@ -128,6 +144,15 @@ def test_what_was_restored_from_memory_is_stored_at_the_end(start: Callable[...,
     assert again.wait() == [0], again.log()
     assert "resumed at step 2 from /" in again.log()
     assert [begun(again, rank)[-1] for rank in (0, 1)] == ["2 with 2.0 2.0, 20", "2 with 2.0 2.0, 21"]
+
+
+def test_an_exit_code_of_a_failure_loses_no_checkpoint_that_is_being_written(
+    forked_pods: Callable[..., Pods], tmp_path: Path
+) -> None:
+    job = forked_pods(1, 2, script=EXITS, **{user_env.CHECKPOINT: str(tmp_path / "checkpoint")})
+    job.start("train.py")
+    assert job.wait() == [100], job.log()
+    assert stored(job) == ["step-000000001"]
 
 
 def test_a_rank_that_fails_by_its_exit_code_waits_for_no_other(start: Callable[..., Pods], root: Path) -> None:

@@ -116,7 +116,8 @@ def call(words: Sequence[str]) -> int:
             raise
         said = (error.strerror or str(error)).lower()
         hint = "--show-completion prints what your shell has to read"
-        raise UsageError(f"the completion cannot be written to {error.filename}: {said}", hint=hint) from None
+        where = f" to {error.filename}" if error.filename else ""
+        raise UsageError(f"the completion cannot be written{where}: {said}", hint=hint) from None
     except Exception as error:
         if isinstance(error, _CLICK_ERROR):
             raise _translated(error, next((f"{name} {word}" for word in words if word in COMMANDS), name)) from None

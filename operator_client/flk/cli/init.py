@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -38,8 +39,9 @@ def init(
         try:
             Path(name).write_text(text, encoding="utf-8")
         except OSError as error:
-            if name not in existing:  # on a full disk it is there, and empty
-                Path(name).unlink(missing_ok=True)
+            if name not in existing and not Path(name).is_symlink():  # on a full disk it is there, and empty
+                with contextlib.suppress(OSError):
+                    Path(name).unlink(missing_ok=True)
             raise UsageError(f"cannot write {name}: {(error.strerror or str(error)).lower()}") from None
         note(f"wrote {name}")
     if not Path(script).exists():

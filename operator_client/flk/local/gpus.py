@@ -11,6 +11,8 @@ from flk.spec.job import Job
 from flk_runtime.contract.platform import VISIBLE_GPUS, gpu_names
 from flk_runtime.contract.ranges import plural
 
+_WSL = Path("/dev/dxg")  # the device of all GPUs where Linux runs in Windows
+
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
     """The number of NVIDIA's GPUs on this machine, by their device files; 0 also where others have none."""
@@ -44,7 +46,7 @@ def shares(job: Job, gpus: int, environ: Mapping[str, str] = os.environ) -> list
     )
 
 
-def on_cpus(job: Job, gpus: int, shared: list[str] | None) -> str:
+def on_cpus(job: Job, gpus: int, shared: list[str] | None, environ: Mapping[str, str] = os.environ) -> str:
     """Why ranks train on the CPU of a machine with so many ``gpus``, as a sentence; empty if nothing says that they do.
 
     ``shared``: what `shares` has returned.
@@ -54,6 +56,6 @@ def on_cpus(job: Job, gpus: int, shared: list[str] | None) -> str:
             "the pods of the job have more ranks than this machine has GPUs, so they train on the CPU: "
             "use fewer --replicas, --processes or --spares"
         )
-    if job.resources.gpu and shared is not None and not gpus:
-        return "this machine has no GPU of NVIDIA's, which the job asks for: ranks that find no other train on the CPU"
+    if job.resources.gpu and shared is not None and not gpus and VISIBLE_GPUS not in environ and not _WSL.exists():
+        return "the job asks for GPUs, and /dev has none of NVIDIA's: ranks that find no other train on the CPU"
     return ""

@@ -103,11 +103,6 @@ class PodReader(ChunkReader):
             self._gather_headers()
         self._add(self._headers)
 
-    @property
-    def writer(self) -> Mapping[str, Any]:
-        """What has written the checkpoint, as far as a header here says it."""
-        return next((header.metadata for header in self._headers.values()), {})
-
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The metadata of the whole checkpoint, with the chunks that `cover` was called for."""
         metadata: Metadata = self._metadata

@@ -99,12 +99,11 @@ class CheckpointManager:
         self._saves = 0  # of this manager
         self.has_saved = False
         """Whether `save` has been called."""
-        self.is_restored_by_script = False
-        """Whether the script has restored the checkpoint itself, with `flk.restore`, and need not register all."""
+        self.restored_by_script: set[str] = set()
+        """Names of objects that the script has restored itself, with `flk.restore`, and need not register."""
         self._saver: Saver | None = None
         self._memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
         self._in_memory: Restorable | None = None  # the checkpoint that was restored, if it was in memory
-        self._writer: Mapping[str, Any] = {}  # what wrote it
         self.source = "start"
         """Where the state comes from, as in SOURCES."""
         self._store_every, self._stored = options.store_every, 0  # the step of the newest one in storage
@@ -182,9 +181,7 @@ class CheckpointManager:
         from flk_runtime.checkpoint.load import SavedCheckpoint
 
         shared = offered.processes, memory.folder, offered.copies
-        reader = PodReader(offered.readers, memory.open_shard, *shared)
-        self._writer = reader.writer
-        checkpoint = SavedCheckpoint(_IN_MEMORY, reader)
+        checkpoint = SavedCheckpoint(_IN_MEMORY, PodReader(offered.readers, memory.open_shard, *shared))
         return self._resume(checkpoint, len(offered.readers), of_any_place=False)
 
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int, *, of_any_place: bool = True) -> bool:
@@ -309,7 +306,7 @@ class CheckpointManager:
         """
         self._finished = True
         place = self._checkpoint.place if self._checkpoint else ""
-        unclaimed = set[str]() if self.is_restored_by_script else self._unclaimed
+        unclaimed = self._unclaimed - self.restored_by_script
         if self._needs_model and "model" in unclaimed:
             raise MismatchError(
                 f"{place} holds a model, but this script registers none: call parallelize before the first step"
@@ -466,11 +463,11 @@ class CheckpointManager:
         if self._saver is not None:
             self._saver.watch()
 
-    def wait(self, *, together: bool = False) -> None:
+    def wait(self, *, together: bool = False, at_end: bool = False) -> None:
         """Wait until the latest checkpoint is complete, and stored if there is storage.
 
         The latest one may be one that was restored from memory. Raises CheckpointError on all ranks if it could not be.
-        ``together``: as in `Saver.wait`, and raise SetupError if the pods share no place.
+        ``together``: as in `Saver.wait`, and raise SetupError if the pods share no place. ``at_end``: as there.
         """
         if together and self._lacks_volume:
             raise SetupError(_NO_VOLUME)
@@ -478,18 +475,18 @@ class CheckpointManager:
             return
         with own_page().during(Phase.SAVING):
             if self.has_saved:
-                self._saver.wait(together=together)
+                self._saver.wait(together=together, at_end=at_end)
                 self._stored = self._latest
             elif self.has_storage and self._in_memory and self._stored < self.steps and not CheckpointManager._outdated:
                 CheckpointManager._outdated = True
-                self._saver.store_restored(self._in_memory, self._writer)
+                self._saver.store_restored(self._in_memory, at_end=at_end)
                 self._stored = self.steps
 
-    def complete(self) -> None:
-        """As `wait`, at the end of this process, which other ranks may reach much later."""
+    def finish_write(self) -> None:
+        """Wait for the write that is going on, if there is one. Raises CheckpointError if it fails."""
         if self._saver is not None:
-            self._saver.wait_for_ends()
-        self.wait()
+            with own_page().during(Phase.SAVING):
+                self._saver.finish_write()
 
     def close(self) -> None:
         """Wait for what this manager has saved, and free its copies of the state: another one goes on in its place."""

@@ -72,12 +72,14 @@ class ChunkReader(StorageReader):
 
 
 class HeldShard:
-    """A whole shard file as it can be read: the tensors, as views of the mapped file, and the plain values."""
+    """A whole shard file as it can be read: the tensors as views of the mapped file, the plain values, the writer."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError, and ShardError if the file is no whole shard."""
         memory = map_file(path)
-        *tensors, values = read_header(memory).entries
+        header = read_header(memory)
+        *tensors, values = header.entries
+        self.writer = header.metadata
         self.values = memory[values.begin : values.begin + values.length]
         self._tensors = [(each, view_tensor(memory, each.begin, each.dtype or "", each.size)) for each in tensors]
 

@@ -297,9 +297,9 @@ def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
     if exit_.code is None or isinstance(exit_.code, int):
         code = (exit_.code or 0) & 0xFF
         if code not in (0, ExitCode.PREEMPTED):
-            sys.last_type = SystemExit  # the end of the process waits for no other rank then
+            failure_report.exits_with_failure = True
         return code
-    sys.last_type = SystemExit
+    failure_report.exits_with_failure = True
     text = text_of(exit_.code)
     print(text, file=sys.stderr)
     if reports:

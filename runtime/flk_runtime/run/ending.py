@@ -36,7 +36,7 @@ def complete_at_the_end(manager: CheckpointManager, training: Training | None = 
         _process = os.getpid()
         _managers.clear()
         if multiprocessing.parent_process() is not None:  # such a process does not use atexit
-            Finalize(None, _complete, exitpriority=0)
+            Finalize(None, _end, exitpriority=0)
     _managers.setdefault(manager, training)
 
 
@@ -49,7 +49,7 @@ def has_failed() -> bool:
     """Whether the script has failed, at the end of this process or in the handling of its exception."""
     error = sys.exc_info()[1]  # that ends a process of multiprocessing
     raised = hasattr(sys, "last_type") or hasattr(sys, "last_value")  # by Python, or by flk's launcher
-    return raised or (error is not None and not ends_without_failure(error))
+    return raised or failure_report.exits_with_failure or (error is not None and not ends_without_failure(error))
 
 
 def ends_without_failure(error: BaseException | None) -> bool:
@@ -68,19 +68,24 @@ def _end() -> None:
 
 
 def _complete() -> None:
-    """Wait for writes that are going on, unless the script has failed: other ranks may be gone then.
+    """Wait for writes, unless the script has raised an exception: other ranks may be gone then.
 
-    A line says what an open run or loop has not saved, which only all ranks together could save.
+    After an exit code that says that the script has failed, other ranks may go on: nothing new is written, which would
+    need them. A line says what an open run or loop has not saved, which only all ranks together could save.
 
     If one fails, this process reports it and ends with code 1, which an exception does not achieve here. Functions that
     were registered with atexit before this module was imported are not called then, but for the end of logging.
     """
-    if has_failed():
+    has_exited = failure_report.exits_with_failure
+    if has_failed() and not has_exited:
         return
     errors = []
     for manager, training in _managers.items():
         try:
-            manager.complete()
+            if has_exited:
+                manager.finish_write()
+                continue
+            manager.wait(at_end=True)
             if training is not None:
                 training.say_unsaved()
         except Exception as error:
@@ -91,5 +96,6 @@ def _complete() -> None:
             with contextlib.suppress(OSError, ValueError):
                 stream.write(text)
                 stream.flush()
-        logging.shutdown()
-        os._exit(1)
+        if not has_exited:
+            logging.shutdown()
+            os._exit(1)

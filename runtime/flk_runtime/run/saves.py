@@ -32,12 +32,22 @@ the first training only."""
 
 restored: str | None = None
 """The place of the checkpoint in memory from which `flk.restore` has resumed. The memory is for this place then."""
+_restored: list[tuple[str | None, set[str]]] = []  # by place, what `flk.restore` has restored
 
 
 def keep(place: str | None) -> None:
     """Note that a training of this process keeps its state in ``place``."""
     if place not in kept:
         kept.append(place)
+
+
+def restored_by_script(place: str | None) -> set[str]:
+    """The names of what `flk.restore` has restored from the checkpoint in ``place``; the set grows with each call."""
+    for known, names in _restored:
+        if is_same_place(known, place):
+            return names
+    _restored.append((place, set()))
+    return _restored[-1][1]
 
 
 class Saves:
@@ -73,6 +83,7 @@ class Saves:
             self._note_saved,
             self._note_stored,
         )
+        self.manager.restored_by_script = restored_by_script(options.checkpoint)
         if self.manager.steps:
             keep(self.manager.place)
         self.due = 0

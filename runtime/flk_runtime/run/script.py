@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
-from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
@@ -63,7 +62,8 @@ def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[st
     _register(manager, objects)
     manager.save(step)
     if _stops and not manager.can_save:
-        _end_unsaved(step)
+        _print(f"flk: step {step} is not saved: {manager.place} has no room for it")
+        return
     if manager.keeps_in_memory:
         saves.keep(manager.place)
     if wait:
@@ -90,9 +90,7 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
         manager.finish_restoring()
     if manager.source == "memory":
         saves.restored = manager.place
-    run = current.saves()
-    if run and is_same_place(run.manager.place, manager.place):
-        run.manager.is_restored_by_script = True
+    saves.restored_by_script(manager.place).update(objects)
     return manager.steps
 
 
@@ -107,22 +105,17 @@ def must_stop(step: int, /) -> bool:
             sys.exit(143)
 
     After the last step ``flk.must_stop(-1)`` says that no other follows; it returns False. Without flk's launcher the
-    answer is always False. `Run.step` and `Loop.step` stop by themselves where they save. Where no place takes what
-    `save` is given, this or `save` raises SystemExit with code 143.
+    answer is always False. `Run.step` and `Loop.step` stop by themselves where they save. Where no place takes the
+    state, `save` prints a line and returns, so that the process ends with code 143 then, too.
     """
     global _stops
     page = progress.own_page()
     page.script_stops = True
     if not _managers or any(each.can_save for each in _managers.values()):
         _stops = page.must_stop(step)
-    elif page.must_end_unsaved(step):
-        _end_unsaved(step)
+    else:
+        _stops = page.must_end_unsaved(step)
     return _stops
-
-
-def _end_unsaved(step: int) -> NoReturn:
-    _print(f"flk: stopped after step {step}, which is not saved: no place has room for it")
-    raise SystemExit(int(ExitCode.PREEMPTED))
 
 
 def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> CheckpointManager:
@@ -133,7 +126,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     _check_group(place)
     place = next((each for each in _managers if is_same_place(each, place)), place)
     before = _managers.get(place)
-    in_memory = is_same_place(place, saves.kept[0] if saves.kept else _default_place(place))
+    in_memory = is_same_place(place, saves.kept[0] if saves.kept else saves.restored or _default_place(place))
     if before is None or resume or (before.keeps_in_memory and not in_memory):
         if before:
             before.close()

@@ -118,8 +118,13 @@ class Training:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is None:
             self.close()
-        elif not ends_without_failure(error):  # else the end of the process waits for writes, and leaves
-            self.abandon()
+            return
+        without_failure = ends_without_failure(error)
+        if without_failure and not self.closed:
+            self.say_unsaved()
+        self.abandon()
+        if without_failure:
+            complete_at_the_end(self._saves.manager)  # it may still be written
 
     def _check_open(self, method: str) -> None:
         if self.closed:

@@ -44,6 +44,9 @@ _OF_SHARDS = {
     ),
 }
 
+exits_with_failure = False
+"""Whether this process ends because the script has called `sys.exit` with a code that says that it has failed."""
+
 
 def describe(error: BaseException) -> dict[str, Any]:
     """The exception as fields of a Failure. Raises nothing, whatever methods the exception has.

@@ -175,18 +175,19 @@ class Saver:
             with contextlib.suppress(RuntimeError):  # at a limit of processes: the next save calls it
                 self._watcher.start()
 
-    def wait(self, *, together: bool = False) -> None:
+    def wait(self, *, together: bool = False, at_end: bool = False) -> None:
         """Wait until the latest save is complete, in storage too if there is one: it is written now if it was not.
 
         Raises CheckpointError if it failed: on all ranks alike if it is in storage, else on the ranks without a shard.
         ``together``: all ranks wait, and raise it also if one has no shard or there is no place. Collective then.
+        ``at_end``: of the process, so that other ranks may begin to write much later.
         """
         if together and self.refusal:
             raise StorageError(f"nothing is saved: {self.refusal}")
         lost, error = self._loss(), self._join()
         if self.behind and self._latest:
             self._pass(error)
-            self._begin_write()
+            self._begin_write(at_end=at_end)
             error = self._join()
         self.behind = self._separate and error is not None
         if error is not None:
@@ -197,10 +198,10 @@ class Saver:
             if lost:
                 raise StorageError(lost)
 
-    def wait_for_ends(self) -> None:
-        """Wait for other ranks as long as they take: this process ends, and they may work for long before they do."""
-        if self._writer is not None:
-            self._writer.waits_for_ends = True
+    def finish_write(self) -> None:
+        """Wait for the write that is going on, if there is one. Raises CheckpointError if it fails."""
+        if error := self._join():
+            raise error
 
     def close(self) -> None:
         """Free the copies of the state. Nothing is written now."""
@@ -208,17 +209,17 @@ class Saver:
             self._staging.close()
             self._staging = self._latest = self._read = None
 
-    def store_restored(self, checkpoint: Restorable, writer: Mapping[str, Any]) -> None:
+    def store_restored(self, checkpoint: Restorable, *, at_end: bool) -> None:
         """Write the checkpoint that was restored from memory to storage, as memory holds it. Nothing was saved since.
 
-        ``writer`` describes what has written it.
+        ``at_end``: as in `wait`.
         Returns when it is complete. Raises CheckpointError on all ranks if it could not be written.
         """
         assert self._memory is not None  # noqa: S101
         assert self._writer is not None  # noqa: S101
         open_shard, step, readers = self._memory.open_shard, checkpoint.step, checkpoint.readers
         own = ((shard, HeldShard(open_shard(shard))) for shard, reader in enumerate(readers) if reader == self._rank)
-        self._writer.write(ShardHeader(step, len(readers), self._rank, (), writer or self._metadata), own)
+        self._writer.write(ShardHeader(step, len(readers), self._rank, (), self._metadata), own, at_end=at_end)
         self._on_stored(step)
 
     def _join(self) -> BaseException | None:
@@ -300,7 +301,7 @@ class Saver:
                 self._step = step
         self._latest = (shard, header, time.monotonic() - begin)
 
-    def _begin_write(self) -> None:
+    def _begin_write(self, *, at_end: bool = False) -> None:
         """Have the latest shard written to storage by a thread. None writes.
 
         Where no thread can be started, as at a limit of processes, it is written before this returns.
@@ -310,7 +311,7 @@ class Saver:
         shard, header, seconds = self._latest
         self._read = shard
         self._awaited.clear()
-        arguments = (self._writer, shard, header, seconds * _PAUSE)
+        arguments = (self._writer, shard, header, seconds * _PAUSE, at_end)
         self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
         try:
             self._thread.start()
@@ -371,11 +372,13 @@ class Saver:
             process_group.maximum(0)  # no rank gives up what another one has reserved since then
         return refusal
 
-    def _write(self, writer: StorageWriter, shard: StagedShard, header: ShardHeader, pause: float) -> None:
+    def _write(
+        self, writer: StorageWriter, shard: StagedShard, header: ShardHeader, pause: float, at_end: bool
+    ) -> None:
         """Write the shard to storage in the background, after ``pause`` seconds unless a caller waits for it."""
         self._awaited.wait(pause)
         try:
-            writer.write(header, [(header.rank, shard)])
+            writer.write(header, [(header.rank, shard)], at_end=at_end)
             self._on_stored(header.step)
             if not self._separate or header.step > self._announced:
                 self._on_saved(header.step)

@@ -22,7 +22,7 @@ class StagedShard:
     def __init__(self, path: FilePath | None, plan: Plan, metadata: Mapping[str, Any]) -> None:
         """``path``: a file in tmpfs; None: memory of this process. Raises OSError if there is no room."""
         self.path = path
-        self.plan = plan
+        self.plan, self.writer = plan, metadata
         self.values = b""
         """The plain values of the copy."""
         self._file = ShardFile(path, plan.entries, metadata)

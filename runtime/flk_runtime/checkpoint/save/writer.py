@@ -24,7 +24,6 @@ from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest, StoredFile
 from flk_runtime.errors import MismatchError, StorageError, checkpoint_error
-from flk_runtime.shared.progress import heartbeat
 from flk_runtime.shared.shard_file import Entry, ShardHeader, value_name
 from flk_runtime.system.checksum import crc32
 
@@ -46,10 +45,13 @@ class Retention:
 
 
 class Shard(Protocol):
-    """A whole shard in memory: its tensors, and its plain values as the bytes of torch.save."""
+    """A whole shard in memory: its tensors, its plain values as the bytes of torch.save, and what has written it."""
 
     @property
     def values(self) -> bytes: ...
+
+    @property
+    def writer(self) -> Mapping[str, Any]: ...
 
     def tensors(self) -> list[tuple[Entry, torch.Tensor]]: ...
 
@@ -66,20 +68,20 @@ class StorageWriter:
         self._rank, self._world_size = rank, world_size
         self._owner = False  # this rank, rank 0, has claimed the destination
         self._saves = 0
-        self.waits_for_ends = False
-        """Whether to wait for a rank as long as it takes, and to count that as progress: it may have much to do yet."""
+        self._at_end = False  # of the process, in the latest save
         self._late = False  # on rank 0: another one may still read the result of the latest save
 
-    def write(self, header: ShardHeader, shards: Iterable[tuple[int, Shard]]) -> None:
+    def write(self, header: ShardHeader, shards: Iterable[tuple[int, Shard]], *, at_end: bool = False) -> None:
         """Write this rank's file, and return when all ranks have and the checkpoint is visible.
 
         ``header`` tells of the checkpoint its step, its number of shards, and what has written it. ``shards``, each
-        with the rank that it is of, are this rank's part of them. Raises CheckpointError, the same on all ranks, if a
-        rank could not write, or ``shards`` raises an error on one.
+        with the rank that it is of, are this rank's part of them. ``at_end``: this process ends, which others may do
+        much later, so it waits for them as long as they take. Raises CheckpointError, the same on all ranks, if a rank
+        could not write, or ``shards`` raises an error on one.
         """
         if self._late:
             self._delete_keys()
-        self._late = self._rank == 0
+        self._late, self._at_end = self._rank == 0, at_end
         self._saves += 1
         key = self._key
         try:
@@ -140,20 +142,23 @@ class StorageWriter:
     def _write_own(self, step: int, shards: Iterable[tuple[int, Shard]]) -> dict[str, Any]:
         file = self.destination.new_name(f"__{self._rank}_0.distcp", self._saves)
         entries: list[Entry] = []
+        writer: Mapping[str, Any] = {}
         with self.destination.create(step, file) as stream:
             counted = _CountedStream(stream)
-            for entry, content in (pair for rank, shard in shards for pair in _contents(rank, shard)):
-                begin = counted.size
-                if isinstance(content, bytes):
-                    counted.write(content)
-                else:
-                    counted.save(content)
-                entries.append(replace(entry, begin=begin, length=counted.size - begin))
+            for rank, shard in shards:
+                writer = shard.writer
+                for entry, content in _contents(rank, shard):
+                    begin = counted.size
+                    if isinstance(content, bytes):
+                        counted.write(content)
+                    else:
+                        counted.save(content)
+                    entries.append(replace(entry, begin=begin, length=counted.size - begin))
         stored = StoredFile(counted.size, counted.checksum)
         found = self.destination.measure_new(step, file)
         if found != stored:
             raise OSError(f"{file} has other bytes after writing than were written: is the storage damaged?")
-        return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries]}
+        return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries], "writer": writer}
 
     def _complete(self, key: str, header: ShardHeader) -> dict[str, Any] | None:
         """Make the checkpoint visible when all ranks have written their files. Returns the error if they have not."""
@@ -193,7 +198,8 @@ class StorageWriter:
             stream.write(metadata)
         files = {answer["file"]: StoredFile(*answer["stored"]) for answer in answers}
         files[file] = StoredFile(len(metadata), crc32(metadata))
-        manifest = Manifest(header.step, header.world_size, files, header.metadata)
+        writer = next((answer["writer"] for answer in answers if answer["writer"]), header.metadata)
+        manifest = Manifest(header.step, header.world_size, files, writer)
         self.destination.commit(header.step, manifest.to_json())
 
     def _get(self, key: str, awaited: str, timeout: float | None = None) -> bytes:
@@ -202,9 +208,7 @@ class StorageWriter:
         end = time.monotonic() + timeout
         pause = _POLL
         while not self._store.check([key]):
-            if self.waits_for_ends:
-                heartbeat()
-            elif time.monotonic() > end:
+            if not self._at_end and time.monotonic() > end:
                 raise StorageError(f"waited {timeout:g} s for {awaited}")
             time.sleep(pause)
             pause = min(_LONGEST_POLL, pause * 1.5)

@@ -108,7 +108,8 @@ def test_ranks_without_a_gpu_of_their_own_are_told_so(
 @pytest.mark.parametrize(
     ("replicas", "gpu", "here", "visible", "said"),
     [
-        (1, 1, 0, None, "this machine has no GPU of NVIDIA's"),
+        (1, 1, 0, None, "the job asks for GPUs, and /dev has none of NVIDIA's"),
+        (1, 1, 0, "0", ""),  # the user knows of one
         (1, 1, 0, "", ""),  # the user wants none
         (1, 1, 1, None, ""),
         (1, 0, 0, None, ""),
@@ -120,6 +121,6 @@ def test_ranks_that_train_on_the_cpu_are_said(
 ) -> None:
     environ = {} if visible is None else {VISIBLE_GPUS: visible}
     wanted = job(replicas, gpu=gpu)
-    text = on_cpus(wanted, here, shares(wanted, here, environ))
+    text = on_cpus(wanted, here, shares(wanted, here, environ), environ)
     assert text.startswith(said)
     assert bool(text) == bool(said)

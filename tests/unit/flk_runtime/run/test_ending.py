@@ -18,7 +18,11 @@ class Manager:
     def __init__(self, name, error=None):
         self.name, self.error = name, error
 
-    def complete(self):
+    def finish_write(self):
+        print("finished", self.name)
+
+    def wait(self, at_end):
+        assert at_end
         print("waited for", self.name)
         if self.error:
             raise self.error
@@ -65,3 +69,12 @@ def test_a_last_checkpoint_that_cannot_be_written_is_the_failure_of_its_process(
     assert report.exists() == bool(code)
     if code:
         assert "No space left on device" in json.loads(report.read_text())["message"]["message"]
+
+
+def test_after_an_exit_code_of_a_failure_only_writes_that_go_on_are_awaited() -> None:
+    run = (
+        "from flk_runtime.shared import failure_report\nfailure_report.exits_with_failure = True\ntrain()\nsys.exit(3)"
+    )
+    command = [sys.executable, "-c", SCRIPT.format(run=run, error=None)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.splitlines()) == (3, ["finished a", "finished b"])

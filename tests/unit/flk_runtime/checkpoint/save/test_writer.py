@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,13 +86,12 @@ def test_saves_go_on_after_somebody_has_removed_the_folder(destination: FolderDe
 def test_at_the_end_of_a_process_a_rank_waits_for_another_as_long_as_it_takes(
     destination: FolderDestination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, beats = dist.HashStore(), threading.Event()
-    monkeypatch.setattr(writer, "heartbeat", beats.set)
+    store, polled = dist.HashStore(), threading.Event()
+    monkeypatch.setattr(time, "sleep", lambda seconds: polled.set())
     first, second = (writer_of(rank, destination, store, 2) for rank in (0, 1))
-    first.waits_for_ends = second.waits_for_ends = True
     with ThreadPoolExecutor() as pool:
-        written = pool.submit(second.write, header(2), NOTHING)
-        assert beats.wait(30)
-        first.write(header(2), NOTHING)
+        written = pool.submit(second.write, header(2), NOTHING, at_end=True)
+        assert polled.wait(30)  # its time limit of no seconds is over
+        first.write(header(2), NOTHING, at_end=True)
         written.result(30)
     assert destination.last_good() == 1
