@@ -502,7 +502,29 @@ def test_a_save_that_is_waited_for_is_complete_before_the_run_is_abandoned(ranks
     assert (tmp_path / "latest").read_text().strip() == "step-000000001"
 
 
-@pytest.mark.parametrize("end", ["", "training.__exit__(SystemExit, SystemExit(0), None)"], ids=["end", "exit"])
+def test_a_run_is_told_of_what_only_a_part_of_was_restored(ranks: Ranks, tmp_path: Path) -> None:
+    """flk.restore has restored something else than the model that has got another name."""
+    script = """
+        import torch, flk_runtime as flk
+        model, ema = torch.nn.Linear(1, 1), {"decay": 0.9}
+        with flk.adopt(net=model, ema=ema) as loop:
+            loop.step()
+    """
+    ranks(script, 1, {"FLK_CHECKPOINT": str(tmp_path)})
+    script = """
+        import torch, flk_runtime as flk
+        run = flk.init(device="cpu")
+        flk.restore(ema={"decay": 0.0})
+        run.parallelize(torch.nn.Linear(1, 1))
+        run.step()
+    """
+    (ended,) = ranks(script, 1, {"FLK_CHECKPOINT": str(tmp_path)}, failing=True)
+    assert "holds the model 'net', which this script does not register" in ended.output
+
+
+@pytest.mark.parametrize(
+    "end", ["", "training.__exit__(SystemExit, SystemExit(0), None); assert training.closed"], ids=["end", "exit"]
+)
 @pytest.mark.parametrize("begin", ["flk.init(device='cpu', save_every=2", "flk.adopt(model=model, save_every=2"])
 def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_what_is_not_saved(
     ranks: Ranks, tmp_path: Path, begin: str, end: str

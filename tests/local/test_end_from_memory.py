@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract import pod_env, pod_layout, user_env
 from tests.support.pods import Pods
 
 # The first attempt saves in memory alone.
@@ -61,6 +61,23 @@ EXITS = """
     torch.distributed.init_process_group("gloo")
     flk.save(1, model=torch.nn.Linear(4, 4))
     sys.exit(3)
+"""
+BESIDE = """
+    import os, time, torch, flk_runtime as flk
+    from flk_runtime.shared.progress import own_page
+
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.Linear(4, 4)
+    found = flk.restore(model=model)
+    print("found", found)
+    if found:
+        flk.init(device="cpu", checkpoint="elsewhere")
+    if found < 2:
+        flk.save(found + 1, model=model)
+        end = time.monotonic() + 30
+        while own_page().saved != found + 1 and time.monotonic() < end:
+            time.sleep(0.02)
+        os._exit(found + 1)
 """
 RUN = """
     import os, time, torch, flk_runtime as flk
@@ -177,6 +194,16 @@ def test_a_run_in_the_place_from_which_flk_has_restored_keeps_its_checkpoints_in
     assert job.wait() == [0], job.log()
     assert re.findall(r"(\d+) steps of (\d+)", job.log()) == [("0", "0"), ("3", "3")]
     assert "keeps only the first training" not in job.log()
+
+
+def test_the_memory_stays_with_the_place_from_which_flk_has_restored(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    settings = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER, "FLK_RESTARTS": "2"}
+    job = forked_pods(script=BESIDE, **settings)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert re.findall(r"found (\d)", job.log()) == ["0", "1", "2"]
 
 
 def test_fewer_ranks_store_the_shards_of_all(start: Callable[..., Pods], root: Path) -> None:
