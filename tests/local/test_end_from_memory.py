@@ -58,10 +58,12 @@ EXITS = """
         return create(*arguments)
 
     FolderDestination.create = slow
-    torch.distributed.init_process_group("gloo")
-    flk.save(1, model=torch.nn.Linear(4, 4))
-    sys.exit(3)
+    model = torch.nn.Linear(4, 4)
+    SAVES
+    END
 """
+SCRIPT_SAVES = 'torch.distributed.init_process_group("gloo"); flk.save(1, model=model)'
+
 BESIDE = """
     import os, time, torch, flk_runtime as flk
     from flk_runtime.shared.progress import own_page
@@ -163,13 +165,26 @@ def test_what_was_restored_from_memory_is_stored_at_the_end(start: Callable[...,
     assert [begun(again, rank)[-1] for rank in (0, 1)] == ["2 with 2.0 2.0, 20", "2 with 2.0 2.0, 21"]
 
 
-def test_an_exit_code_of_a_failure_loses_no_checkpoint_that_is_being_written(
-    forked_pods: Callable[..., Pods], tmp_path: Path
+@pytest.mark.parametrize(
+    ("saves", "end", "code"),
+    [
+        (SCRIPT_SAVES, "sys.exit(3)", 3),
+        (SCRIPT_SAVES, "sys.exit('something is wrong')", 1),
+        ("run = flk.adopt(model=model)", "with run: run.step(); run.save(); sys.exit(3)", 3),
+        ("run = flk.adopt(model=model)", "with run: run.step(); run.save(); sys.exit()", 0),
+    ],
+    ids=["code", "text", "in a training", "without a failure in a training"],
+)
+def test_the_exit_of_a_script_loses_no_checkpoint_that_is_being_written(
+    forked_pods: Callable[..., Pods], tmp_path: Path, saves: str, end: str, code: int
 ) -> None:
-    job = forked_pods(1, 2, script=EXITS, **{user_env.CHECKPOINT: str(tmp_path / "checkpoint")})
+    script = EXITS.replace("SAVES", saves).replace("END", end)
+    job = forked_pods(1, 2, script=script, **{user_env.CHECKPOINT: str(tmp_path / "checkpoint")})
     job.start("train.py")
-    assert job.wait() == [100], job.log()
+    assert job.wait() == [100 if code else 0], job.log()
     assert stored(job) == ["step-000000001"]
+    failure = job.record().failure
+    assert (failure.exit_code if failure else 0) == code
 
 
 def test_a_rank_that_fails_by_its_exit_code_waits_for_no_other(start: Callable[..., Pods], root: Path) -> None:

@@ -353,6 +353,11 @@ class CheckpointManager:
             return False
         return "model" in self._objects if self._needs_model else bool(self._objects)
 
+    @property
+    def refusal(self) -> str:
+        """Why nothing is saved; empty if no place has refused."""
+        return _NO_VOLUME if self._lacks_volume else self._saver.refusal if self._saver else ""
+
     def save(self, steps: int, *, store: bool | None = None) -> None:
         """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.
 
@@ -470,7 +475,7 @@ class CheckpointManager:
         ``together``: as in `Saver.wait`, and raise SetupError if the pods share no place. ``at_end``: as there.
         """
         if together and self._lacks_volume:
-            raise SetupError(_NO_VOLUME)
+            raise SetupError(self.refusal)
         if self._saver is None:
             return
         with own_page().during(Phase.SAVING):

@@ -36,6 +36,7 @@ _FindSpec = Callable[[str], ModuleSpec | None]
 _C10D = "torch.distributed.distributed_c10d"
 _FILES = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 _FLUSH_SECONDS = 5.0  # that the files of a rank may take to be written at its end
+_reports: list[dict[str, Any]] = []  # of a failure, to send when this rank's exit handlers have run
 # What Python imports before the folder of a script is on its path.
 _BEFORE_PATH = frozenset(
     {"_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath"}
@@ -184,6 +185,8 @@ def run_exit_handlers(code: int) -> int:
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
+    for report in _reports:
+        failure_report.send(report)
     threading.excepthook = lambda _: None  # of threads that still run, and no longer find the script's variables
     flushed = _flush()  # before files end together with what they write to, in any order
     if not hasattr(sys, "last_value"):  # else the frames of the exception hold them
@@ -303,7 +306,8 @@ def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
     text = text_of(exit_.code)
     print(text, file=sys.stderr)
     if reports:
-        failure_report.send(
+        # Sent by `run_exit_handlers`: when the launcher knows of it, it ends the ranks, which may be writing.
+        _reports.append(
             {
                 "kind": "exit",
                 "type": "SystemExit",

@@ -65,29 +65,41 @@ def _end() -> None:
     _complete()
     for training in filter(None, [*_managers.values()]):
         training.abandon()
+    _managers.clear()  # a spawned process comes here twice, and forgets in between that it has failed
+
+
+def end_write(manager: CheckpointManager, training: Training | None, *, failed: bool) -> None:
+    """Wait for what ``manager`` writes, and say what an open ``training`` has not saved. Raises CheckpointError.
+
+    If this rank has ``failed``, other ranks may go on: nothing new is written, which would need them, and an error is
+    printed only.
+    """
+    if not failed:
+        manager.wait(at_end=True)
+        if training is not None:
+            training.say_unsaved()
+        return
+    try:
+        manager.finish_write()
+    except Exception as error:
+        print(f"flk: {error}", file=sys.stderr, flush=True)
 
 
 def _complete() -> None:
     """Wait for writes, unless the script has raised an exception: other ranks may be gone then.
 
-    After an exit code that says that the script has failed, other ranks may go on: nothing new is written, which would
-    need them. A line says what an open run or loop has not saved, which only all ranks together could save.
+    A line says what an open run or loop has not saved, which only all ranks together could save.
 
     If one fails, this process reports it and ends with code 1, which an exception does not achieve here. Functions that
     were registered with atexit before this module was imported are not called then, but for the end of logging.
     """
-    has_exited = failure_report.exits_with_failure
-    if has_failed() and not has_exited:
+    failed = failure_report.exits_with_failure
+    if has_failed() and not failed:
         return
     errors = []
     for manager, training in _managers.items():
         try:
-            if has_exited:
-                manager.finish_write()
-                continue
-            manager.wait(at_end=True)
-            if training is not None:
-                training.say_unsaved()
+            end_write(manager, training, failed=failed)
         except Exception as error:
             errors.append(error)
     if errors:
@@ -96,6 +108,5 @@ def _complete() -> None:
             with contextlib.suppress(OSError, ValueError):
                 stream.write(text)
                 stream.flush()
-        if not has_exited:
-            logging.shutdown()
-            os._exit(1)
+        logging.shutdown()
+        os._exit(1)

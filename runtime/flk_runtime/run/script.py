@@ -62,7 +62,7 @@ def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[st
     _register(manager, objects)
     manager.save(step)
     if _stops and not manager.can_save:
-        _print(f"flk: step {step} is not saved: {manager.place} has no room for it")
+        _print(f"flk: step {step} is not saved: {manager.refusal}")
         return
     if manager.keeps_in_memory:
         saves.keep(manager.place)

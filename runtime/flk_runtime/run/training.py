@@ -12,7 +12,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
-from flk_runtime.run.ending import complete_at_the_end, ends_without_failure, forget
+from flk_runtime.run.ending import complete_at_the_end, end_write, ends_without_failure, forget
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 
@@ -108,8 +108,8 @@ class Training:
         manager, steps, name = self._saves.manager, self._steps.done, type(self).__name__.lower()
         if self._steps.began and manager.has_storage and manager.can_save and manager.has_progress_since_save(steps):
             self._context.say(
-                f"the state after step {steps} is not saved, since the script ends without {name}.close(): call it at "
-                f"the end, or use `with … as {name}:`"
+                f"the state after step {steps} is not saved, since the script ends without {name}.close(), which the "
+                f"end of `with … as {name}:` calls too, but sys.exit inside does not"
             )
 
     def __enter__(self) -> Self:
@@ -119,12 +119,11 @@ class Training:
         if kind is None:
             self.close()
             return
-        without_failure = ends_without_failure(error)
-        if without_failure and not self.closed:
-            self.say_unsaved()
-        self.abandon()
-        if without_failure:
-            complete_at_the_end(self._saves.manager)  # it may still be written
+        try:
+            if isinstance(error, SystemExit) and not self.closed:
+                end_write(self._saves.manager, self, failed=not ends_without_failure(error))
+        finally:
+            self.abandon()
 
     def _check_open(self, method: str) -> None:
         if self.closed:
