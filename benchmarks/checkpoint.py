@@ -39,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 import flk_runtime as flk
 import launch
 import measure
+from flk_runtime.distributed import process_group
 
 WIDTH = 2048
 COMPARED = 6  # saves from the second on, which are measured apart; one more warms up
@@ -89,7 +90,7 @@ def run_first_save(rank: int, ranks: int, port: int, size: float, folder: str, a
     dist.all_reduce(share, op=dist.ReduceOp.MAX)
     if rank == 0:
         Path(answer).write_text(json.dumps(float(share)))
-    dist.destroy_process_group()
+    process_group.leave(at_once=False)  # destroy_process_group alone sometimes aborts a process that ends
 
 
 def run_rank(rank: int, ranks: int, port: int, size: float, folder: str, answer: str, rounds: int) -> None:
@@ -155,7 +156,7 @@ def run_rank(rank: int, ranks: int, port: int, size: float, folder: str, answer:
     )
     if rank == 0:
         Path(answer).write_text(json.dumps({**found, "early": early, "state": state}))
-    dist.destroy_process_group()
+    process_group.leave(at_once=False)  # destroy_process_group alone sometimes aborts a process that ends
 
 
 def wait_until_written(folder: Path, step: int) -> None:
