@@ -555,7 +555,8 @@ def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_wh
     ):
         ended = ranks(script.replace("STEPS", f"{steps} - training.steps"), 2, {"FLK_CHECKPOINT": str(tmp_path)})
         assert (tmp_path / "latest").read_text().strip() == f"step-{steps // 2 * 2:09}"
-        found = [line.partition(", which the end")[0] for each in ended for line in each.lines if "is not saved" in line]
+        lines = [line for each in ended for line in each.lines if "is not saved" in line]
+        found = [line.partition(", which the end")[0] for line in lines]
         assert found == said
 
 
