@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from flk_runtime.data.map_style import step_sizes
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
+from tests.support.slow_storage import SLOW_STORAGE
 from tests.support.small_model import SMALL_MODEL, told
 
 # Trains until STEPS and prints, per rank, the data of every step and a hash of all parameters at the end.
@@ -529,17 +531,9 @@ def test_a_run_is_told_of_what_only_a_part_of_was_restored(ranks: Ranks, tmp_pat
 def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_what_is_not_saved(
     ranks: Ranks, tmp_path: Path, begin: str, end: str
 ) -> None:
-    script = f"""
-        import time, torch, flk_runtime as flk
-        from flk_runtime.checkpoint.storage.folder import FolderDestination
+    script = SLOW_STORAGE + textwrap.dedent(f"""
+        import torch, flk_runtime as flk
 
-        create = FolderDestination.create
-
-        def slow(*arguments):
-            time.sleep(1)
-            return create(*arguments)
-
-        FolderDestination.create = slow
         model = torch.nn.Linear(1, 1)
         training = {begin}, log_every=0)
         if isinstance(training, flk.Run):
@@ -547,7 +541,7 @@ def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_wh
         for _ in range(STEPS):
             training.step()
         {end}
-    """
+    """)
     name = "run" if "init" in begin else "loop"
     for steps, said in (
         (3, [f"flk: the state after step 3 is not saved, since the script ends without {name}.close()"]),

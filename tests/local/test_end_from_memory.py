@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from tests.support.pods import Pods
+from tests.support.slow_storage import SLOW_STORAGE
 
 # The first attempt saves in memory alone.
 SCRIPT = """
@@ -47,17 +49,9 @@ SCRIPT = """
         ENDS
 """
 EXITS = """
-    import sys, time, torch
+    import sys, torch
     import flk_runtime as flk
-    from flk_runtime.checkpoint.storage.folder import FolderDestination
 
-    create = FolderDestination.create
-
-    def slow(*arguments):
-        time.sleep(1)
-        return create(*arguments)
-
-    FolderDestination.create = slow
     model = torch.nn.Linear(4, 4)
     SAVES
     END
@@ -178,7 +172,7 @@ def test_what_was_restored_from_memory_is_stored_at_the_end(start: Callable[...,
 def test_the_exit_of_a_script_loses_no_checkpoint_that_is_being_written(
     forked_pods: Callable[..., Pods], tmp_path: Path, saves: str, end: str, code: int
 ) -> None:
-    script = EXITS.replace("SAVES", saves).replace("END", end)
+    script = SLOW_STORAGE + textwrap.dedent(EXITS.replace("SAVES", saves).replace("END", end))
     job = forked_pods(1, 2, script=script, **{user_env.CHECKPOINT: str(tmp_path / "checkpoint")})
     job.start("train.py")
     assert job.wait() == [100 if code else 0], job.log()
