@@ -1,12 +1,13 @@
 """The code that each benchmark measures, and whether it has changed since a result was taken, as git says.
 
-A table of results names the commit that it was measured on. `marked` says behind it whether the code is the same;
+Comments and docstrings of Python are no code here. A table of results names the commit that it was measured on. `marked` says behind it whether the code is the same;
 `run_all.py --mark PAGE` and `--write PAGE` do so for a page, and a test compares. The table of the benchmark gpu is on
 the page of tests on GPUs.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -102,8 +103,26 @@ def changes(name: str, commit: str, root: Path) -> str:
         raise HistoryError("this is no git checkout with its whole history")
     if commit.endswith("-modified") or _git(root, "merge-base", "--is-ancestor", commit, "HEAD").returncode:
         return UNKNOWN
-    code = _git(root, "diff", "--quiet", commit, "--", *_scripts(name, root), *CODE[name]).returncode
-    return CHANGED if code else ""
+    differ = _git(root, "diff", "--name-only", "-z", commit, "--", *_scripts(name, root), *CODE[name]).stdout
+    return CHANGED if any(_has_changed(root / path, commit) for path in differ.split("\0") if path) else ""
+
+
+def _has_changed(path: Path, commit: str) -> bool:
+    """Whether the code of a file that differs from a commit's is another one, or there in one of the two only."""
+    before = _git(path.parent, "show", f"{commit}:./{path.name}") if path.parent.is_dir() else None
+    if path.suffix != ".py" or not path.exists() or before is None or before.returncode:
+        return True
+    return _code(before.stdout) != _code(path.read_text())
+
+
+def _code(text: str) -> str:
+    """The code of a Python module without comments, docstrings and layout."""
+    module = ast.parse(text)
+    for node in ast.walk(module):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(module)
 
 
 def _scripts(name: str, root: Path) -> list[str]:

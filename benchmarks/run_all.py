@@ -4,9 +4,10 @@
     python benchmarks/run_all.py --mark PAGE
 
 A benchmark that misses a goal, fails or cannot run here does not stop the others. --write puts the tables into a page
-in Markdown, between the lines BEGIN and END, in place of the older ones of the same benchmarks. Exit code: 1 if a goal
-is missed or a benchmark fails, else 0. --mark measures nothing: it writes below each table of a page whether the code
-has changed since, as --write does.
+in Markdown, between the lines BEGIN and END, in place of the older ones of the same benchmarks, and names rows of these
+that were not measured, as without an optional package. Exit code: 1 if a goal is missed, a benchmark fails or a page
+loses rows, else 0. --mark measures nothing: it writes below each table of a page whether the code has changed since, as
+--write does.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ NAMES: Final = (
 BEGIN: Final = "<!-- results: written by benchmarks/run_all.py -->"
 END: Final = "<!-- end of results -->"
 _SECTION: Final = re.compile(r"^### (\w+)\n(.*?)(?=^### |\Z)", re.MULTILINE | re.DOTALL)
+_ROW: Final = re.compile(r"^\| (.+?) \|", re.MULTILINE)
 
 
 def run(name: str, rounds: int | None) -> tuple[list[Result], int]:
@@ -97,6 +99,13 @@ def replaced(page: str, tables: Mapping[str, str]) -> str:
     return f"{before}{BEGIN}\n\n{content}{END}{after}"
 
 
+def lost(page: str, name: str, results: Iterable[Result]) -> list[str]:
+    """The first cells of the rows that a page has of a benchmark, and the results have not."""
+    before = dict(_SECTION.findall(page.partition(BEGIN)[2].partition(END)[0])).get(name, "")
+    measured_now = {result.what for result in results}
+    return [what for what in _ROW.findall(before) if what not in {"what", "---"} | measured_now]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run (default: {' '.join(NAMES)})")
@@ -129,7 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made = table(environment, found)
         print(f"\n{made}\n", flush=True)
         if options.write:
-            page = replaced(options.write.read_text(), {name: made})
+            before = options.write.read_text()
+            problems += [f"not measured, and no more on the page: {what}" for what in lost(before, name, found)]
+            page = replaced(before, {name: made})
             with contextlib.suppress(measured.HistoryError):
                 page = measured.marked(page, ROOT)
             options.write.write_text(page)

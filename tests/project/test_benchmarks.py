@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -295,6 +296,20 @@ def test_runner_replaces_the_tables_of_the_named_benchmarks_only(
         ("start", "Measured"),
         ("loop", "Measured"),
     ]
+
+
+def test_runner_names_rows_of_a_page_that_were_not_measured_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = [replace(result(0.3, 0.4, at_most(0.5)), what=f"flk / {peer}") for peer in ("this", "that")]
+    monkeypatch.setattr(run_all, "run", lambda name, rounds: (every, 0))
+    page = tmp_path / "page.md"
+    page.write_text(f"{run_all.BEGIN}\n\n{run_all.END}\n")
+    assert run_all.main(["cli", "loop", "--write", str(page)]) == 0
+    del every[0]
+    assert run_all.main(["loop", "--write", str(page)]) == 1
+    assert capsys.readouterr().out.endswith("\n\nnot measured, and no more on the page: flk / this\n")
+    assert page.read_text().count("flk / this") == 1
 
 
 def test_page_without_a_place_for_the_table() -> None:

@@ -62,6 +62,51 @@ def test_a_table_is_marked_once_its_code_has_changed_and_loses_the_mark_with_a_n
     assert measured.marked(page(now, f" {CHANGED}"), root) == page(now)
 
 
+WORDS = """
+'''About a module.'''
+class Loader:
+    '''About a class.'''
+    def load(self):
+        '''About a function.'''
+        return 1  # comment
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "mark"),
+    [
+        ("About", "More about", ""),
+        ("comment", "another one", ""),
+        ("'''About a function.'''", "", ""),
+        ("'''About a function.'''", "pass", CHANGED),
+        ("return 1", "return 2", CHANGED),
+        (WORDS, "", CHANGED),
+    ],
+    ids=["docstrings", "comment", "no docstring", "statement", "value", "nothing"],
+)
+def test_words_about_code_are_no_code(history: tuple[Path, str], before: str, after: str, mark: str) -> None:
+    root, _ = history
+    module = root / "runtime/flk_runtime/data/loader.py"
+    module.write_text(WORDS)
+    git(root, "commit", "--quiet", "--all", "--message", "words")
+    commit = git(root, "rev-parse", "--short", "HEAD")
+    module.write_text(WORDS.replace(before, after))
+    assert measured.changes("streams", commit, root) == mark
+
+
+@pytest.mark.parametrize("name", ["new.py", "table.json"])
+def test_a_file_that_is_new_or_is_no_python_counts_by_its_bytes(history: tuple[Path, str], name: str) -> None:
+    root, commit = history
+    place = root / "runtime/flk_runtime/data" / name
+    place.write_text("1\n")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message", "new")
+    now = git(root, "rev-parse", "--short", "HEAD")
+    assert [measured.changes("streams", each, root) for each in (commit, now)] == [CHANGED, ""]
+    place.unlink()
+    assert measured.changes("streams", now, root) == CHANGED
+
+
 def test_the_script_of_a_benchmark_counts_for_itself_only(history: tuple[Path, str]) -> None:
     root, commit = history
     (root / "benchmarks/streams.py").write_text("second\n")

@@ -1,4 +1,4 @@
-"""complete_at_the_end(): the end of a process waits for the checkpoints that it is writing."""
+"""complete_at_the_end(): the end of a process waits for the checkpoints that it writes, and leaves open trainings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def complete_at_the_end(manager: CheckpointManager, training: Training | None = 
 
 
 def forget(manager: CheckpointManager) -> None:
-    """Do not wait for ``manager`` any more: another one writes in its place."""
+    """Neither wait for ``manager`` any more nor leave its training: it is closed, or another one is in its place."""
     _managers.pop(manager, None)
 
 

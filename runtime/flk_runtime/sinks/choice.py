@@ -49,9 +49,8 @@ def chosen_sinks(text: str | None, variables: Mapping[str, str]) -> tuple[SinkNa
 
 def _may_log_in(variables: Mapping[str, str]) -> bool:
     """Whether W&B may find a key, or needs none. Without one, no line of metrics would ever be written."""
-    if (
-        variables.get("RANK", "0") != "0" or "wandb" in sys.modules
-    ):  # rank 0 writes; its script may have logged in by itself
+    # Rank 0 writes, and its script may have logged in by itself.
+    if variables.get("RANK", "0") != "0" or "wandb" in sys.modules:
         return True
     if variables.get("WANDB_MODE", "online") != "online" or any(variables.get(each) for each in _LOGINS):
         return True
