@@ -188,11 +188,10 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
         pod_env.POD_IP: "status.podIP",
         user_env.NODE_NAME: "spec.nodeName",
         user_env.ZONE: f"metadata.labels['{labels.ZONE}']",
+        pod_env.STARTED: f"metadata.annotations['{labels.STARTED}']",
     }
     if job.metrics:  # they are told which run this is
         of_pods[user_env.POD_IMAGE] = job.image_or_default
-    if job.deadline is not None and not target.ends_in_time:
-        fields[pod_env.STARTED] = f"metadata.annotations['{labels.STARTED}']"
     plain = {name: value for name, value in (of_pods | environment(job)).items() if name not in job.secrets}
     secrets = ((name, *reference.split(":", 1)) for name, reference in job.secrets.items())
     return [

@@ -54,7 +54,6 @@ class Target(ABC):
     selector: ClassVar[str] = labels.JOB  # which objects of this kind are training jobs; empty: all
     controller: ClassVar[str]  # who creates the pods, with its article
     controller_pods: ClassVar[str]  # words for kubectl that show the controller's pods
-    ends_in_time: ClassVar[bool] = True  # whether its controller ends a job at its deadline, whatever happens
     scalable: ClassVar[bool] = False  # whether the number of pods can change while the job runs
     placeable: ClassVar[bool] = False  # whether pods that are made later follow changes of the object's pod template
     deletion: ClassVar[str] = "Foreground"  # propagation policy: the object stays until its pods are gone

@@ -31,7 +31,6 @@ class PyTorchJob(Target):
     selector = ""
     controller = "the training operator"
     controller_pods = "get pods -A -l control-plane=kubeflow-training-operator"
-    ends_in_time = False  # the operator looks at the deadline when something else happens to the job
     scalable = True
     placeable = True
 
@@ -122,7 +121,7 @@ class PyTorchJob(Target):
         return {"spec": {"runPolicy": {"suspend": suspended}}}
 
     def start_mark(self, job: Object, moment: str) -> Object:
-        """Return the annotation from which the pods of a job with a deadline read it."""
+        """Return the annotation from which the pods of a job of flk read it."""
         mark = {"template": {"metadata": {"annotations": {labels.STARTED: moment}}}}
         roles = [role for role, replicas in self.replicas(job).items() if labels.STARTED in str(replicas.template)]
         return {"spec": {"pytorchReplicaSpecs": dict.fromkeys(roles, mark)}} if roles else {}

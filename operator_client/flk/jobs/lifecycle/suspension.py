@@ -80,7 +80,7 @@ def set_suspended(client: JobClient, job: Object, suspended: bool) -> None:
 
 
 def starting(client: JobClient, job: Object) -> Object:
-    """Return the merge patch that lets a job start now, from when its deadline counts."""
+    """Return the merge patch that lets a job start now, from when its deadline and its attempts count."""
     target = target_of(job)
     change = target.suspension(False)
     merge(change, target.start_mark(job, f"{client.now():.0f}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, SUBMISSION
+from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, STARTED, SUBMISSION
 from flk.manifest import Bundle, render
 from flk.observe.client import JobClient
 from flk.observe.resources import RESOURCES
@@ -94,6 +95,12 @@ def test_pods_of_a_job_recognise_each_other_by_a_secret_of_its_own(fake: Any, cl
     references = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in container["env"]}
     assert references["FLK_JOB_UID"] == {"name": "gpt-rendezvous-89abcdef", "key": "uid", "optional": False}
     assert references["FLK_RDZV_SECRET"] == {"name": "gpt-rendezvous-89abcdef", "key": "secret", "optional": False}
+
+
+def test_the_pods_of_a_job_are_told_when_it_was_started(fake: Any, client: JobClient) -> None:
+    created = create_job(client, rendered(replicas=1), objects_with_uid)
+    template = created["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert abs(float(template["metadata"]["annotations"][STARTED]) - time.time()) < 100
 
 
 def test_a_job_of_one_pod_has_no_secret(fake: Any, client: JobClient) -> None:

@@ -36,19 +36,18 @@ def test_suspend_and_resume(fake: Any, run: Run) -> None:
     assert "was not suspended" in stderr
 
 
-def test_a_job_with_a_deadline_tells_its_pods_when_it_was_resumed(fake: Any, run: Run) -> None:
-    """The training operator looks at the deadline only by chance."""
-    plain, limited = JobBuilder(name="plain"), JobBuilder(name="limited")
+def test_the_pods_of_a_job_that_read_it_are_told_when_it_was_resumed(fake: Any, run: Run) -> None:
+    foreign, own = JobBuilder(name="foreign"), JobBuilder(name="own")
     field = {"fieldRef": {"fieldPath": f"metadata.annotations['{STARTED}']"}}
-    limited.container["env"] = [{"name": "FLK_STARTED", "valueFrom": field}]
-    for builder in (plain, limited):
+    own.container["env"] = [{"name": "FLK_STARTED", "valueFrom": field}]
+    for builder in (foreign, own):
         builder.job["spec"]["runPolicy"]["suspend"] = True
         builder.add_to(fake)
         assert run("resume", builder.name)[0] == 0
-    template = fake.objects[JOBS]["limited"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    template = fake.objects[JOBS]["own"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     assert abs(float(template["metadata"]["annotations"][STARTED]) - time.time()) < 100
     assert template["spec"]["containers"][0]["env"], "nothing else is changed"
-    assert "metadata" not in fake.objects[JOBS]["plain"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert "metadata" not in fake.objects[JOBS]["foreign"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
 
 
 def test_suspend_waits_for_the_pods(fake: Any, run: Run) -> None:
