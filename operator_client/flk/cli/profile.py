@@ -49,7 +49,7 @@ def profile(
     """Profile the next steps of ranks of a running job with torch's profiler, without a restart.
 
     The trace comes to this machine, for Perfetto (ui.perfetto.dev) or chrome://tracing, and a summary is printed. The
-    training goes on while it is a little slower; results do not change. Needs the right to create pods/exec.
+    training goes on while it is a little slower; results do not change. Needs the rights to get and create pods/exec.
     """
     if stacks is not None and memory:
         raise UsageError("--stacks and --memory exclude each other")

@@ -56,7 +56,7 @@ def top(
     """Watch a job live: its steps, loss and throughput, each node with its ranks, slow ranks, pods, events.
 
     Without a job it shows all jobs of the namespace, the worst first. Keys: q quits, arrows or j and k scroll, s sorts
-    otherwise. Elsewhere than on a terminal it prints the view once. Ranks need the right to create pods/exec.
+    otherwise. Elsewhere than on a terminal it prints the view once. Ranks need the rights to get and create pods/exec.
     """
     if job is not None and selector is not None:
         raise UsageError("name a job, or choose jobs with -l, but not both")

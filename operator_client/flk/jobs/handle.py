@@ -106,7 +106,7 @@ class JobHandle:
     def top(self) -> Telemetry:
         """Return what is measured of the job now: its steps, ranks and pods; without any, lists that are empty.
 
-        The ranks are in it where the user may create pods/exec.
+        The ranks are in it where the user may get and create pods/exec.
         """
         from flk.jobs.telemetry import read_telemetry
 

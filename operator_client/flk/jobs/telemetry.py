@@ -37,7 +37,7 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
     for pod in sorted(running, key=lambda pod: str(pod["metadata"]["name"]))[:1]:
         try:
             return _with_image(_of_launcher(client, pod), pod)
-        except FlkError:  # without the right to create pods/exec, or the launcher has just ended
+        except FlkError:  # without the rights to pods/exec, or the launcher has just ended
             pass
     seen = find_record(client, job, uid)
     if seen and seen.entry and (kept := telemetry_archive.unpack(seen.entry.telemetry)):
