@@ -50,6 +50,15 @@ class Request:
     body: Any
 
 
+def _metadata_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer as the API server gives it where only metadata are asked for."""
+    kind = {"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata"}
+    if "items" not in answer:
+        return kind | {"metadata": answer["metadata"]}
+    items = [kind | {"metadata": item["metadata"]} for item in answer["items"]]
+    return {**answer, "kind": "PartialObjectMetadataList", "items": items}
+
+
 def failure(status: int, message: str = "", **details: Any) -> dict[str, Any]:
     """The API server's own form of an error."""
     return {"kind": "Status", "apiVersion": "v1", "code": status, "message": message, "details": details}
@@ -146,7 +155,9 @@ class FakeApiServer:
         self.requests.append(request)
         fault = self.faults.popleft() if self.faults else None
         if fault is None:
-            self._reply(handler, *self._do(request))
+            status, answer = self._do(request)
+            metadata_only = "as=PartialObjectMetadata" in handler.headers.get("Accept", "")
+            self._reply(handler, status, _metadata_of(answer) if metadata_only and status < 300 else answer)
             return
         if fault.done:
             self._do(request)

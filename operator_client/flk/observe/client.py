@@ -116,10 +116,13 @@ class JobClient:
     # Reading
 
     def get_job(self, name: str) -> Object:
-        """Return the job of that name, of whichever kind it is. Raises JobNotFoundError if there is none."""
+        """Return the job of that name, of whichever kind it is.
+
+        Raises JobNotFoundError if there is none, and ForbiddenError if there may be one that the user may not read.
+        """
         ref = self.ref(name)
         known = ref.target or self._targets.get(name)
-        refused: FlkError | None = None
+        refused: dict[targets.Target, FlkError] = {}
         missing: FlkError | None = None
         answered = False
         for target in [known] if known else TARGETS.values():
@@ -130,7 +133,7 @@ class JobClient:
             except MissingApiError as error:
                 missing = missing or error
             except ForbiddenError as error:
-                refused = refused or error
+                refused[target] = error
             except ApiError as error:
                 if error.status != 404 or "there is no namespace" in str(error):
                     raise
@@ -141,7 +144,9 @@ class JobClient:
                     self._targets[name] = target
                     return _with_kind(job, target)
         self._targets.pop(name, None)
-        unknown = refused or missing
+        if targets.DEFAULT in refused:
+            raise refused[targets.DEFAULT]  # "there is no job" would be a guess
+        unknown = next(iter(refused.values()), missing)
         if unknown is not None and not answered:
             raise unknown
         raise self.no_job(ref, explained=True)
@@ -371,8 +376,8 @@ def _is_training_job(target: targets.Target, job: Object) -> bool:
 
 
 def _with_kind(job: Object, target: targets.Target) -> Object:
-    """Return an object with its kind, which the API server leaves out in lists."""
-    return {"apiVersion": target.api_version, "kind": target.kind, **job}
+    """Return an object with its kind, which lists leave out, or give as PartialObjectMetadata."""
+    return {**job, "apiVersion": target.api_version, "kind": target.kind}
 
 
 def age(item: Object, now: float) -> str:

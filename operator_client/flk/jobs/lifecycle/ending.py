@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError, WaitTimeoutError
+from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import Follower
 from flk.observe.observation import Observation
@@ -25,10 +26,11 @@ def watch_pods_end(
     awaited: str,
     overdue: str,
     is_done: Callable[[JobRef, Observation], bool],
+    pods_left: Callable[[Observation], Sequence[Object]] = lambda seen: seen.pods,
 ) -> Iterator[tuple[JobRef, FlkError | None]]:
     """Yield the jobs in their order, each when ``is_done`` says so of it, or with the error that it raises.
 
-    ``report`` is called periodically with the number of pods left and ``awaited``, what they still do. The error of a
+    ``report`` is called periodically with the number of ``pods_left`` and ``awaited``, what they still do. The error of a
     job that is not done once time.monotonic() has reached ``until`` is WaitTimeoutError, and an error of the watches is
     that of each of their jobs; these begin with ``overdue``, which has a place ``{name}`` for the name of the job. A
     job that does not exist any more is done.
@@ -41,7 +43,7 @@ def watch_pods_end(
         for seen in follower.updates(until):
             results.update(_ends(follower, overdue))
             for job, each in seen.items():
-                left[job] = len(each.pods)
+                left[job] = len(pods_left(each))
                 try:
                     if not is_done(job, each):
                         continue

@@ -209,6 +209,8 @@ def _manifest(item: Object, new_submission: bool = False) -> Object:
         if not queue_of(item):
             policy = made["spec"].get("runPolicy", made["spec"])
             policy.pop("suspend", None)
+        for role in target_of(made).replicas(made).values():
+            ((role.template.get("metadata") or {}).get("annotations") or {}).pop(labels.STARTED, None)
     if made["kind"] == "Service":
         made["spec"] = {key: made["spec"][key] for key in _KEPT_OF_SERVICE if key in made["spec"]}
     return target_of(made).recreatable({**made, "metadata": metadata})

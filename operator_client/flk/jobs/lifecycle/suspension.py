@@ -24,6 +24,7 @@ from flk.jobs.lifecycle.placement import (
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
+from flk.observe.pods import phase_of
 from flk.targets import target_of
 from flk_runtime.contract import user_env
 
@@ -148,7 +149,7 @@ def refuse_ended(client: JobClient, job: Object) -> None:
 def wait_for_pods_to_end(
     client: JobClient, job: Object, *, timeout: float | None, report: Callable[[str], None]
 ) -> None:
-    """Return when a suspended job has no pods.
+    """Return when no pod of a suspended job runs any more.
 
     Raises WaitTimeoutError after ``timeout`` seconds, JobDeletedError if it was deleted, UsageError if it has ended.
     """
@@ -162,7 +163,7 @@ def wait_for_pods_to_end(
 def wait_for_all_pods_to_end(
     client: JobClient, jobs: Sequence[JobRef], *, until: float | None, report: Callable[[str], None]
 ) -> Iterator[tuple[JobRef, FlkError | None]]:
-    """Yield suspended jobs in their order, each when it has no pods, or with the error of `wait_for_pods_to_end`."""
+    """Yield suspended jobs in their order, each when none of its pods runs, or with the error of `wait_for_pods_to_end`."""
     return watch_pods_end(
         client,
         jobs,
@@ -170,16 +171,23 @@ def wait_for_all_pods_to_end(
         report=report,
         awaited="save and end",
         overdue="job {name} is suspended, and its pods have not ended yet",
-        is_done=lambda job, seen: _has_no_pods(client, job.name, seen),
+        is_done=lambda job, seen: _has_stopped(client, job.name, seen),
+        pods_left=_running_pods,
     )
 
 
-def _has_no_pods(client: JobClient, name: str, seen: Observation) -> bool:
+def _has_stopped(client: JobClient, name: str, seen: Observation) -> bool:
     if seen.job is None or seen.gone is not None:
         raise JobDeletedError(f"job {name} was deleted while its pods ended")
-    if seen.pods:
+    running = _running_pods(seen)
+    if running:
         refuse_ended(client, seen.job)
-    return not seen.pods
+    return not running
+
+
+def _running_pods(seen: Observation) -> list[Object]:
+    """Return the pods that have not ended. Controllers of Jobs, JobSets and TrainJobs keep those that have."""
+    return [pod for pod in seen.pods if phase_of(pod) not in ("Succeeded", "Failed")]
 
 
 def stopping_hint(client: JobClient) -> str:

@@ -58,6 +58,13 @@ def test_suspend_waits_for_the_pods(fake: Any, run: Run) -> None:
     assert run("suspend", "gpt", "--no-wait")[0] == 0
 
 
+def test_suspend_does_not_wait_for_pods_that_have_ended(fake: Any, run: Run) -> None:
+    """Controllers of Jobs, JobSets and TrainJobs keep the pods that have ended."""
+    JobBuilder(replicas=2).ended(0, 0).ended(1, 137).add_to(fake)
+    code, _, stderr = run("suspend", "gpt", "--timeout", "10s")
+    assert code == 0, stderr
+
+
 @pytest.mark.parametrize("command", ["suspend", "resume"])
 def test_job_that_has_ended_is_neither_suspended_nor_resumed(fake: Any, run: Run, command: str) -> None:
     JobBuilder().condition("Failed").add_to(fake)
@@ -239,7 +246,9 @@ def test_without_its_workload_a_queued_job_keeps_its_nodes_and_says_so(fake: Any
 
 
 def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run: Run) -> None:
-    template = add_ended(fake)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    pods = add_ended(fake)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    pods["metadata"] = {"annotations": {STARTED: "1000", "mine": "kept"}}
+    template = pods["spec"]
     secret = OLD_SECRET | {"name": "gpt-rendezvous-0123abcd", "optional": False}
     template["containers"] = [{"env": [{"name": "FLK_RDZV_SECRET", "valueFrom": {"secretKeyRef": secret}}]}]
     post = f"{JOBS}"
@@ -260,6 +269,8 @@ def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run
     (variable,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"]
     assert variable["valueFrom"]["secretKeyRef"] == OLD_SECRET, "nobody creates that of the submission"
     assert "flk.dev/submission" not in job["metadata"]["annotations"]
+    kept = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["annotations"]
+    assert kept == {"mine": "kept"}, "its deadline counts from when it starts again"
     assert f"this creates it again, without a Secret: kubectl create -f {path} -n team" in stderr
 
 
