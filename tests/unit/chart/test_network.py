@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from flk.manifest import Bundle, render
@@ -24,6 +25,19 @@ def reaches(policy: dict[str, Any], labels: dict[str, str], port: int) -> bool:
         and any(set(peer) == {"podSelector"} and selects(peer["podSelector"], labels) for peer in rule["from"])
         for rule in policy["spec"]["ingress"]
     )
+
+
+def scraped(relabelings: list[dict[str, Any]], port_name: str, ip: str) -> str | None:
+    """The address that Prometheus reads for a port that a pod declares; None if it drops this port."""
+    found = {"__meta_kubernetes_pod_container_port_name": port_name, "__meta_kubernetes_pod_ip": ip}
+    for rule in relabelings:
+        (source,) = rule["sourceLabels"]
+        match = re.fullmatch(rule["regex"], found[source])
+        if rule["action"] == "keep" and not match:
+            return None
+        if rule["action"] == "replace" and match:
+            found[rule["targetLabel"]] = rule["replacement"].replace("$1", match[1])
+    return found["__address__"]
 
 
 def labels_of_pods(name: str) -> dict[str, str]:
@@ -84,7 +98,12 @@ def test_a_pod_monitor_finds_the_metrics_of_the_pods_and_the_policy_lets_it_in()
     assert monitor["metadata"]["labels"]["release"] == "p"
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     env = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
-    assert env[user_env.METRICS_PORT] == str(endpoint["portNumber"]) == "9400"
+    assert env[user_env.METRICS_PORT] == "9400"
     assert env["A"] == "b"
+    assert endpoint.keys().isdisjoint({"port", "portNumber", "targetPort"})  # they choose among the ports of the pod
+    (port,) = pod["spec"]["containers"][0]["ports"]
+    assert scraped(endpoint["relabelings"], port["name"], "10.0.0.7") == "10.0.0.7:9400"
+    assert scraped(endpoint["relabelings"], port["name"], "fd00::7") == "[fd00::7]:9400"
+    assert scraped(endpoint["relabelings"], "of-a-sidecar", "10.0.0.7") is None
     assert {"ports": [{"protocol": "TCP", "port": 9400}]} in chart.one("NetworkPolicy")["spec"]["ingress"]
     assert template({"job": {"enabled": True}}).of_kind("PodMonitor") == []

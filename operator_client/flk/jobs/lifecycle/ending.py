@@ -30,10 +30,10 @@ def watch_pods_end(
 ) -> Iterator[tuple[JobRef, FlkError | None]]:
     """Yield the jobs in their order, each when ``is_done`` says so of it, or with the error that it raises.
 
-    ``report`` is called periodically with the number of ``pods_left`` and ``awaited``, what they still do. The error of a
-    job that is not done once time.monotonic() has reached ``until`` is WaitTimeoutError, and an error of the watches is
-    that of each of their jobs; these begin with ``overdue``, which has a place ``{name}`` for the name of the job. A
-    job that does not exist any more is done.
+    ``report`` is called periodically with the number of ``pods_left`` and ``awaited``, what they still do. The error of
+    a job that is not done once time.monotonic() has reached ``until`` is WaitTimeoutError, and an error of the watches
+    is that of each of their jobs; these begin with ``overdue``, which has a place ``{name}`` for the name of the job.
+    A job that does not exist any more is done.
     """
     reported, are_several = time.monotonic(), len(jobs) > 1
     results: dict[JobRef, FlkError | None] = {}

@@ -163,7 +163,7 @@ def wait_for_pods_to_end(
 def wait_for_all_pods_to_end(
     client: JobClient, jobs: Sequence[JobRef], *, until: float | None, report: Callable[[str], None]
 ) -> Iterator[tuple[JobRef, FlkError | None]]:
-    """Yield suspended jobs in their order, each when none of its pods runs, or with the error of `wait_for_pods_to_end`."""
+    """Yield suspended jobs in their order, each when no pod of it runs, or with the error of `wait_for_pods_to_end`."""
     return watch_pods_end(
         client,
         jobs,
