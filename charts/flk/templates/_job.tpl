@@ -173,6 +173,9 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- if not (has $toleration $tolerations) }}{{ $tolerations = append $tolerations $toleration }}{{ end }}
 {{- end }}
 {{- $env := $job.env | default dict }}
+{{- if and .Values.podMonitor.enabled (hasKey $env "FLK_METRICS_PORT") (ne (include "flk.text" $env.FLK_METRICS_PORT) (include "flk.text" .Values.podMonitor.port)) }}
+{{- fail (printf "podMonitor.port: is %s, and job.env.FLK_METRICS_PORT is %s: Prometheus would find no metrics there" (include "flk.text" .Values.podMonitor.port) (include "flk.text" $env.FLK_METRICS_PORT)) }}
+{{- end }}
 {{- if .Values.podMonitor.enabled }}{{ $env = merge (dict) $env (dict "FLK_METRICS_PORT" (include "flk.text" .Values.podMonitor.port)) }}{{ end }}
 {{- $volumes := list }}
 {{- range $job.volumes | default list }}

@@ -65,7 +65,8 @@ def test_the_notes_of_an_installation_warn_of_what_the_cluster_lacks(tmp_path: P
 
 def test_records_may_be_read_and_patched_and_nothing_else() -> None:
     records = {"enabled": True, "serviceAccounts": ["default", "trainer"]}
-    chart = template({"job": {"enabled": True, "name": "train"}, "records": records})
+    job = {"enabled": True, "name": "train", "pods": {"service_account": "own"}}
+    chart = template({"job": job, "records": records})
     (config,) = (c for c in chart.of_kind("ConfigMap") if labels.RECORDS in c["metadata"]["labels"])
     name = config["metadata"]["name"]
     assert "data" not in config
@@ -73,7 +74,7 @@ def test_records_may_be_read_and_patched_and_nothing_else() -> None:
     rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get", "patch"]}
     assert role["rules"] == [rule]
     (binding,) = (binding for binding in chart.of_kind("RoleBinding") if binding["metadata"]["name"] == name)
-    assert [subject["name"] for subject in binding["subjects"]] == ["default", "trainer"]
+    assert [subject["name"] for subject in binding["subjects"]] == ["default", "trainer", "own"]
     (defaults,) = (c for c in chart.of_kind("ConfigMap") if labels.DEFAULTS in c["metadata"]["labels"])
     read = namespace_defaults.parse([("defaults", defaults["data"][labels.DEFAULTS_KEY])])
     assert read.records == name
@@ -119,6 +120,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown default": ({"defaults": {"fabrik": "auto"}}, "fabrik"),
     "subject without a name": ({"rbac": {"subjects": [{"kind": "Group"}]}}, "subjects"),
+    "two ports of metrics": (
+        {"podMonitor": {"enabled": True}, "job": {"enabled": True, "env": {"FLK_METRICS_PORT": "9500"}}},
+        "podMonitor.port: is 9400, and job.env.FLK_METRICS_PORT is 9500",
+    ),
 }
 
 
