@@ -116,7 +116,7 @@ def test_states_and_commands(
         "missing": ["never.py", "--cpu", "50m", "--image", "flktrain/flk:no-such-tag"],
         "large": ["never.py", "--cpu", "900", "--image", image],
         "broken": ["broken.py", "--restarts", "0", *small],
-        "runs": ["never.py", "--replicas", "2", *small],
+        "runs": ["never.py", "--replicas", "2", "--label", "case=runs", *small],
     }
     for target in OTHERS:
         for name, words in jobs.items():
@@ -127,6 +127,12 @@ def test_states_and_commands(
         found = state(flk, name)
         return bool(found["phase"] == wanted)
 
+    # Of several names and of labels, jobs are found by a list that has their metadata alone.
+    ended = flk("wait", *(f"broken-{target}" for target in OTHERS))
+    assert (ended.code, ended.stderr.count("ValueError: shard 2 is damaged") >= 3) == (100, True), ended.stderr
+    chosen = flk("status", "-l", "case=runs", "-o", "name")
+    assert {each.partition("/")[2] for each in chosen.stdout.split()} == {f"runs-{target}" for target in OTHERS}
+    assert not any(each.startswith("pytorchjob") for each in chosen.stdout.split())
     for target in OTHERS:
         ended = flk("wait", f"broken-{target}")
         assert (ended.code, "ValueError: shard 2 is damaged" in ended.stderr) == (100, True), ended.stderr

@@ -36,7 +36,8 @@ class NamespaceDefaults(StrictModel):
 def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
     """Return the defaults in ``texts``, pairs of a ConfigMap's name and its YAML.
 
-    Where two ConfigMaps set the same key, the one whose name sorts later wins. Raises UsageError for wrong YAML.
+    Where two ConfigMaps set the same key, the one whose name sorts later wins, and lists are added to each other: none
+    takes a prohibition away. Raises UsageError for wrong YAML.
     """
     merged: dict[str, Any] = {}
     for name, text in sorted(texts):
@@ -46,7 +47,9 @@ def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
             NamespaceDefaults.model_validate(data)
         except ValidationError as error:
             raise usage_error(error, NamespaceDefaults, where={}, source=source) from None
-        merged |= data
+        for key, value in data.items():
+            before = merged.get(key, [])
+            merged[key] = [*before, *(each for each in value if each not in before)] if isinstance(value, list) else value
     return NamespaceDefaults.model_validate(merged)
 
 

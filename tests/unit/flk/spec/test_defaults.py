@@ -48,6 +48,14 @@ def test_of_two_the_later_by_name_wins_key_by_key() -> None:
     assert (merged.image, merged.queue) == ("two", "q")
 
 
+def test_prohibitions_and_tolerations_of_two_add_up() -> None:
+    one = "forbidden_volumes: [hostpath, claim]\ntolerations: [{key: gpu, operator: Exists}]"
+    two = "forbidden_volumes: [nfs, hostpath]\ntolerations: [{key: spot, operator: Exists}]"
+    merged = parse([("a", one), ("b", two)])
+    assert merged.forbidden_volumes == ["hostpath", "claim", "nfs"]
+    assert [each.key for each in merged.tolerations] == ["gpu", "spot"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
