@@ -1,8 +1,8 @@
 """The code that each benchmark measures, and whether it has changed since a result was taken, as git says.
 
-Comments and docstrings of Python are no code here. A table of results names the commit that it was measured on. `marked` says behind it whether the code is the same;
-`run_all.py --mark PAGE` and `--write PAGE` do so for a page, and a test compares. The table of the benchmark gpu is on
-the page of tests on GPUs.
+Comments and docstrings of Python are no code here. A table of results names the commit that it was measured on.
+`marked` says behind it whether the code is the same; `run_all.py --mark PAGE` and `--write PAGE` do so for a page, and
+a test compares. The table of the benchmark gpu is on the page of tests on GPUs.
 """
 
 from __future__ import annotations
@@ -119,9 +119,8 @@ def _code(text: str) -> str:
     """The code of a Python module without comments, docstrings and layout."""
     module = ast.parse(text)
     for node in ast.walk(module):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and ast.get_docstring(node) is not None:
-            del node.body[0]
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            del node.body[: ast.get_docstring(node) is not None]
     return ast.dump(module)
 
 

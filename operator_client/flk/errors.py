@@ -9,11 +9,14 @@
     │   ├── MissingApiError     1   the cluster does not serve this kind of objects
     │   └── ConflictError       1   an object of that name exists already
     ├── JobNotFoundError      102   no job of that name
-    ├── JobFailedError   100, 104   the job failed: because of the user's code, or of the infrastructure
-    ├── JobStuckError    100, 104   the job cannot go on, and that does not resolve by itself
+    ├── JobFailedError          *   the job failed
+    ├── JobStuckError           *   the job cannot go on, and that does not resolve by itself
     ├── JobDeletedError       103   the job was deleted while flk watched it
     └── WaitTimeoutError      124   the time that flk may wait is over
         └── JobRunningError   101   the job has not ended, and flk was told not to wait
+
+*: the code says because of what: 2 the environment or an option, 100 the user's code, 104 the infrastructure, and of a
+job that failed 124 its deadline or its idle timeout.
 
 `flk.__main__` prints an error as an `error:` line and a `hint:` line, and exits with its code. Ctrl-C exits with 130.
 Any other exception is a bug of flk: it ends in a traceback, with code 1.
@@ -99,13 +102,13 @@ class JobNotFoundError(FlkError):
 
 
 class JobFailedError(FlkError):
-    """The job failed. ``code`` says because of what."""
+    """The job failed. ``code`` says because of what: 2, 100, 104 or 124."""
 
     code = ExitCode.TRAINING
 
 
 class JobStuckError(FlkError):
-    """The job cannot go on, and that does not resolve by itself. ``code`` says because of what."""
+    """The job cannot go on, and that does not resolve by itself. ``code`` says because of what: 2, 100 or 104."""
 
     code = ExitCode.INFRASTRUCTURE
 

@@ -25,6 +25,8 @@ from flk import cli
 from flk.cli.options import FLAGS_FILE
 from flk.errors import FlkError
 from flk.health import CAUSES, page
+from flk.manifest.bundle import COUNT_LIMIT, RAW_LIMIT, SIZE_LIMIT
+from flk.manifest.files import WALK_LIMIT
 from flk.spec import schema
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
@@ -32,6 +34,8 @@ from flk.spec.options import rows
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import MEANINGS, Budget, Meaning, Retry
+from flk_runtime.contract.ranges import size_text
+from flk_runtime.contract.save_interval import parse_interval
 from flk_runtime.contract.variable import Setting, Variable
 from scripts.documentation import chart_values
 from scripts.documentation.pages import GENERATED, ROOT
@@ -93,16 +97,21 @@ def job_file() -> str:
             "profile` write into the folder itself (`JOB.report.html`, `JOB-rank0.json.gz`, `.pickle`, `.svg`). If "
             "that is the home folder: the Python files directly in it. `.flkignore` in the folder, in the syntax of "
             "`.gitignore`, names files that do not travel. Files that look like secrets (`.env`, `*.pem`, "
-            "`*-key.json`, `credentials.json`, `.kube/config`) are left out unless `ship` has their whole names. flk "
-            "prints what it leaves out. The compressed archive may take 8 MiB; where it is larger, flk names the "
-            "largest files.\n",
+            "`*-key.json`, `credentials.json`, `.kube/config`) are left out unless `ship` has their whole names, as "
+            "are links to files outside of the folder. A link to a file in the folder travels as that file; links to "
+            "folders are not followed, and `ship` with the name of such a link adds the files there. The files of "
+            "`requirements`, with those that they include, and of `accelerate_config` travel always, unless their "
+            "paths are absolute. flk prints what it leaves out.\n\n"
+            f"The compressed archive may take {size_text(SIZE_LIMIT)}, and its files {size_text(RAW_LIMIT)} before "
+            f"that; it may have {COUNT_LIMIT:,} files. Where it is larger, flk names the largest files. Outside of a "
+            f"git checkout, flk looks at no more than {WALK_LIMIT:,} files. Nothing is submitted beyond a limit.\n",
         ]
     )
 
 
 def environment() -> str:
     """The page of the environment variables, from the contract's rows."""
-    settings = [(f"`{v}`", _default(v), _sentence(v.meaning)) for v in _variables(settings=True)]
+    settings = [(f"`{v}`", _default(v), _sentence(_meaning(v))) for v in _variables(settings=True)]
     facts = [(f"`{v}`", _sentence(v.meaning)) for v in _variables(settings=False)]
     names = ", ".join(f"`{name}`" for name in sorted(user_env.RESERVED_NAMES))
     prefixes = ", ".join(f"`{prefix}`" for prefix in user_env.RESERVED_PREFIXES)
@@ -125,6 +134,21 @@ def environment() -> str:
                 [
                     ("`FLK_IMAGE`", "The image of jobs whose flags and job file name none."),
                     ("`KUBECONFIG`", "The kubeconfig files, as kubectl reads them."),
+                    (
+                        "`HTTPS_PROXY`, `HTTP_PROXY`",
+                        "The proxy to API servers, unless the kubeconfig has a `proxy-url`. Names in lower case win.",
+                    ),
+                    ("`NO_PROXY`", "Servers without a proxy: names, domains, addresses and networks, or `*` for all."),
+                    (
+                        "`XDG_STATE_HOME`",
+                        "The folder in which the folder `flk` has what flk keeps of jobs, the results of `flk bench`, "
+                        "and the manifests of a restart that failed. Default: `~/.local/state`.",
+                    ),
+                    (
+                        "`XDG_CACHE_HOME`",
+                        "The folder in which the folder `flk` has what flk can make anew, such as the packages of "
+                        "`flk run`. Default: `~/.cache`.",
+                    ),
                     ("`NO_COLOR`", "Any value: no colours."),
                 ],
             ),
@@ -214,7 +238,12 @@ def _variables(*, settings: bool) -> Iterator[Variable[Any]]:
 
 
 def _default(variable: Variable[Any]) -> str:
-    return f"`{variable.default}`" if variable.default not in (None, "", frozenset()) else ""
+    return f"`{variable.default}`" if variable.default not in (None, "", frozenset(), {}) else ""
+
+
+def _meaning(variable: Variable[Any]) -> str:
+    """What a variable means, with the value that the flag of the same meaning does not take."""
+    return variable.meaning + ("; 0: only at the end" if variable.parse is parse_interval else "")
 
 
 def _comments(member: type) -> dict[str, str]:

@@ -96,7 +96,7 @@ def test_a_replaced_pod_has_the_rest_of_the_deadline(
 
 @pytest.mark.soak
 def test_pods_that_are_all_deleted_use_one_disruption(
-    flk: Any, kubectl: Any, image: str, script: Callable[[str], Path], shared_class: str
+    flk: Any, kubectl: Any, image: str, script: Callable[[str], Path], shared_class: str, eventually: Any
 ) -> None:
     """No launcher is left to count: the next one reads the record on the volume of the checkpoints."""
     access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
@@ -105,10 +105,15 @@ def test_pods_that_are_all_deleted_use_one_disruption(
     args = ["--name", "gone", "--image", image, "--checkpoint", "checkpoints:/checkpoints", *SMALL, *WITHOUT_TORCH]
     folder = script("import time; time.sleep(600)")
     assert flk("submit", "train.py", *args, "--max-disruptions", "1", cwd=folder).code == 0
-    for _ in range(2):
-        assert flk("wait", "gone", "--for", "running").code == 0
-        kubectl("delete", "pod", "gone-worker-0")
+
+    def attempts() -> list[tuple[int, str]]:
+        found = json.loads(flk("status", "gone", "-o", "json").stdout)["attempts"]
+        return [(each["number"], each["outcome"]) for each in found]
+
+    eventually("the first attempt runs", lambda: attempts() == [(1, "running")])
+    kubectl("delete", "pod", "gone-worker-0")
+    eventually("the second attempt runs", lambda: attempts() == [(1, "preempted"), (2, "running")])
+    kubectl("delete", "pod", "gone-worker-0")
     ended = flk("wait", "gone")
     assert ended.code == 104, ended.stderr
-    attempts = json.loads(flk("status", "gone", "-o", "json").stdout)["attempts"]
-    assert [(each["number"], each["outcome"]) for each in attempts] == [(1, "preempted"), (2, "preempted")]
+    assert attempts() == [(1, "preempted"), (2, "preempted")]

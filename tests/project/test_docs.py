@@ -16,6 +16,9 @@ from flk import cli
 from flk.cli import why
 from flk.health import diagnose
 from flk.spec.job import validated
+from flk_runtime.contract import user_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import MEANINGS
 from scripts.documentation import reference
 from scripts.documentation.outputs import main, normalized
 from scripts.documentation.pages import GENERATED, ROOT, all_pages, blocks, flk_commands
@@ -210,6 +213,50 @@ def test_every_guide_shows_output(page: Path) -> None:
 @pytest.mark.parametrize("file", reference.FILES, ids=name_of)
 def test_generated_files_equal_the_code(file: Path) -> None:
     assert file.read_text() == reference.FILES[file](), "`make docs` writes the file anew"
+
+
+def test_a_default_that_is_empty_is_shown_as_none() -> None:
+    rows = [line.split(" | ") for line in reference.environment().splitlines() if line.startswith("| `FLK_")]
+    defaults = {row[0].strip("| `"): row[1] for row in rows if len(row) == 3}
+    assert (defaults["FLK_HANG_TIMEOUT"], defaults["FLK_PREFLIGHT"], defaults["FLK_SEED"]) == ("", "", "`0`")
+
+
+@pytest.mark.parametrize("variable", ["FLK_SAVE_EVERY", "FLK_STORE_EVERY"])
+def test_the_interval_that_only_a_variable_may_have_is_beside_it_alone(variable: str) -> None:
+    (row,) = (line for line in reference.environment().splitlines() if line.startswith(f"| `{variable}`"))
+    assert row.endswith("; 0: only at the end. |")
+    assert getattr(user_env, variable.removeprefix("FLK_")).read({variable: "0"}) == 0
+    assert "only at the end" not in reference.job_file()
+    field = variable.removeprefix("FLK_").lower()
+    with pytest.raises(flk.UsageError, match=f"{field}: must be auto or a number of steps from 1 "):
+        validated({"command": "train.py", field: 0})
+
+
+def test_the_page_of_the_variables_has_what_the_client_reads() -> None:
+    own = reference.environment().partition("## On the client")[2]
+    read = ("FLK_IMAGE", "KUBECONFIG", "NO_COLOR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HTTPS_PROXY", "NO_PROXY")
+    assert [name for name in read if f"`{name}`" not in own] == []
+
+
+def test_the_meanings_of_variables_hold_for_every_target_and_every_limit() -> None:
+    assert "PyTorchJob" not in reference.environment().partition("## Reserved names")[0]
+    words = {0: "", 2: "two", 10: "ten"}
+    for limit in {meaning.final_after for meaning in MEANINGS.values()}:
+        assert words[limit] in user_env.RETRY_SAME_FAILURE.meaning
+
+
+def test_the_page_of_the_job_file_has_every_limit_of_the_code_that_travels() -> None:
+    shipped = reference.job_file().partition("## What is shipped")[2]
+    for limit in ("8 MiB", "64 MiB", "20,000 files", "100,000 files", "links to folders", "`accelerate_config`"):
+        assert limit in shipped
+
+
+def test_the_page_of_the_exit_codes_says_what_each_may_follow() -> None:
+    rows = {line.split(" | ")[0].strip("| `"): line for line in reference.exit_codes().splitlines()}
+    assert "idle timeout" in rows[str(int(ExitCode.TIMEOUT))]
+    assert "unhealthy node" in rows[str(int(ExitCode.UNUSABLE))]
+    codes = {int(meaning.code) for meaning in MEANINGS.values()}
+    assert all(re.search(rf"\b{code}\b", rows["JobFailedError"].rpartition(" | ")[2]) for code in codes)
 
 
 def test_the_api_pages_describe_every_public_name() -> None:

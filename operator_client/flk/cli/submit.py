@@ -15,6 +15,7 @@ from flk_runtime.contract.strategies import AUTO
 
 if TYPE_CHECKING:
     from flk.jobs.submission import Submission
+    from flk.observe.client import JobClient
 
 
 @takes_job
@@ -77,14 +78,11 @@ def submit(
         note(f"{submission.name}: nothing was created (dry run)")
         _show(output, submission, made)
         return None
-    job = submission.create()
+    job = submission.submit(note)
     try:
         _show(output, submission, submission.manifests)
     finally:
-        _print_submission(submission)  # the job exists, also if its name cannot be written
-    if submission.job.ttl is not None:
-        for name in lifecycle.delete_expired(submission.client):
-            note(f"deleted job {name}: it has ended, and its TTL has passed")
+        _print_submission(submission, job.client)  # the job exists, also if its name cannot be written
     if not follow:
         return None
     from flk.cli.logs import follow_to_end
@@ -119,9 +117,9 @@ def _show(output: str, submission: Submission, manifests: list[dict[str, object]
         print(manifest.to_yaml(manifests, submission.job), end="", flush=True)
 
 
-def _print_submission(submission: Submission) -> None:
-    """Print what was created, and the next three commands."""
-    job, bundle, client = submission.job, submission.bundle, submission.client
+def _print_submission(submission: Submission, client: JobClient) -> None:
+    """Print what was created, and the next three commands, for which ``client`` knows what the job's name means."""
+    job, bundle = submission.job, submission.bundle
     pods = f"{plural(job.replicas, 'pod')} with {plural(job.processes_per_pod, 'rank')}"
     pods += "" if job.replicas == 1 else " each"
     if job.elastic:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from flk.errors import UnreachableError
 from flk.jobs.archive_writer import remember
 from flk.jobs.choice import chosen
 from flk.jobs.handle import JobHandle
-from flk.jobs.lifecycle import create_job
+from flk.jobs.lifecycle import create_job, delete_expired
 from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.owner import current_owner
 from flk.kube import Object
@@ -22,10 +23,11 @@ from flk.manifest.commit import commit_of, diff_of
 from flk.manifest.environment import warnings as mistakes
 from flk.manifest.files import with_files
 from flk.observe.archive.redaction import kept_diff, secrets_of
-from flk.observe.client import JobClient
+from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.spec import defaults
 from flk.spec.job import Job
+from flk.targets import target_of
 
 
 @dataclass(frozen=True)
@@ -43,24 +45,43 @@ class Submission:
         """The job's name."""
         return str(self.job.name)
 
+    def submit(self, report: Callable[[str], None] = lambda text: None) -> JobHandle:
+        """Create the job; if it has a TTL, then delete jobs of the namespace whose TTL has passed.
+
+        ``report`` is called with a line about each of these.
+        """
+        job = self.create()
+        try:
+            for name in delete_expired(self.client) if self.job.ttl is not None else ():
+                report(f"deleted job {name}: it has ended, and its TTL has passed")
+        except KeyboardInterrupt as interrupt:
+            interrupt.args = (self._goes_on(job.client),)
+            raise
+        return job
+
     def create(self) -> JobHandle:
         """Create the job with all its objects, and let it start. See `flk.jobs.lifecycle` for errors and Ctrl-C.
 
         May be called again after an error: objects that this submission created are recognised.
         """
+        target = target_of(self.manifests[0])
+        client = self.client.of(JobRef(self.name, target))
         try:
-            created = create_job(self.client, self.manifests, objects_with_uid)
+            created = create_job(client, self.manifests, objects_with_uid)
         except UnreachableError as error:
-            command = self.client.commands.flk("status", self.name)
+            command = client.commands.flk("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
         try:
-            remember(self.client, Observation(created, time=self.client.now(), diff=self.diff))
+            remember(client, Observation(created, time=client.now(), diff=self.diff))
         except KeyboardInterrupt as interrupt:
-            shown = self.client.commands.flk("status", self.name)
-            interrupt.args = (f"the job {self.name} exists and goes on: {shown}",)
+            interrupt.args = (self._goes_on(client),)
             raise
-        return JobHandle(self.client, self.name, created["metadata"]["uid"])
+        uid = created["metadata"]["uid"]
+        return JobHandle(self.client.of(JobRef(self.name, target, uid)), self.name, uid)
+
+    def _goes_on(self, client: JobClient) -> str:
+        return f"the job {self.name} exists and goes on: {client.commands.flk('status', self.name)}"
 
 
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
@@ -89,15 +110,16 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     """Create ``job`` in a cluster and return a handle on it.
 
     The files that the job needs are looked up below ``root``. ``context`` and ``namespace`` default to the current
-    context of the kubeconfig and its namespace. Warns (UserWarning) of what is probably a mistake. Raises UsageError if
-    the job or its files cannot be submitted, ApiError if the API server refuses it.
+    context of the kubeconfig and its namespace. If ``job`` has a TTL, jobs of the namespace whose TTL has passed are
+    deleted. Warns (UserWarning) of what is probably a mistake. Raises UsageError if the job or its files cannot be
+    submitted, ApiError if the API server refuses it.
     """
     folder = Path(root).resolve()
     submission = prepare(with_files(job, folder), folder, JobClient.connect(context, namespace))
     bundle = submission.bundle
     for sentence in filter(None, (*mistakes(submission.job), bundle.unread, bundle.lost_saves(submission.job))):
         warnings.warn(sentence, stacklevel=2)
-    return submission.create()
+    return submission.submit()
 
 
 def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:

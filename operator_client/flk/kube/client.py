@@ -35,6 +35,10 @@ FindCreated = Callable[[], Object | None]
 _METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "delete": "DELETE", "patch": "PATCH"}
 
 
+class UnendedLine(bytes):
+    """The last line of a stream that has ended before the line did: more of it may come to be."""
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """How long one call may take. All values are in seconds.
@@ -204,7 +208,8 @@ class ApiClient:
     ) -> Iterator[Iterator[bytes]]:
         """Stream the lines of an answer without their ends, in one attempt.
 
-        A last line without an end is dropped, and the end of a line of more than 16 MiB.
+        A last line without an end is an `UnendedLine`. It is dropped where the connection breaks, and in a watch, which
+        is gone on with. The end of a line of more than 16 MiB is dropped, too.
         Raises UnreachableError if the connection breaks, and if nothing comes for ``idle`` seconds.
         """
         target = self._versions.chosen(target)
@@ -215,13 +220,13 @@ class ApiClient:
         try:
             if reply.status >= 300:
                 raise error_from_response(reply.status, reply.read(), verb, target, self.access.context)
-            yield self._lines(reply)
+            yield self._lines(reply, goes_on=verb == "watch")
         except HTTPError as error:
             raise error_from_connection(error, self.access.context) from None
         finally:
             reply.close()
 
-    def _lines(self, reply: Any) -> Iterator[bytes]:
+    def _lines(self, reply: Any, *, goes_on: bool) -> Iterator[bytes]:
         pending = bytearray()
         try:
             for chunk in reply.stream(1 << 16, decode_content=True):
@@ -232,6 +237,8 @@ class ApiClient:
                     pending = bytearray(line[:LINE_LIMIT])
         except HTTPError as error:
             raise error_from_connection(error, self.access.context) from None
+        if pending and not goes_on:
+            yield UnendedLine(pending)
 
     def _send(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,14 @@ STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 _EXEC: Final = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _PORT_FORWARD: Final = ["v4.channel.k8s.io"]
 _CONNECT: Final = 10.0  # seconds
+# Options of TCP with which the system finds within a minute that the other end of a silent connection is gone, where it
+# has them. TCP_USER_TIMEOUT is none of them: it would end a connection whose other end is slow to take what is sent.
+_KEEP_ALIVE: Final = {
+    "TCP_KEEPIDLE": 30,  # seconds of silence before the first probe
+    "TCP_KEEPALIVE": 30,  # the same on macOS
+    "TCP_KEEPINTVL": 10,  # seconds between two probes
+    "TCP_KEEPCNT": 3,  # probes without an answer
+}
 _NO_CONTAINER: Final = re.compile(r'container not found \("([^"]*)"\)')
 _NO_PROGRAM: Final = re.compile(r'exec: "([^"]*)": (executable file not found in \$PATH|[a-z ]+)')
 SIZE_LIMIT: Final = 1 << 26  # bytes of output that `execute` holds
@@ -219,11 +228,19 @@ def _transport(access: Access) -> Any:
     # The pool's own function knows about SOCKS proxies, client certificates and names of servers.
     connection = manager.connection_from_host(server.host, server.port, server.scheme)._new_conn()
     connection.timeout = _CONNECT
+    connection.socket_options = [*(connection.socket_options or []), *_keep_alive()]
     if manager.proxy is not None:
         port = server.port or (443 if server.scheme == "https" else 80)
         connection.set_tunnel(server.host, port, manager.proxy_headers, scheme=manager.proxy.scheme)
     connection.connect()
     return connection.sock
+
+
+def _keep_alive() -> list[tuple[int, int, int]]:
+    """Return the options of a socket whose reader gets an error when the other end is gone without a word."""
+    known = [(getattr(socket, name, None), value) for name, value in _KEEP_ALIVE.items()]
+    of_tcp = [(socket.IPPROTO_TCP, option, value) for option, value in known if option is not None]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *of_tcp]
 
 
 def _exit_code(status: Any) -> int:

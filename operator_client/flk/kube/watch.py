@@ -20,7 +20,7 @@ IDLE: Final = 90.0  # seconds without a change or a bookmark (the server sends o
 OUTAGE: Final = 300.0  # seconds that the API server or a credentials plugin may fail
 # An API server that has just started may answer with these statuses to what it allowed before, for so many seconds: it
 # reads roles and definitions after it has begun to answer.
-_WHILE_STARTING: Final = frozenset({401, 403, 404})
+WHILE_STARTING: Final = frozenset({401, 403, 404})
 STARTING: Final = 30.0
 _BACKOFFS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between attempts
 
@@ -80,7 +80,7 @@ def list_and_watch(
                         yield Changed(item, kind == "DELETED")
             failing_since = None
         except ApiError as error:
-            starting = error.status in _WHILE_STARTING
+            starting = error.status in WHILE_STARTING
             if opened and isinstance(error, UnreachableError):
                 failing_since = None  # the server did answer
             if error.status == 410:

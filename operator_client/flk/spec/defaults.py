@@ -48,8 +48,10 @@ def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
         except ValidationError as error:
             raise usage_error(error, NamespaceDefaults, where={}, source=source) from None
         for key, value in data.items():
-            before = merged.get(key, [])
-            merged[key] = [*before, *(each for each in value if each not in before)] if isinstance(value, list) else value
+            if isinstance(value, list):
+                before = merged.get(key, [])
+                value = [*before, *(each for each in value if each not in before)]
+            merged[key] = value
     return NamespaceDefaults.model_validate(merged)
 
 

@@ -39,11 +39,11 @@ class Gang:
 
 
 GANGS: Final[dict[str, Gang]] = {
-    # Kubernetes 1.36 and newer, with the feature gate GenericWorkload.
+    # Kubernetes 1.36 and newer, with the feature gates GenericWorkload and GangScheduling.
     "native": Gang(
         "scheduling.k8s.io",
         ("v1beta1", "v1alpha3", "v1alpha2"),  # from 1.37 on, of 1.37, of 1.36
-        "use Kubernetes 1.36 or newer with the feature gate GenericWorkload",
+        "use Kubernetes 1.36 or newer with the feature gates GenericWorkload and GangScheduling",
         lambda job: {"schedulingPolicy": {"gang": {"minCount": job.least_pods}}, **_constraints(job), **_priority(job)},
         lambda group: {"schedulingGroup": {"podGroupName": group}},
     ),

@@ -13,7 +13,7 @@ BATCHES: Final = ("keep", "scale")
 RDZV_ENDPOINT: Final = Variable(
     "FLK_RDZV_ENDPOINT", "host:port of the rendezvous, which the launcher of pod 0 serves", ""
 )
-JOB_UID: Final = Variable("FLK_JOB_UID", "UID of the PyTorchJob, which distinguishes jobs that have the same name", "")
+JOB_UID: Final = Variable("FLK_JOB_UID", "UID of the job, which distinguishes jobs that have the same name", "")
 RDZV_SECRET: Final = Variable("FLK_RDZV_SECRET", "launchers authenticate each other with it; ranks do not get it", "")
 POD_INDEX: Final = Variable("FLK_POD_INDEX", "index of this pod, from 0", 0, integer())
 PODS: Final = Variable(

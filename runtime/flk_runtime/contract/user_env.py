@@ -52,7 +52,10 @@ NODE_MEMORY: Final = Setting(
     "FLK_NODE_MEMORY", "seconds until the failures of attempts on a node are forgotten; 0: at once", 86400.0, number()
 )
 RETRY_SAME_FAILURE: Final = Setting(
-    "FLK_RETRY_SAME_FAILURE", "1: the same failure twice without progress is retried too", 0, integer()
+    "FLK_RETRY_SAME_FAILURE",
+    "1: the same failure without progress, else final after two or ten times, is retried too",
+    0,
+    integer(),
 )
 KILL_TIMEOUT: Final = Setting(
     "FLK_KILL_TIMEOUT", "seconds after SIGKILL in which a rank has to end, or its pod is replaced", 30.0, number()

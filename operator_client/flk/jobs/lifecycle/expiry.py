@@ -8,7 +8,7 @@ from typing import Final
 from flk import labels
 from flk.errors import FlkError
 from flk.kube import Object
-from flk.observe.client import JobClient
+from flk.observe.client import JobClient, JobRef
 from flk.targets import target_of
 from flk.units import timestamp
 
@@ -26,9 +26,10 @@ def delete_expired(client: JobClient) -> list[str]:
         for job in client.list_jobs(selector=labels.TTL):
             if not _is_expired(job, client.now()):
                 continue
+            name, uid = job["metadata"]["name"], job["metadata"]["uid"]
             with contextlib.suppress(FlkError):  # the user may not delete this one, or somebody else has
-                client.delete_job(job["metadata"]["name"], job["metadata"]["uid"])
-                deleted.append(job["metadata"]["name"])
+                client.of(JobRef(name, target_of(job), uid)).delete_job(name, uid)
+                deleted.append(name)
     return deleted
 
 

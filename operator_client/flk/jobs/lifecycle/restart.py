@@ -12,13 +12,13 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from flk import labels
 from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.lifecycle.creation import OwnedObjects, check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
-from flk.jobs.lifecycle.placement import avoiding, place, quarantined, report_absent
+from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
 from flk.jobs.lifecycle.suspension import (
     end_of,
     is_suspended,
@@ -60,9 +60,12 @@ def restart(
     Its pods avoid the nodes ``avoid``, and nodes in quarantine where others have room. ``objects_with_uid`` makes the
     objects that need the UID of a new job. ``report`` is called with a line while flk waits for pods to end. Raises
     WaitTimeoutError if they do not within ``timeout`` seconds; a job that had not ended is suspended then. Raises
-    UsageError for a job in a queue that has not ended, JobNotFoundError if there is no job.
+    UsageError for a job in a queue that has not ended, and for ``avoid`` if flk cannot give the pods other nodes,
+    JobNotFoundError if there is no job.
     """
     job = client.get_job(name)
+    if avoid and not target_of(job).pod_specs(job):
+        _refuse_other_nodes(client, job, avoid)
     report_absent(client, avoid, report)
     placed = avoiding(job, avoid, quarantined(client, name, report))
     if end_of(job):
@@ -88,6 +91,15 @@ def restart(
     place(client, job, placed)
     set_suspended(client, job, False)
     return str(job["metadata"]["uid"])
+
+
+def _refuse_other_nodes(client: JobClient, job: Object, nodes: Sequence[str]) -> NoReturn:
+    """Raise UsageError: nothing that flk may change in this job holds the affinity of its pods."""
+    try:
+        refuse_other_nodes(client, job, nodes)
+    except UsageError as error:
+        error.hint = "flk has not made it: delete it, change the affinity in its own manifest, and create it anew"
+        raise
 
 
 def _recreate(

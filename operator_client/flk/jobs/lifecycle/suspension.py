@@ -149,7 +149,7 @@ def refuse_ended(client: JobClient, job: Object) -> None:
 def wait_for_pods_to_end(
     client: JobClient, job: Object, *, timeout: float | None, report: Callable[[str], None]
 ) -> None:
-    """Return when no pod of a suspended job runs any more.
+    """Return when a suspended job has no pods but such as have ended before.
 
     Raises WaitTimeoutError after ``timeout`` seconds, JobDeletedError if it was deleted, UsageError if it has ended.
     """
@@ -163,7 +163,7 @@ def wait_for_pods_to_end(
 def wait_for_all_pods_to_end(
     client: JobClient, jobs: Sequence[JobRef], *, until: float | None, report: Callable[[str], None]
 ) -> Iterator[tuple[JobRef, FlkError | None]]:
-    """Yield suspended jobs in their order, each when no pod of it runs, or with the error of `wait_for_pods_to_end`."""
+    """Yield suspended jobs in their order, each when its pods are gone, or with the error of `wait_for_pods_to_end`."""
     return watch_pods_end(
         client,
         jobs,
@@ -172,22 +172,26 @@ def wait_for_all_pods_to_end(
         awaited="save and end",
         overdue="job {name} is suspended, and its pods have not ended yet",
         is_done=lambda job, seen: _has_stopped(client, job.name, seen),
-        pods_left=_running_pods,
+        pods_left=_pods_left,
     )
 
 
 def _has_stopped(client: JobClient, name: str, seen: Observation) -> bool:
     if seen.job is None or seen.gone is not None:
         raise JobDeletedError(f"job {name} was deleted while its pods ended")
-    running = _running_pods(seen)
-    if running:
+    left = _pods_left(seen)
+    if left:
         refuse_ended(client, seen.job)
-    return not running
+    return not left
 
 
-def _running_pods(seen: Observation) -> list[Object]:
-    """Return the pods that have not ended. Controllers of Jobs, JobSets and TrainJobs keep those that have."""
-    return [pod for pod in seen.pods if phase_of(pod) not in ("Succeeded", "Failed")]
+def _pods_left(seen: Observation) -> list[Object]:
+    """Return the pods but those that have ended and that nobody deletes, as controllers of Jobs and JobSets do not."""
+    return [
+        pod
+        for pod in seen.pods
+        if pod["metadata"].get("deletionTimestamp") or phase_of(pod) not in ("Succeeded", "Failed")
+    ]
 
 
 def stopping_hint(client: JobClient) -> str:

@@ -46,6 +46,12 @@ class LogOptions:
             return lines
         return lines[counted[-self.tail] if self.tail else len(lines) :]
 
+    def begin(self, asked: float) -> float | None:
+        """Return from when on lines count if a log that was requested at a time had none; None: from its beginning."""
+        if self.tail == 0:
+            return asked
+        return None if self.since is None else asked - self.since
+
     @property
     def cuts(self) -> bool:
         """Whether the first request of a log leaves out its beginning."""
@@ -96,18 +102,16 @@ def in_short(pods: list[str]) -> str:
 class LineFilter:
     """The pods and lines of one job that options choose. Raises UsageError for a rank or a pod that the job lacks."""
 
-    def __init__(self, view: JobView, options: LogOptions) -> None:
+    def __init__(self, view: JobView, options: LogOptions, before: LineFilter | None = None) -> None:
+        """``before`` is the filter at an earlier time: what it has chosen stays chosen when the job has fewer pods."""
         self.options, self.job = options, view.name
         self._target, self._processes = view.target, view.processes
         self.container = view.target.container  # the one that trains
         self.fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
-        self.names = [pod.name for pod in view.pods]
+        names = [pod.name for pod in view.pods]
+        self.names: list[str] = names if before is None else names + before.names[len(names) :]
         self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}
-        last = view.sizes[1] * view.processes - 1
-        absent = [rank for rank in sorted(options.ranks) if rank > last]
-        if absent:
-            raise UsageError(f"--rank: job {view.name} has ranks 0 to {last}, no rank {absent[0]}")
-        self._chosen = {given_pod(view, pod) for pod in options.pods}
+        self._chosen: set[int] = _given_pods(view, options) if before is None else before._chosen
 
     def index(self, pod: Object) -> int:
         """Return the position of a pod in its job."""
@@ -140,6 +144,15 @@ class LineFilter:
     def lines(self, name: str) -> PodLines:
         """Return the parser of the log of the pod of that name."""
         return PodLines(self, name, self.index_of(name))
+
+
+def _given_pods(view: JobView, options: LogOptions) -> set[int]:
+    """Return the indexes of the pods that options name. Raises UsageError for a rank or a pod that the job lacks."""
+    last = view.sizes[1] * view.processes - 1
+    absent = [rank for rank in sorted(options.ranks) if rank > last]
+    if absent:
+        raise UsageError(f"--rank: job {view.name} has ranks 0 to {last}, no rank {absent[0]}")
+    return {given_pod(view, pod) for pod in options.pods}
 
 
 class PodLines:

@@ -7,7 +7,7 @@ from a second before its last line, and lines that were seen before are dropped.
 from __future__ import annotations
 
 from collections import Counter, deque
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from flk.observe.stamps import STAMP
 
@@ -55,6 +55,11 @@ class LogPosition:
         if self._cut and not self._first:
             self._first = line
         return True
+
+
+def stamp_of(seconds: float) -> str:
+    """Return the whole second of a time since the epoch, as the API takes it."""
+    return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _second_before(second: bytes) -> bytes:

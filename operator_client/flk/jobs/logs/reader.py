@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Final
 
-from flk.errors import ApiError, ForbiddenError
+from flk.errors import ApiError
 from flk.jobs.logs.lines import LineFilter, LogLine
-from flk.jobs.logs.position import LogPosition
+from flk.jobs.logs.position import LogPosition, stamp_of
 from flk.kube import Object
-from flk.kube.watch import STARTING
+from flk.kube.client import UnendedLine
+from flk.kube.watch import STARTING, WHILE_STARTING
 from flk.observe.client import JobClient
 from flk.observe.pods import phase_of
 from flk.observe.stamps import split_stamp
@@ -50,9 +51,13 @@ class PodLog:
         self._lines, self._options = chosen.lines(self.name), chosen.options
         self._ends = fresh and bool(chosen.options.tail)  # whether the next request is for the last lines only
         self._query = chosen.options.query() if fresh else {}
-        self._position = LogPosition(cut=fresh and chosen.options.cuts)
+        self._cut = fresh and chosen.options.cuts  # whether the first request leaves out the beginning
+        self._position = LogPosition(cut=self._cut)
         self._completed = threading.Event()
-        self._refused = 0.0  # since when the API server does not accept the credentials; 0: it does
+        self._asked = 0.0  # when the log was requested first, by the API server's clock
+        self._rest = b""  # a last line without an end, which the next request reads again
+        self._allowed = not fresh  # whether the API server has once let the user read this log, or the one before
+        self._refused = 0.0  # since when it refuses requests as one that has just started does; 0: it does not
 
     @property
     def complete(self) -> bool:
@@ -76,47 +81,76 @@ class PodLog:
             return False
 
     def _read(self, follow: bool) -> bool:
-        container = self._container()
-        if container == _Container.GONE:
-            self._completed.set()  # a request by the name would read the log of the pod that has it now
-            return False
-        new_lines = False
+        new_lines, container = False, _Container.RUNNING
         try:
+            container = self._container()
+            if container == _Container.GONE:
+                new_lines = bool(self._rest) and self._take(self._rest)
+                self._completed.set()  # a request by the name would read the log of the pod that has it now
+                return new_lines
+            self._asked = self._asked or self._client.now()
             # After the container's end, one more request reads what a broken stream may have missed.
             # The last lines are not followed: only at their end is it known which of them are no records.
             follow = follow and container == _Container.RUNNING and not self._ends
             query = {"container": self._options.container, "follow": follow, "timestamps": True, **self._query}
-            with self._client.stream_log(self._pod, IDLE, **query) as lines:
+            with self._client.stream_log(self._pod, IDLE, **query) as found:
+                self._allowed = True
+                lines = self._whole(found, container)
                 if self._ends:
-                    new_lines = self._pass_on_last([*lines])
+                    new_lines = self._take_last([*lines])
                 for line in lines:
-                    if self._position.accept(line):
-                        new_lines = True
-                        self._pass_on(line)
+                    new_lines = self._take(line) or new_lines
                     if self._closed.is_set():
                         return new_lines
             self._refused = 0.0
             if container == _Container.ENDED:
                 self._completed.set()
-        except ForbiddenError:
-            raise
         except ApiError as error:
-            if error.status == 404 or (container == _Container.ENDED and error.status == 400):
+            if container == _Container.ENDED and error.status in (400, 404):
                 self._completed.set()
-            self._refused = (self._refused or monotonic()) if error.status == 401 else 0.0
-            if self._refused and monotonic() - self._refused > STARTING:
-                raise
-        since = self._position.resume()
-        if since:
+            elif self._is_refused(error):
+                if error.status != 404:
+                    raise
+                self._completed.set()
+        if since := self._position.resume() or self._begin():
             self._query = {"sinceTime": since}
         return new_lines
 
-    def _pass_on(self, line: bytes) -> None:
+    def _whole(self, lines: Iterator[bytes], container: _Container) -> Iterator[bytes]:
+        """Yield the lines of an answer. A last one without an end is kept back until the container has ended."""
+        for line in lines:
+            if isinstance(line, UnendedLine) and container != _Container.ENDED:
+                self._rest = line
+            else:
+                self._rest = b""
+                yield line
+
+    def _begin(self) -> str:
+        """Return the time to request the log from while no line has come, empty for the options' own choice."""
+        if self._ends or not self._cut or not self._asked:
+            return ""
+        begin = self._options.begin(self._asked)
+        return "" if begin is None else stamp_of(begin)
+
+    def _is_refused(self, error: ApiError) -> bool:
+        """Return whether an error is a refusal, and lasts longer than those of an API server that has just started."""
+        if error.status not in WHILE_STARTING:
+            self._refused = 0.0
+            return False
+        self._refused = self._refused or monotonic()
+        lacks_right = error.status == 403 and not self._allowed
+        return lacks_right or monotonic() - self._refused > STARTING
+
+    def _take(self, line: bytes) -> bool:
+        """Pass on a line if it is new, and return whether it is."""
+        if not self._position.accept(line):
+            return False
         time, text = split_stamp(line)
         self._keep(self.name, time, text)
         self._put(self._lines.chosen([(time, text)]))
+        return True
 
-    def _pass_on_last(self, lines: list[bytes]) -> bool:
+    def _take_last(self, lines: list[bytes]) -> bool:
         """Pass on the last lines that ``--tail`` means, and return whether there was any line."""
         self._ends, self._query = False, {**self._query, "tailLines": None}
         read = [split_stamp(line) for line in lines if self._position.accept(line)]
@@ -126,11 +160,12 @@ class PodLog:
         return bool(read)
 
     def _container(self) -> _Container:
+        """Return how the container is, as far as is known. Raises ApiError if the API server refuses to tell."""
         try:
             pod = self._client.find_pod(self.name)
-        except ForbiddenError:
-            raise
-        except ApiError:
+        except ApiError as error:
+            if error.status in WHILE_STARTING:
+                raise
             return _Container.RUNNING
         if pod is None or pod["metadata"]["uid"] != self._pod["metadata"]["uid"]:
             return _Container.GONE

@@ -132,6 +132,7 @@ class _Merger:
 
     def _follow(self) -> None:
         reader = Reader(self._client)
+        chosen: LineFilter | None = None
         with closing(follow_job(self._client, self._name, _INTERVAL)) as observations:
             for seen in observations:
                 if self._closed.is_set() or self._failed():
@@ -140,7 +141,7 @@ class _Merger:
                     self._writer.observe(seen)
                     self._note("deleted", f"job {self._name} was deleted")
                     return
-                chosen = LineFilter(JobView(Observation(seen.job)), self._options)
+                chosen = LineFilter(JobView(Observation(seen.job)), self._options, chosen)
                 for pod in sorted(seen.pods, key=chosen.order):
                     self._start(pod, chosen)
                 view = reader.view(seen)

@@ -112,6 +112,7 @@ def wait_for_all(
 ) -> Generator[tuple[Sequence[JobRef], Waited | FlkError], None, None]:
     """Wait until each job ends, reaches the goal, gets stuck (with ``fail_fast``) or ``timeout`` seconds are over.
 
+    Where the goal is the deletion, a job that has ended or is stuck is waited for: it can still be deleted.
     Yields each job when the wait for it is over, with its last state. Those that do not exist at the beginning come
     first, with JobNotFoundError. Those that cannot be watched any more come together, with the error of the watch.
     ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on, ``note`` with
@@ -147,18 +148,19 @@ class Conclusion:
         """Return how the wait ends with this state of the job, None if it goes on."""
         is_first = self._last is None
         self._last, goal = state, self._goal
+        deletion = goal is not None and goal.is_deletion
         if goal is not None and goal.is_met(state, job):
             return Waited(state, Outcome.REACHED)
         if job is None:
             return self.now()
-        if state.finished and not (goal is not None and goal.is_deletion):
+        if state.finished and not deletion:
             # The first pod that ends may not know the cause. Wait a moment for the records of the others.
             self._failed_at = self._failed_at or time.monotonic()
             running = any(pod.exit_code is None and pod.phase == PodPhase.RUNNING for pod in state.pods)
             if state.phase == Phase.FAILED and running and time.monotonic() - self._failed_at < FAILURE_DELAY:
                 return None
             return Waited(state, Outcome.FINISHED)
-        if self._fail_fast and state.phase == Phase.STUCK:
+        if self._fail_fast and state.phase == Phase.STUCK and not deletion:
             return Waited(state, Outcome.STUCK)
         if is_first and goal is not None and (doubt := goal.doubt(job)):
             self._note(doubt)

@@ -15,7 +15,7 @@ import flk
 from flk.errors import ForbiddenError
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from tests.support.api_server import BATCH, JOBS
+from tests.support.api_server import BATCH, JOBS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
@@ -192,6 +192,64 @@ def test_submit_and_follow_ends_at_its_timeout(fake: Any, run: Run) -> None:
     assert code == ExitCode.TIMEOUT
     assert "error: job gpt has not ended within 1 s" in stderr
     assert fake.asked("DELETE") == []
+
+
+@pytest.fixture
+def beside(fake: FakeApiServer, run: Run, tmp_path: Path) -> None:
+    """A PyTorchJob gpt that runs beside the Job gpt of `flk submit --target job`, whose only pod fails."""
+    (tmp_path / "train.py").touch()
+    JobBuilder(1).all("pod").condition("Running").add_to(fake)
+    fake.objects |= {BATCH: {}, "/api/v1/namespaces/team/services": {}}
+    fake.written = {"gpt-worker-0": "[rank 0] of the PyTorchJob\n", "gpt-0-x": "[rank 0] of the Job\n"}
+
+    def fail(item: dict[str, Any]) -> None:
+        if item["kind"] == "Job":
+            item["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+            labels = {"flk.dev/job": "gpt", "batch.kubernetes.io/job-completion-index": "0"}
+            pod = JobBuilder(1).ended(0, 7, "no data\n").pods[0]
+            pod["metadata"] |= {"name": "gpt-0-x", "uid": "pod-of-the-job", "labels": labels}
+            pod["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "gpt", "uid": item["metadata"]["uid"]}]
+            fake.add("pods", pod)
+
+    fake.created = fail
+
+
+SUBMIT_BESIDE = ("submit", "train.py", "--name", "gpt", "--target", "job")
+
+
+def test_submit_follows_the_job_that_it_has_created(run: Run, beside: None) -> None:
+    code, stdout, stderr = run(*SUBMIT_BESIDE, "--follow", "--timeout", "20s")
+    assert (code, stdout) == (ExitCode.TRAINING, "gpt\n[rank 0] of the Job\n")
+    for verb in ("logs", "status", "wait"):
+        assert f"  flk {verb} job.batch/gpt -n team" in stderr
+    assert "hint: flk status job.batch/gpt -n team shows more; flk logs job.batch/gpt -n team" in stderr
+
+
+def test_who_detaches_from_a_submission_is_told_how_to_follow_that_job(
+    run: Run, beside: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flk.jobs.logs.follow", interrupt)
+    code, _, stderr = run(*SUBMIT_BESIDE, "--follow", "--timeout", "20s")
+    assert (code, "To attach again: flk logs job.batch/gpt -n team\n" in stderr) == (ExitCode.INTERRUPTED, True)
+
+
+def test_a_submission_that_fails_deletes_its_own_job(fake: FakeApiServer, run: Run, beside: None) -> None:
+    def refuse(item: dict[str, Any]) -> None:
+        fake.refused["/api/v1/namespaces/team/services"] = (403, "no")
+
+    fake.created = refuse
+    code, _, stderr = run(*SUBMIT_BESIDE)
+    assert (code, fake.asked("DELETE")) == (ExitCode.ERROR, [f"{BATCH}/gpt"])
+    assert "the job gpt was deleted again" in stderr
+
+
+def test_a_job_from_python_names_itself_in_its_errors(beside: None) -> None:
+    with pytest.raises(flk.JobFailedError) as failed:
+        flk.submit(flk.Job(command=["train.py"], name="gpt", target="job")).wait()
+    assert "flk status job.batch/gpt -n team" in failed.value.hint
 
 
 # logs

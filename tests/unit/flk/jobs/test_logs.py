@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 import threading
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk.cli.logs import parse_ranks
-from flk.errors import ApiError, JobNotFoundError, UsageError
+from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
 from flk.jobs.logs.lines import LineFilter
 from flk.jobs.logs.reader import PodLog, PodReader
@@ -145,8 +148,6 @@ def test_dump_is_in_the_order_of_pods(fake: Any, client: JobClient) -> None:
 
 
 def queue_of(*chunks: bytes) -> Any:
-    from collections import deque
-
     return deque(chunks)
 
 
@@ -266,14 +267,18 @@ def test_node_that_does_not_answer_hides_no_other_pod(fake: Any, client: JobClie
 
 
 class Closed(threading.Event):
-    """An event that remembers the pauses that were asked of it, makes none, and is set after some of them."""
+    """An event that remembers the pauses that were asked of it, makes none, and is set after some of them.
 
-    def __init__(self, pauses: int) -> None:
+    ``meanwhile`` is called with the number of each pause.
+    """
+
+    def __init__(self, pauses: int, meanwhile: Callable[[int], None] = lambda pause: None) -> None:
         super().__init__()
-        self.left, self.pauses = pauses, list[float]()
+        self.left, self.meanwhile, self.pauses = pauses, meanwhile, list[float]()
 
     def wait(self, timeout: float | None = None) -> bool:
         self.pauses.append(timeout or 0)
+        self.meanwhile(len(self.pauses))
         if len(self.pauses) == self.left:
             self.set()
         return self.is_set()
@@ -313,6 +318,105 @@ def test_credentials_that_are_refused_for_long_end_the_reading(
     _, log = read(client, pod, Closed(3))
     assert log.complete == expired
     assert ("does not accept the credentials" in str(log.error)) == expired
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize("lasts", [False, True])
+def test_what_a_starting_api_server_refuses_is_asked_again_for_a_while(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, status: int, lasts: bool
+) -> None:
+    add_job(fake, 1, "Running")
+    log = f"{PODS}/gpt-worker-0/log"
+    paths = [log] if status == 404 else [log, f"{PODS}/gpt-worker-0"]
+    first, second = line(1, "[rank 0] one") + b"\n", line(2, "[rank 0] two") + b"\n"
+    fake.logs["gpt-worker-0"] = queue_of(first, first + second)
+
+    def restart(pause: int) -> None:
+        if pause == 1:
+            fake.refused |= dict.fromkeys(paths, (status, 'User "anna" cannot get resource "pods"'))
+        if pause == 3:
+            fake.refused.clear()
+
+    if lasts:
+        monkeypatch.setattr("flk.jobs.logs.reader.STARTING", 0.0)
+    lines, read_log = read(client, client.find_pod("gpt-worker-0"), Closed(4, restart))
+    assert lines == ["[rank 0] one"] + ["[rank 0] two"] * (not lasts)
+    assert read_log.complete == lasts
+    assert getattr(read_log.error, "status", None) == (status if lasts and status != 404 else None)
+
+
+@pytest.mark.parametrize("path", ["", "/log"])
+def test_a_user_who_may_not_read_logs_is_told_at_once(fake: Any, client: JobClient, path: str) -> None:
+    add_job(fake, 1, "Running")
+    pod, closed = client.find_pod("gpt-worker-0"), Closed(9)
+    fake.refused[f"{PODS}/gpt-worker-0{path}"] = (403, 'User "anna" cannot get resource "pods"')
+    _, log = read(client, pod, closed)
+    assert isinstance(log.error, ForbiddenError)
+    assert closed.pauses == []
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_last_line_without_an_end_comes_whole_and_once(fake: Any, client: JobClient, gone: bool) -> None:
+    add_job(fake, 1, "Running")
+    pod, first = client.find_pod("gpt-worker-0"), line(1, "[rank 0] one") + b"\n"
+    running = first + line(2, "[rank 0] last") + b" words" * gone
+    fake.logs["gpt-worker-0"] = queue_of(running, running, first + line(2, "[rank 0] last words"))
+
+    def end(pause: int) -> None:
+        if pause == 2 and gone:
+            del fake.objects[PODS]["gpt-worker-0"]
+        elif pause == 2:
+            fake.objects[PODS]["gpt-worker-0"]["status"]["phase"] = "Failed"
+
+    lines, log = read(client, pod, Closed(9, end))
+    assert lines == ["[rank 0] one", "[rank 0] last words"]
+    assert log.complete
+
+
+def test_dump_has_a_last_line_without_an_end(fake: Any, client: JobClient) -> None:
+    add_job(fake, 1)
+    fake.written["gpt-worker-0"] = "[rank 0] hello\n[rank 0] last words"
+    assert [one.message for one in dump(client, "gpt", LogOptions())] == ["hello", "last words"]
+
+
+@pytest.mark.parametrize(
+    ("options", "since"),
+    [
+        ({"tail": 0}, "2026-01-01T00:01:40Z"),
+        ({"since": 60}, "2026-01-01T00:00:40Z"),
+        ({"since": 60, "tail": 5}, "2026-01-01T00:00:40Z"),
+        ({"since": 60, "tail": 0}, "2026-01-01T00:01:40Z"),
+        ({"tail": 5}, None),
+        ({}, None),
+    ],
+)
+def test_lines_of_a_gap_after_which_a_quiet_log_is_requested_again_are_not_left_out(
+    fake: Any, client: JobClient, options: dict[str, int], since: str | None
+) -> None:
+    add_job(fake, 1, "Running")
+    fake.date = "Thu, 01 Jan 2026 00:01:40 GMT"
+    fake.logs["gpt-worker-0"] = queue_of(b"", b"", b"2026-01-01T00:05:00.5Z [rank 0] at last\n")
+
+    def pass_time(pause: int) -> None:
+        fake.date = f"Thu, 01 Jan 2026 00:0{pause + 1}:40 GMT"
+
+    lines, _ = read(client, client.find_pod("gpt-worker-0"), Closed(3, pass_time), **options)
+    assert lines == ["[rank 0] at last"]
+    _, *later = (request.query for request in fake.requests if request.path.endswith("/log"))
+    assert [query.get("sinceTime") for query in later] == [since, since]
+    assert not any(name in query for query in later for name in ("tailLines", "sinceSeconds"))
+
+
+def test_the_first_request_of_a_log_that_fails_leaves_out_no_line_of_the_time_since(
+    fake: Any, client: JobClient
+) -> None:
+    add_job(fake, 1, "Running")
+    fake.date = "Thu, 01 Jan 2026 00:01:40 GMT"
+    fake.refused[f"{PODS}/gpt-worker-0/log"] = (500, "no route to host")
+    fake.logs["gpt-worker-0"] = queue_of(b"2026-01-01T00:01:50.5Z [rank 0] hello\n")
+    closed = Closed(2, lambda pause: fake.refused.clear())
+    assert read(client, client.find_pod("gpt-worker-0"), closed, tail=0)[0] == ["[rank 0] hello"]
+    assert fake.requests[-1].query["sinceTime"] == "2026-01-01T00:01:40Z"
 
 
 def test_log_of_a_replaced_pod_is_not_read_from_its_successor(fake: Any, client: JobClient) -> None:
@@ -385,6 +489,46 @@ def test_pods_and_patterns_choose_lines(fake: Any, client: JobClient) -> None:
     for wrong in ("3", "gpt-worker-3", "-1", "x"):
         with pytest.raises(UsageError, match="--pod: job gpt has pods gpt-worker-0 to gpt-worker-2"):
             list(dump(client, "gpt", LogOptions(pods=frozenset({wrong}))))
+
+
+def smaller(job: dict[str, Any], pods: int) -> dict[str, Any]:
+    """A job after `flk scale` has changed its number of pods."""
+    changed = copy.deepcopy(job)
+    changed["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = pods
+    return changed
+
+
+@pytest.mark.parametrize("options", [{"pods": frozenset({"3"})}, {"ranks": frozenset({6, 7})}])
+def test_a_chosen_pod_stays_chosen_when_its_job_is_scaled_down(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    builder = JobBuilder(4, processes=2).all("pod")
+    builder.job["metadata"]["labels"] = {}
+    builder.add_to(fake)
+    fake.written["gpt-worker-3"] = "[rank 6] hello\n"
+    job, pods = client.get_job("gpt"), client.list_pods("gpt")
+
+    def observations(*_: object) -> Iterator[Observation]:
+        yield Observation(job, pods, NOW)
+        while not any(request.path.endswith("/log") for request in fake.requests):
+            time.sleep(0.01)
+        del fake.objects[PODS]["gpt-worker-3"]
+        ended = [{**pod, "status": {**pod["status"], "phase": "Succeeded"}} for pod in pods[:2]]
+        done = {"conditions": [{"type": "Succeeded", "status": "True"}]}
+        yield Observation({**smaller(job, 2), "status": done}, ended, NOW)
+
+    monkeypatch.setattr("flk.jobs.logs.stream.follow_job", observations)
+    assert [one.text for one in follow(client, "gpt", LogOptions(**options))] == ["[rank 6] hello"]
+
+
+def test_a_pod_that_was_not_chosen_is_not_when_its_job_is_scaled_down(fake: Any, client: JobClient) -> None:
+    add_job(fake, 5)
+    job, options = client.get_job("gpt"), LogOptions(pods=frozenset({"3"}))
+    before = LineFilter(JobView(Observation(job)), options)
+    after = LineFilter(JobView(Observation(smaller(job, 3))), options, before)
+    assert [after.wants(pod) for pod in client.list_pods("gpt")] == [False, False, False, True, False]
+    with pytest.raises(UsageError, match="--pod: job gpt has pods gpt-worker-0 to gpt-worker-2"):
+        LineFilter(JobView(Observation(smaller(job, 3))), options)
 
 
 def test_pods_without_a_log_are_one_note(fake: Any, client: JobClient) -> None:

@@ -16,7 +16,7 @@ from flk.kube.credentials import connect
 from flk.observe.client import JobClient
 from flk.targets import TARGETS
 from flk_runtime.contract.exit_codes import ExitCode
-from tests.support.api_server import EVENTS, FakeApiServer
+from tests.support.api_server import EVENTS, JOBS, FakeApiServer
 from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
 
@@ -174,6 +174,18 @@ def test_a_stuck_job_ends_the_wait_unless_it_should_not(
     assert wait_for(client, "gpt").outcome == Outcome.STUCK
     assert wait_for(client, "gpt", fail_fast=False, timeout=0).outcome == Outcome.TIMEOUT
     assert wait_for(client, "gpt", goal=Goal.parse("stuck"), fail_fast=False).outcome == Outcome.REACHED
+
+
+def test_a_stuck_job_is_waited_for_until_it_is_deleted(
+    fake: FakeApiServer, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.add(fake, "image missing")
+    stuck = state(Phase.STUCK, "ImageNotFound", "there is no image trian:1")
+    monkeypatch.setattr("flk.jobs.wait.follow.derive", lambda view: stuck)
+    assert wait_for(client, "gpt", goal=Goal.parse("delete"), timeout=0).outcome == Outcome.TIMEOUT
+    gone = b'{"type": "DELETED", "object": {"metadata": {"name": "gpt", "uid": "%s", "resourceVersion": "201"}}}\n'
+    fake.watches[JOBS].append([gone.replace(b"%s", fake.objects[JOBS]["gpt"]["metadata"]["uid"].encode())])
+    assert wait_for(client, "gpt", goal=Goal.parse("delete")).outcome == Outcome.REACHED
 
 
 @pytest.mark.parametrize(

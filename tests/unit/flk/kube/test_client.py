@@ -23,7 +23,7 @@ from flk.errors import (
     NoConfigError,
     UnreachableError,
 )
-from flk.kube.client import ApiClient, RetryPolicy
+from flk.kube.client import ApiClient, RetryPolicy, UnendedLine
 from flk.kube.credentials import connect
 from flk.kube.errors import RETRIED
 from flk.kube.resources import RequestTarget
@@ -203,6 +203,25 @@ def test_a_line_without_end_is_cut(fake: Any, client: ApiClient, monkeypatch: py
     fake.fail(200, b"abc\n" + b"x" * 200_000 + b"\ndef\n")
     with client.stream("watch", ALL, query={}, idle=5) as lines:
         assert list(lines) == [b"abc", b"xxxxx", b"def"]
+
+
+def test_a_last_line_without_an_end_is_marked_and_no_part_of_a_watch(fake: Any, client: ApiClient) -> None:
+    log = RequestTarget(LOGS, "team", "gpt-worker-0")
+    fake.fail(200, b"abc\nde", times=2)
+    with client.stream("get", log, query={}, idle=5) as lines:
+        found = list(lines)
+    assert found == [b"abc", b"de"]
+    assert [isinstance(line, UnendedLine) for line in found] == [False, True]
+    with client.stream("watch", ALL, query={}, idle=5) as lines:
+        assert list(lines) == [b"abc"]
+
+
+def test_a_line_in_which_the_stream_breaks_is_dropped(fake: Any, client: ApiClient) -> None:
+    log, found = RequestTarget(LOGS, "team", "gpt-worker-0"), list[bytes]()
+    fake.fail(200, b"6\r\nabc\nde\r\n", headers={"Transfer-Encoding": "chunked", "Connection": "close"})
+    with pytest.raises(UnreachableError), client.stream("get", log, query={}, idle=5) as lines:
+        found.extend(lines)
+    assert found == [b"abc"]
 
 
 def test_nobody_listens(fake: Any, client: ApiClient) -> None:

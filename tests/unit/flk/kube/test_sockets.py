@@ -22,7 +22,7 @@ from flk.errors import ApiError, ForbiddenError, UnreachableError
 from flk.kube import sockets
 from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed, PodConnection
 from flk.observe.client import JobClient
-from flk.observe.resources import PORT_FORWARD
+from flk.observe.resources import EXEC, PORT_FORWARD
 from tests.support.api_server import failure, write_kubeconfig
 from tests.support.certificates import make_certificate
 
@@ -263,6 +263,26 @@ def test_a_connection_that_breaks(server: Server, client: JobClient) -> None:
     server.messages = [on(STDOUT, b"half")]
     with pytest.raises(UnreachableError, match="ended before the command did"):
         client.execute(POD, ["cat"], 60)
+
+
+@pytest.mark.parametrize("proxies", ["", "socks"])
+def test_the_system_looks_whether_the_other_end_of_a_silent_connection_is_gone(
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, proxies: str
+) -> None:
+    server.proxies = proxies
+    if proxies:
+        monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
+    client = connect("http://api.example.com" if proxies else f"http://{server.address}")
+    where = client.target(EXEC, "train-worker-0")
+    remote = sockets.RemoteCommand(client.api.access, where, ["cat"], container="pytorch")
+    transport = remote._socket.sock
+    assert transport.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    idle = next(name for name in ("TCP_KEEPIDLE", "TCP_KEEPALIVE") if hasattr(socket, name))
+    options = [getattr(socket, name) for name in (idle, "TCP_KEEPINTVL", "TCP_KEEPCNT")]
+    silence, interval, probes = (transport.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+    assert silence + interval * probes == 60
+    assert transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    remote.close()
 
 
 def test_a_command_that_cannot_start(server: Server, client: JobClient) -> None:

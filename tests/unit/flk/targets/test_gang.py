@@ -117,5 +117,10 @@ def test_a_gang_scheduler_that_is_missing_says_how_to_get_it(fake: FakeApiServer
     assert missing.value.hint == f"{GANGS[gang].install}, or choose another --gang"
 
 
+def test_who_lacks_the_gangs_of_kubernetes_is_told_every_feature_gate() -> None:
+    gates = ("GenericWorkload", "GangScheduling")  # of the cluster in tests/cluster/test_gang.py
+    assert all(gate in GANGS["native"].install for gate in gates)
+
+
 def test_without_a_gang_scheduler_auto_is_none(fake: FakeApiServer, client: JobClient) -> None:
     assert chosen(client, job(gang="auto")).gang == "none"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import flk
 from flk.errors import UsageError
 from flk.spec.job import validated
-from tests.support.api_server import JOBS, FakeApiServer
+from tests.support.api_server import BATCH, JOBS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
@@ -67,6 +68,40 @@ def test_a_job_that_may_not_be_deleted_disturbs_neither_a_submission_nor_other_d
     assert "deleted job failed" not in said
     assert "deleted job late" in said
     assert left(fake) == {"failed", "new"}
+
+
+@pytest.mark.parametrize(("ttl", "stays"), [(None, True), (86_400, False)])
+def test_a_submission_from_python_deletes_what_one_of_the_command_line_does(
+    fake: FakeApiServer, kubeconfig: Path, tmp_path: Path, ttl: int | None, stays: bool
+) -> None:
+    (tmp_path / "train.py").touch()
+    ended(fake, "failed", "Failed", ttl="1")
+    flk.submit(flk.Job(command=["train.py"], name="new", ttl=ttl), tmp_path)
+    assert left(fake) == {"new"} | ({"failed"} if stays else set())
+
+
+def test_an_interruption_of_the_deletions_says_that_the_new_job_exists(
+    fake: FakeApiServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(client: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr("flk.jobs.submission.delete_expired", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="the job new exists and goes on: flk status new"):
+        flk.submit(flk.Job(command=["train.py"], name="new", ttl=86_400), tmp_path)
+    assert left(fake) == {"new"}
+
+
+def test_a_job_is_deleted_where_one_of_another_kind_has_its_name(fake: FakeApiServer, submit: Run) -> None:
+    path = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
+    fake.objects |= {path: {}, BATCH: {}}
+    ended(fake, "gpt", "Running")
+    meta = {"name": "gpt", "namespace": "team", "uid": "uid-of-the-trainjob", "labels": {"flk.dev/ttl": "1"}}
+    failed = {"type": "Failed", "status": "True", "lastTransitionTime": ENDED}
+    fake.add("trainjobs", {"metadata": meta, "spec": {}, "status": {"conditions": [failed]}})
+    assert "flk: deleted job gpt: " in submit("new", "--ttl", "1d")[2]
+    assert (left(fake), fake.asked("DELETE")) == ({"gpt", "new"}, [f"{path}/gpt"])
 
 
 @pytest.mark.parametrize("ttl", ["0", "-1s", "soon"])

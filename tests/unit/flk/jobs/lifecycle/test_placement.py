@@ -113,6 +113,18 @@ def test_resume_gives_pods_of_a_pytorchjob_other_nodes_also_while_it_runs(fake: 
     assert "was not suspended; its pods avoid the node when they are made anew" in stderr
 
 
+@pytest.mark.parametrize("command", ["restart", "resume"])
+def test_a_trainjob_that_flk_has_not_made_cannot_be_given_other_nodes(fake: Any, run: Run, command: str) -> None:
+    path = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
+    fake.objects[path] = {}
+    spec = {"suspend": True, "runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}}
+    fake.add("trainjobs", {"metadata": {"name": "gpt", "namespace": "team"}, "spec": spec})
+    code, _, stderr = run(command, "gpt", "--avoid-node", "node-x")
+    assert (code, {request.method for request in fake.requests}) == (2, {"GET"})
+    assert "error: the pods of a TrainJob cannot be given other nodes while it exists\n" in stderr
+    assert ("flk restart" in stderr) is (command == "resume"), "restart does not tell to restart"
+
+
 @pytest.mark.parametrize("name", ["node_a", "-x", ""])
 def test_a_name_that_no_node_has_is_refused(fake: Any, run: Run, name: str) -> None:
     JobBuilder().add_to(fake)
