@@ -78,11 +78,12 @@ def submit(
         note(f"{submission.name}: nothing was created (dry run)")
         _show(output, submission, made)
         return None
-    job = submission.submit(note)
+    job = submission.create()
     try:
         _show(output, submission, submission.manifests)
     finally:
         _print_submission(submission, job.client)  # the job exists, also if its name cannot be written
+    submission.delete_expired(job, note)
     if not follow:
         return None
     from flk.cli.logs import follow_to_end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flk.errors import FlkError, JobNotFoundError, UsageError
@@ -40,7 +40,7 @@ class JobHandle:
     @property
     def _own(self) -> JobClient:
         """A client for which the job's name means this job only."""
-        return self.client.of(JobRef(self.name, uid=self.uid or ""))
+        return self.client.of(replace(self.client.ref(self.name), uid=self.uid or ""))
 
     @property
     def namespace(self) -> str:
@@ -235,8 +235,8 @@ def get(name: str, *, namespace: str | None = None, context: str | None = None) 
     Raises JobNotFoundError if there is none, UsageError for a name that no job has.
     """
     ref = JobRef.parse(name)
-    client = JobClient.connect(context, namespace)
-    return JobHandle(client, ref.name, client.of(ref).get_job(ref.name)["metadata"]["uid"])
+    client = JobClient.connect(context, namespace).of(ref)
+    return JobHandle(client, ref.name, client.get_job(ref.name)["metadata"]["uid"])
 
 
 def list(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> JobList:

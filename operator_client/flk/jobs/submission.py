@@ -45,19 +45,17 @@ class Submission:
         """The job's name."""
         return str(self.job.name)
 
-    def submit(self, report: Callable[[str], None] = lambda text: None) -> JobHandle:
-        """Create the job; if it has a TTL, then delete jobs of the namespace whose TTL has passed.
+    def delete_expired(self, job: JobHandle, report: Callable[[str], None] = lambda text: None) -> None:
+        """Delete jobs of the namespace whose TTL has passed, if this submission, which has created ``job``, has a TTL.
 
-        ``report`` is called with a line about each of these.
+        ``report`` is called with a line about each of them.
         """
-        job = self.create()
         try:
             for name in delete_expired(self.client) if self.job.ttl is not None else ():
                 report(f"deleted job {name}: it has ended, and its TTL has passed")
         except KeyboardInterrupt as interrupt:
             interrupt.args = (self._goes_on(job.client),)
             raise
-        return job
 
     def create(self) -> JobHandle:
         """Create the job with all its objects, and let it start. See `flk.jobs.lifecycle` for errors and Ctrl-C.
@@ -119,7 +117,9 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     bundle = submission.bundle
     for sentence in filter(None, (*mistakes(submission.job), bundle.unread, bundle.lost_saves(submission.job))):
         warnings.warn(sentence, stacklevel=2)
-    return submission.submit()
+    created = submission.create()
+    submission.delete_expired(created)
+    return created
 
 
 def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:

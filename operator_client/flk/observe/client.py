@@ -118,7 +118,7 @@ class JobClient:
     def get_job(self, name: str) -> Object:
         """Return the job of that name, of whichever kind it is.
 
-        Raises JobNotFoundError if there is none, and ForbiddenError if there may be one that the user may not read.
+        Raises JobNotFoundError if there is none; its text says if the user may not read PyTorchJobs.
         """
         ref = self.ref(name)
         known = ref.target or self._targets.get(name)
@@ -144,12 +144,13 @@ class JobClient:
                     self._targets[name] = target
                     return _with_kind(job, target)
         self._targets.pop(name, None)
-        if targets.DEFAULT in refused:
-            raise refused[targets.DEFAULT]  # "there is no job" would be a guess
         unknown = next(iter(refused.values()), missing)
         if unknown is not None and not answered:
             raise unknown
-        raise self.no_job(ref, explained=True)
+        absent = self.no_job(ref, explained=True)
+        if targets.DEFAULT in refused:
+            absent.args = (f"{absent} that you may read: {refused[targets.DEFAULT]}",)
+        raise absent
 
     def no_job(self, ref: JobRef, *, explained: bool = False) -> JobNotFoundError:
         """Return the error that says that a job does not exist.

@@ -32,6 +32,7 @@ class PyTorchJob(Target):
     controller = "the training operator"
     controller_pods = "get pods -A -l control-plane=kubeflow-training-operator"
     scalable = True
+    keeps_ended = False
     placeable = True
 
     def render(self, parts: Parts) -> list[Object]:

@@ -179,19 +179,17 @@ def wait_for_all_pods_to_end(
 def _has_stopped(client: JobClient, name: str, seen: Observation) -> bool:
     if seen.job is None or seen.gone is not None:
         raise JobDeletedError(f"job {name} was deleted while its pods ended")
-    left = _pods_left(seen)
-    if left:
+    if seen.pods:
         refuse_ended(client, seen.job)
-    return not left
+    return not _pods_left(seen)
 
 
 def _pods_left(seen: Observation) -> list[Object]:
-    """Return the pods but those that have ended and that nobody deletes, as controllers of Jobs and JobSets do not."""
-    return [
-        pod
-        for pod in seen.pods
-        if pod["metadata"].get("deletionTimestamp") or phase_of(pod) not in ("Succeeded", "Failed")
-    ]
+    """Return the pods but those that have ended and that the controller of a suspended job keeps."""
+    if seen.job is None or not target_of(seen.job).keeps_ended:
+        return list(seen.pods)
+    ended = ("Succeeded", "Failed")
+    return [pod for pod in seen.pods if pod["metadata"].get("deletionTimestamp") or phase_of(pod) not in ended]
 
 
 def stopping_hint(client: JobClient) -> str:

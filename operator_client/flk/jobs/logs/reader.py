@@ -85,9 +85,7 @@ class PodLog:
         try:
             container = self._container()
             if container == _Container.GONE:
-                new_lines = bool(self._rest) and self._take(self._rest)
-                self._completed.set()  # a request by the name would read the log of the pod that has it now
-                return new_lines
+                return self._end()  # a request by the name would read the log of the pod that has it now
             self._asked = self._asked or self._client.now()
             # After the container's end, one more request reads what a broken stream may have missed.
             # The last lines are not followed: only at their end is it known which of them are no records.
@@ -107,14 +105,20 @@ class PodLog:
                 self._completed.set()
         except ApiError as error:
             if container == _Container.ENDED and error.status in (400, 404):
-                self._completed.set()
-            elif self._is_refused(error):
+                return self._end() or new_lines
+            if self._is_refused(error):
                 if error.status != 404:
                     raise
-                self._completed.set()
+                return self._end() or new_lines
         if since := self._position.resume() or self._begin():
             self._query = {"sinceTime": since}
         return new_lines
+
+    def _end(self) -> bool:
+        """Pass on what was kept back, as no more of this log comes, and return whether there was something new."""
+        new = bool(self._rest) and self._take(self._rest)
+        self._completed.set()
+        return new
 
     def _whole(self, lines: Iterator[bytes], container: _Container) -> Iterator[bytes]:
         """Yield the lines of an answer. A last one without an end is kept back until the container has ended."""

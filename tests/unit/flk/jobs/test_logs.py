@@ -355,17 +355,19 @@ def test_a_user_who_may_not_read_logs_is_told_at_once(fake: Any, client: JobClie
     assert closed.pauses == []
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_a_last_line_without_an_end_comes_whole_and_once(fake: Any, client: JobClient, gone: bool) -> None:
+@pytest.mark.parametrize("gone", ["", "pod", "log"])
+def test_a_last_line_without_an_end_comes_whole_and_once(fake: Any, client: JobClient, gone: str) -> None:
     add_job(fake, 1, "Running")
     pod, first = client.find_pod("gpt-worker-0"), line(1, "[rank 0] one") + b"\n"
-    running = first + line(2, "[rank 0] last") + b" words" * gone
+    running = first + line(2, "[rank 0] last") + b" words" * bool(gone)
     fake.logs["gpt-worker-0"] = queue_of(running, running, first + line(2, "[rank 0] last words"))
 
     def end(pause: int) -> None:
-        if pause == 2 and gone:
+        if pause == 2 and gone == "pod":
             del fake.objects[PODS]["gpt-worker-0"]
         elif pause == 2:
+            if gone:
+                fake.refused[f"{PODS}/gpt-worker-0/log"] = (400, "the container has no log any more")
             fake.objects[PODS]["gpt-worker-0"]["status"]["phase"] = "Failed"
 
     lines, log = read(client, pod, Closed(9, end))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flk.labels import INCOMPLETE, QUEUE, STARTED
-from tests.support.api_server import JOBS, MAPS, SECRETS, WORKLOADS
+from tests.support.api_server import BATCH, JOBS, MAPS, PODS, SECRETS, WORKLOADS
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
 
@@ -58,11 +58,45 @@ def test_suspend_waits_for_the_pods(fake: Any, run: Run) -> None:
     assert run("suspend", "gpt", "--no-wait")[0] == 0
 
 
-def test_suspend_does_not_wait_for_pods_that_have_ended(fake: Any, run: Run) -> None:
-    """Controllers of Jobs, JobSets and TrainJobs keep the pods that have ended."""
-    JobBuilder(replicas=2).ended(0, 0).ended(1, 137).add_to(fake)
+@pytest.fixture
+def batch_job(fake: Any) -> dict[str, Any]:
+    """A Job of which one pod has ended."""
+    fake.objects[BATCH] = {}
+    spec = {"suspend": False, "template": {"spec": {}}}
+    job = fake.add("jobs", {"kind": "Job", "metadata": {"name": "gpt", "labels": {"flk.dev/job": "gpt"}}, "spec": spec})
+    owned = {"labels": {"flk.dev/job": "gpt"}, "ownerReferences": [{"uid": job["metadata"]["uid"]}]}
+    fake.add("pods", {"metadata": {"name": "gpt-0", **owned}, "spec": {}, "status": {"phase": "Failed"}})
+    return dict(job)
+
+
+def test_suspend_waits_for_no_pod_that_has_ended_and_that_the_controller_keeps(
+    fake: Any, run: Run, batch_job: dict[str, Any]
+) -> None:
     code, _, stderr = run("suspend", "gpt", "--timeout", "10s")
     assert code == 0, stderr
+    assert fake.objects[BATCH]["gpt"]["spec"]["suspend"] is True
+    fake.objects[PODS]["gpt-0"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert run("suspend", "gpt", "--timeout", "1s")[0] == 124, "it is being deleted"
+    del fake.objects[BATCH]["gpt"]
+    JobBuilder(replicas=2).ended(0, 0).ended(1, 137).add_to(fake)
+    assert run("suspend", "gpt", "--timeout", "1s")[0] == 124, "the training operator deletes them"
+
+
+def test_a_job_that_ends_before_it_notices_that_it_is_suspended_has_ended(
+    fake: Any, run: Run, batch_job: dict[str, Any]
+) -> None:
+    do = fake._do
+
+    def end_it(request: Any) -> Any:
+        answer = do(request)
+        if request.method == "PATCH":
+            conditions = [{"type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+            fake.objects[BATCH]["gpt"]["status"] = {"conditions": conditions}
+        return answer
+
+    fake._do = end_it
+    code, _, stderr = run("suspend", "gpt", "--timeout", "10s")
+    assert (code, "job gpt has ended (Failed)" in stderr) == (2, True), stderr
 
 
 @pytest.mark.parametrize("command", ["suspend", "resume"])
