@@ -252,6 +252,14 @@ def test_a_job_from_python_names_itself_in_its_errors(beside: None) -> None:
     assert "flk status job.batch/gpt -n team" in failed.value.hint
 
 
+def test_a_handle_asks_for_its_job_by_its_kind(beside: None, fake: Any) -> None:
+    handle = flk.submit(flk.Job(command=["train.py"], name="gpt", target="job"))
+    for job in (handle, flk.get("job.batch/gpt")):
+        fake.requests.clear()
+        assert job.status().kind == "Job"
+        assert not [request.path for request in fake.requests if request.path.startswith(JOBS)]
+
+
 # logs
 
 
