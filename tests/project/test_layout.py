@@ -111,7 +111,6 @@ COVERED = {
     "tests/unit/flk/cli/test_cli.py": "flk.__main__ flk.cli",
     "tests/unit/flk/cli/test_global_options.py": "flk.kube.kubectl flk.kube.options",
     "tests/unit/flk/cli/test_jsonpath.py": "flk.cli.data_output flk.cli.table",
-    "tests/unit/flk/cli/test_job_commands.py": "flk.observe.client",
     "tests/unit/flk/cli/test_profile.py": "flk.cli.profile_text flk.jobs.profiling",
     "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
     "tests/unit/flk/cli/test_stacks.py": "flk.jobs.stacks",
