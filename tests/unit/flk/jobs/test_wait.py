@@ -165,23 +165,21 @@ def test_deletion_is_waited_for_beyond_the_end(fake: FakeApiServer, client: JobC
     assert waited.outcome == Outcome.REACHED
 
 
-def test_a_stuck_job_ends_the_wait_unless_it_should_not(
-    fake: FakeApiServer, client: JobClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def stuck_job(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job gpt, which stays stuck."""
     jobs.add(fake, "image missing")
     stuck = state(Phase.STUCK, "ImageNotFound", "there is no image trian:1")
     monkeypatch.setattr("flk.jobs.wait.follow.derive", lambda view: stuck)
+
+
+def test_a_stuck_job_ends_the_wait_unless_it_should_not(stuck_job: None, client: JobClient) -> None:
     assert wait_for(client, "gpt").outcome == Outcome.STUCK
     assert wait_for(client, "gpt", fail_fast=False, timeout=0).outcome == Outcome.TIMEOUT
     assert wait_for(client, "gpt", goal=Goal.parse("stuck"), fail_fast=False).outcome == Outcome.REACHED
 
 
-def test_a_stuck_job_is_waited_for_until_it_is_deleted(
-    fake: FakeApiServer, client: JobClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs.add(fake, "image missing")
-    stuck = state(Phase.STUCK, "ImageNotFound", "there is no image trian:1")
-    monkeypatch.setattr("flk.jobs.wait.follow.derive", lambda view: stuck)
+def test_a_stuck_job_is_waited_for_until_it_is_deleted(stuck_job: None, fake: FakeApiServer, client: JobClient) -> None:
     assert wait_for(client, "gpt", goal=Goal.parse("delete"), timeout=0).outcome == Outcome.TIMEOUT
     gone = b'{"type": "DELETED", "object": {"metadata": {"name": "gpt", "uid": "%s", "resourceVersion": "201"}}}\n'
     fake.watches[JOBS].append([gone.replace(b"%s", fake.objects[JOBS]["gpt"]["metadata"]["uid"].encode())])
