@@ -174,6 +174,14 @@ def shared_class(kubectl: Kubectl) -> str:
     return name
 
 
+@pytest.fixture
+def checkpoints_claim(kubectl: Kubectl, shared_class: str) -> None:
+    """The claim ``checkpoints`` in the namespace of the test, which pods on all nodes can mount at once."""
+    access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
+    kubectl("create", "-f", "-", stdin=claim | {"spec": {"storageClassName": shared_class, **access}})
+
+
 @pytest.fixture(scope="session")
 def trainer(cluster: Cluster) -> None:
     """Kubeflow Trainer in the cluster, with JobSet, which it brings, and flk's ClusterTrainingRuntime, which stays.

@@ -89,12 +89,9 @@ SAVES = """
 # tests/local/test_end_from_memory.py and test_preemption.py prove it with launchers on this machine.
 @pytest.mark.soak
 def test_a_script_that_saves_by_itself_loses_no_step_at_its_end_and_at_the_deletion_of_a_pod(
-    flk: Any, kubectl: Any, image: str, shared_class: str, eventually: Any, tmp_path: Path
+    flk: Any, kubectl: Any, image: str, checkpoints_claim: None, eventually: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SAVES))
-    access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
-    kubectl("create", "-f", "-", stdin=claim | {"spec": {"storageClassName": shared_class, **access}})
     options = ["--name", "own", "--replicas", "2", "--image", image, "--cpu", "50m", "--grace", "20s"]
     options += ["--store-every", "1000", "--checkpoint", "checkpoints:/checkpoints"]
 

@@ -14,12 +14,9 @@ STEPS = 120
 
 
 def test_evicted_pods_lose_no_step(
-    flk: Any, kubectl: Any, image: str, shared_class: str, eventually: Any, namespace: str, tmp_path: Path
+    flk: Any, kubectl: Any, image: str, checkpoints_claim: None, eventually: Any, namespace: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
-    access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
-    kubectl("create", "-f", "-", stdin=claim | {"spec": {"storageClassName": shared_class, **access}})
     common = ["--cpu", "100m", "--image", image, "--checkpoint", "checkpoints:/checkpoints"]
     common += ["--grace", "2m", "--save-every", "50"]
 

@@ -96,12 +96,9 @@ def test_a_replaced_pod_has_the_rest_of_the_deadline(
 
 @pytest.mark.soak
 def test_pods_that_are_all_deleted_use_one_disruption(
-    flk: Any, kubectl: Any, image: str, script: Callable[[str], Path], shared_class: str, eventually: Any
+    flk: Any, kubectl: Any, image: str, script: Callable[[str], Path], checkpoints_claim: None, eventually: Any
 ) -> None:
     """No launcher is left to count: the next one reads the record on the volume of the checkpoints."""
-    access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
-    kubectl("create", "-f", "-", stdin=claim | {"spec": {"storageClassName": shared_class, **access}})
     args = ["--name", "gone", "--image", image, "--checkpoint", "checkpoints:/checkpoints", *SMALL, *WITHOUT_TORCH]
     folder = script("import time; time.sleep(600)")
     assert flk("submit", "train.py", *args, "--max-disruptions", "1", cwd=folder).code == 0

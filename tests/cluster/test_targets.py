@@ -47,12 +47,9 @@ def last_loss(flk: Any, job: str) -> float:
 @pytest.mark.soak
 @pytest.mark.timeout(1800, func_only=True)
 def test_same_loss_after_a_killed_rank_and_a_deleted_pod(
-    flk: Any, kubectl: Any, image: str, shared_class: str, no_jobs_stay: None, eventually: Callable[..., Any]
+    flk: Any, kubectl: Any, image: str, checkpoints_claim: None, no_jobs_stay: None, eventually: Callable[..., Any]
 ) -> None:
     """A PyTorchJob that nobody disturbs and a disturbed job of each target end with the same loss, to the bit."""
-    access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
-    kubectl("create", "-f", "-", stdin=claim | {"spec": {"storageClassName": shared_class, **access}})
     options = ["--replicas", "2", "--cpu", "100m", "--image", image, "--checkpoint", "checkpoints:/checkpoints"]
     options += ["--save-every", "20"]
 

@@ -17,14 +17,11 @@ from tests.support.preemption import TRAIN
 
 @pytest.mark.soak
 def test_a_killed_rank_resumes_from_memory_and_a_lost_job_from_storage(
-    flk: Any, kubectl: Any, image: str, shared_class: str, eventually: Any, tmp_path: Path
+    flk: Any, kubectl: Any, image: str, checkpoints_claim: None, eventually: Any, tmp_path: Path
 ) -> None:
     begin = 'print(f"begins'
     script = textwrap.dedent(TRAIN).replace(begin, f'pathlib.Path("pid").write_text(str(os.getpid())); {begin}')
     (tmp_path / "train.py").write_text(script)
-    access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
-    kubectl("create", "-f", "-", stdin=claim | {"spec": {"storageClassName": shared_class, **access}})
     options = ["--name", "train", "--replicas", "2", "--cpu", "50m", "--image", image, "--save-every", "1"]
     options += ["--store-every", "20", "--checkpoint", "checkpoints:/checkpoints", "--grace", "5s"]
     submitted = flk("submit", "train.py", *options, "--", "100000", "0.1", "0", cwd=tmp_path)
