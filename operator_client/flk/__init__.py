@@ -11,15 +11,9 @@ used, so ``import flk`` alone imports no library. Everybody may import this pack
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
-
-from flk.shipped import refuse_in_rank, without_shipped
-
-if "flk_runtime" not in sys.modules:
-    sys.path[:] = without_shipped(sys.path)
 
 from flk_runtime.contract import VERSION as __version__
 
@@ -85,12 +79,7 @@ _MODULES: Final = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES or name in __all__:
-        try:
-            module = import_module(_MODULES.get(name, "flk.errors"))
-        except ModuleNotFoundError:
-            refuse_in_rank(f"flk.{name}")
-            raise
-        return getattr(module, name)
+        return getattr(import_module(_MODULES.get(name, "flk.errors")), name)
     raise AttributeError(f"module 'flk' has no attribute {name!r}")
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from flk.errors import FlkError, UsageError
 from flk.local.places import packages_folder
 from flk.local.python import interpreter
-from flk.shipped import module_path
 from flk.spec.job import Job
 from flk.terminal import printable_lines
 
@@ -102,7 +101,9 @@ def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[
         }
         packages = [_installed(job, folder, python)] if job.pip or job.requirements else []
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= module_path([path, *packages], os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (path, *packages, os.environ.get("PYTHONPATH")))
+        )  # Python takes an empty one for one that is not set
         process = subprocess.run(
             [python, "-m", "flk_runtime.plan", json.dumps(request), *job.command],
             cwd=folder,

@@ -17,6 +17,7 @@ other.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flk_runtime.contract import VERSION as __version__
@@ -102,9 +103,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from flk_runtime.errors import shipped
-
-    globals()[name] = value = getattr(shipped(f"{__name__}.{_MODULES[name]}", f"flk.{name}", "it"), name)
+    globals()[name] = value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
 
 

@@ -29,9 +29,9 @@ def main() -> None:
             os._exit(rank_process.run_exit_handlers(check.main()))
         arguments = ["-m", check.MODULE]
     if arguments[:1] in (["export"], ["import"]):
-        from flk_runtime.errors import shipped
+        from flk_runtime.checkpoint import files
 
-        sys.exit(shipped("flk_runtime.checkpoint.files", "flk's code for files of weights", "weights").main(arguments))
+        sys.exit(files.main(arguments))
     if arguments in (["stacks"], ["metrics"]):
         from flk_runtime.launcher import control
 

@@ -1,8 +1,7 @@
 """The start of the archive that travels with a job: it unpacks the runtime, which the archive contains, and runs it.
 
 The archive is a zip, which Python can run, with this file as ``__main__.py`` and one other member: a JSON object with
-the sources of all modules by their paths. It is compressed as one text, which takes a third less than members of a zip.
-This file runs before anything of flk can be imported.
+the sources of all modules by their paths, compressed. This file runs before anything of flk can be imported.
 """
 
 from __future__ import annotations
@@ -10,55 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sys
 import zipfile
-import zlib
 
 _USAGE_ERROR = 2  # see flk_runtime.contract.exit_codes
 
 
-def indented(source: str) -> str:
-    """Return a module of the archive as Python reads it.
-
-    There a line begins, in place of its indentation, with a character whose code is 58 plus the difference between the
-    indentations of this line and the one before. That takes fewer bytes when it is compressed.
-    """
-    lines, level = [], 0
-    for line in source.split("\n"):
-        if line:
-            level += ord(line[0]) - 58
-            line = " " * level + line[1:]
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def decoded(text: bytes, symbols: list[str]) -> str:
-    """Return the text of the archive, in which each byte stands for a symbol: a character or a part of a word.
-
-    Capital letters are small ones there, behind a mark: character 1 before a word of capitals, 2 before one letter.
-    """
-    marked = text.decode("latin-1").translate(dict(enumerate(symbols)))
-    return re.sub("\1([a-z_]+)|\2([a-z])", lambda match: (match[1] or match[2]).upper(), marked)
-
-
 def modules(data: bytes) -> dict[str, str]:
-    """Return the sources of the modules in ``data``, the member of the archive, by their paths.
-
-    It is two compressed texts: the symbols, one a line, and a JSON object.
-    """
+    """Return the sources of the modules in ``data``, the member of the archive, by their paths."""
     import bz2
 
-    head = zlib.decompressobj()
-    symbols = head.decompress(data).decode().split("\n")
-    text = decoded(bz2.decompress(head.unused_data), symbols)
-    return {name: indented(source) for name, source in json.loads(text).items()}
+    sources: dict[str, str] = json.loads(bz2.decompress(data))
+    return sources
 
 
 def unpacked(archive: str, work: str) -> str:
     """Return the folder with the runtime in ``archive``, below ``work``. It is unpacked once in each pod."""
     with zipfile.ZipFile(archive) as members:
-        data = members.read(next(name for name in members.namelist() if name.endswith(".packed")))
+        data = members.read(next(name for name in members.namelist() if name.endswith(".bz2")))
     folder = os.path.join(work, ".flk", hashlib.sha256(data).hexdigest()[:12])
     if not os.path.isdir(folder):
         new = f"{folder}.{os.getpid()}"

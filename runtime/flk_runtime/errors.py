@@ -30,10 +30,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import os
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import ClassVar
 
 from flk_runtime.contract.failure import Kind
@@ -60,22 +58,6 @@ def setting(variable: Variable[T], environ: Mapping[str, str] = os.environ) -> T
         return variable.read(environ)
     except VariableError as error:
         raise SetupError(str(error)) from None
-
-
-def shipped(module: str, what: str, words: str) -> ModuleType:
-    """Return a module that travels only with jobs whose code says one of ``words``.
-
-    Raises SetupError, which says that ``what`` has not travelled, if this job's code does not.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise SetupError(
-            f"{what} has not travelled with this job, none of whose files says {words}: write it into a comment of the "
-            "script if a package of the image needs it"
-        ) from None
 
 
 class DiscoveryError(SetupError):

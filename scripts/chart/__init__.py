@@ -13,16 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from flk.manifest import runtime, runtime_archive
+from flk.manifest import runtime_archive
 from flk.targets import TARGETS
 from scripts.chart import dashboard, manifests, rights, values
 
 _ROOT: Final = Path(__file__).parents[2]
 CHART: Final = _ROOT / "charts" / "flk"
-# flk bench makes jobs of its own, and workers of strategy diloco need a secret that flk submit makes. The planner,
-# the installation of packages, adapters and loops of scripts are in the archive of all jobs: they are 22 kB, and
-# another archive would add 180 kB to the Secret of each release.
-OPTIONAL: Final = runtime.OPTIONAL - {"bench", "diloco", "profiling"}
 FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "values.yaml": values.values_text,
     CHART / "values.schema.json": values.schema_text,
@@ -39,7 +35,7 @@ FILES: Final[dict[Path, Callable[[], str]]] = {
 
 def prepare() -> Path:
     """Write the archive, if it has changed, and return the folder of the chart. May run in several processes."""
-    _write(CHART / "files" / "flk_runtime.zip", runtime_archive(OPTIONAL))
+    _write(CHART / "files" / "flk_runtime.zip", runtime_archive())
     return CHART
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import textwrap
@@ -33,6 +34,33 @@ TRAIN = """
             time.sleep(0.2)  # until a pod is deleted
     loop.close()
 """
+
+
+TRAINER = """
+import torch
+from torch import nn
+import flk_runtime as flk
+
+def train():
+    run = flk.init(log_every=0)
+    model = run.parallelize(nn.Linear(4, 4), save_frozen=False)
+    average = run.average(0.9)
+    run.close()
+    loop = flk.adopt(model=nn.Linear(2, 2), checkpoint="/tmp/other")
+    loop.close()
+    print("trained", run.world_size)
+"""
+
+
+def test_a_package_in_the_image_may_call_all_of_flk(flk: Any, image: str, tmp_path: Path) -> None:
+    """Nothing that the client reads names what it calls: the package is written in the pod."""
+    (tmp_path / "train.py").write_text("import trainer\ntrainer.train()\n")
+    setup = f"echo {base64.b64encode(TRAINER.encode()).decode()} | base64 -d > trainer.py"
+    options = ["--setup", setup, "--image", image, "--cpu", "100m", "--name", "packaged"]
+    assert flk("submit", "train.py", *options, cwd=tmp_path).code == 0
+    ended = flk("wait", "packaged")
+    assert ended.code == 0, ended.stderr
+    assert "[rank 0] trained 1" in flk("logs", "packaged", "--no-follow").stdout
 
 
 # tests/local/test_loop.py proves it with launchers on this machine.

@@ -170,7 +170,6 @@ COVERED = {
     "tests/unit/flk/report/test_build.py": "flk.report.model",
     "tests/unit/flk/test_commands.py": "flk.jobs.cluster",
     "tests/unit/flk/test_public_api.py": "flk.errors",
-    "tests/unit/flk/test_shipped.py": "flk.local.variables",
     "tests/unit/flk_runtime/checkpoint/test_metadata.py": "flk_runtime.checkpoint.load",
     "tests/unit/flk_runtime/checkpoint/test_state_reuse.py": (
         "flk_runtime.checkpoint.adapters.module flk_runtime.checkpoint.adapters.optimizer "

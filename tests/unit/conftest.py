@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +12,7 @@ import pytest
 from flk.__main__ import main
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.manifest import runtime
-from flk.manifest.minify import minified
 from flk.observe.client import JobClient
-from flk.user_files import write_whole
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 from tests.support.commands import Run
 
@@ -37,22 +32,6 @@ def state_folder(states: Iterator[Path], cache_home: Path, monkeypatch: pytest.M
     monkeypatch.setenv("XDG_STATE_HOME", str(own))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
     return own / "flk" / "jobs"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def minified_once(cache_home: Path) -> Iterator[None]:
-    """Each source is minified once in all workers: it is half of the work of each kind of archive that tests pack."""
-
-    @functools.cache
-    def kept(source: str) -> str:
-        path = cache_home / "minified" / hashlib.sha256(source.encode()).hexdigest()
-        if not path.exists():
-            write_whole(path, minified(source).encode())
-        return path.read_bytes().decode()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime, "minified", kept)
-        yield
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from flk import units
 from flk.errors import UsageError
 from flk.local.places import checkpoint_place, made, packages_folder
 from flk.manifest.environment import environment
-from flk.shipped import module_path
 from flk.spec.job import Job
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.strategies import DILOCO
@@ -61,9 +60,9 @@ def launcher_variables(
         packages = packages_folder(job, folder, python[0], values)
         made(packages.parent, "set XDG_CACHE_HOME to a folder that you can write")
         values[pod_env.PACKAGES] = str(packages)
-    path = module_path([python[1]], values)
-    values.pop("PYTHONPATH", None)
-    return values | path
+    given = values.pop("PYTHONPATH", None)  # Python takes one that is empty for one that is not set
+    path = os.pathsep.join(filter(None, (python[1], given)))
+    return values | ({"PYTHONPATH": path} if path else {})
 
 
 def _outer_rendezvous(job: Job) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import Final
 
 from flk.errors import UsageError
 from flk.manifest.files import parsed, select_files, unreadable
-from flk.manifest.runtime import runtime_archive, used_by, used_by_code
+from flk.manifest.runtime import runtime_archive
 from flk.spec.job import Job
 from flk_runtime.contract.ranges import size_text
 
@@ -94,11 +94,9 @@ def make_bundle(job: Job, root: Path) -> Bundle:
     root = root.resolve()
     selection = select_files(job, root)
     contents = _read(root, selection.files)
-    # The code of a module may be one of the image, and that of an archive is compressed.
     hidden = selection.script is None or zipfile.is_zipfile(root / selection.script)
-    mentioned = used_by_code(contents.items()) | (used_by_code(None) if hidden else frozenset())
     return Bundle(
-        runtime=runtime_archive(used_by(job) | mentioned),
+        runtime=runtime_archive(),
         code=_packed(root, contents),
         files=selection.files,
         script=selection.script,

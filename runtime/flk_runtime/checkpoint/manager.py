@@ -177,7 +177,7 @@ class CheckpointManager:
 
     def _resume_from_memory(self, memory: PodMemory, offered: Restorable) -> bool:
         """Resume from the checkpoint in memory, if it is of this place; return whether it is. Collective."""
-        from flk_runtime.checkpoint.gather import PodReader  # only jobs that train have this module
+        from flk_runtime.checkpoint.gather import PodReader  # not every job needs it
         from flk_runtime.checkpoint.load import SavedCheckpoint
 
         shared = offered.processes, memory.folder, offered.copies

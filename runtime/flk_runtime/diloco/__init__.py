@@ -4,7 +4,7 @@
 their averages. `server.Hub` connects the workers: a program (`python -m flk_runtime.diloco`) that averages their outer
 gradients and lets workers join and leave; nothing else imports it. `DiLoCo` holds the options, and `Membership` says
 which worker this is, by the environment. The package imports parallel, distributed and below; only `flk_runtime.run`
-imports it. It travels only with jobs whose strategy is diloco, and with scripts that name it.
+imports it.
 """
 
 from flk_runtime.diloco.options import DiLoCo, Membership, choose_options

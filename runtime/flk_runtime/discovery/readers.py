@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flk_runtime.discovery.rank_info import RankInfo
 from flk_runtime.discovery.variables import Environ, Launcher, checked, first_set, number, require, show
-from flk_runtime.errors import DiscoveryError, shipped
+from flk_runtime.errors import DiscoveryError
 
 START_WITH_LAUNCHER = "start the script with `torchrun script.py` or `python -m flk_runtime script.py`"
 # Ids of the Slurm steps that run a job's batch script or an interactive shell, which srun did not start (slurm.h).
@@ -37,7 +37,6 @@ def read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
 
 def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
     """Read a task of srun. Nodes may have different numbers of tasks, and ranks may go to the nodes cyclically."""
-    shipped("flk_runtime.discovery.slurm", "SLURM_STEP_ID is set: flk's code for Slurm", "SLURM")
     from flk_runtime.discovery.slurm import tasks_of
 
     tasks = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)

@@ -1,6 +1,6 @@
 """Distributed: the process group, collectives on pytrees and consistency checks.
 
-`optimizer` averages gradients, and travels with jobs whose code names DistributedOptimizer.
+`optimizer` averages gradients for `DistributedOptimizer`.
 
 Everything here needs torch and, unless it says otherwise, an open process group. The packages above (data, preflight,
 checkpoint, parallel) and `run` and `check` import it; the launcher may not.

@@ -202,7 +202,7 @@ class Agent:
         settings = self.settings
         if not (settings.health and settings.trains):
             return []
-        from flk_runtime.launcher import health  # only jobs that train have this module
+        from flk_runtime.launcher import health  # not every job needs it
 
         fault = health.of_pod(settings, os.environ)
         place = settings.pod, None, settings.pod_name, settings.node
@@ -301,7 +301,7 @@ class Agent:
             self.records.ledger.start_attempt(next(iter(self.ranks)).progress, time.monotonic())
 
     def _open_memory(self, wakeup: Wakeup) -> MemoryService | None:
-        from flk_runtime.launcher.replication.service import MemoryService  # only jobs that train have this module
+        from flk_runtime.launcher.replication.service import MemoryService  # not every job needs it
 
         return MemoryService.open(
             self.settings,
@@ -574,13 +574,13 @@ class Agent:
 
 
 def _start_hub(settings: Settings, log: Callable[[str], None]) -> HubProcess:
-    from flk_runtime.launcher.hub import HubProcess  # only jobs with strategy diloco have this module
+    from flk_runtime.launcher.hub import HubProcess  # not every job needs it
 
     return HubProcess(settings, os.environ, log)
 
 
 def _start_meter(settings: Settings) -> Meter:
-    from flk_runtime.launcher.telemetry.meter import Meter  # only jobs that train have this module
+    from flk_runtime.launcher.telemetry.meter import Meter  # not every job needs it
 
     meter = Meter(settings)
     meter.start()

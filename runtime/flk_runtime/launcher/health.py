@@ -48,7 +48,7 @@ def of_pod(settings: Settings, environ: Mapping[str, str]) -> Fault:
 
 
 def _gpu_faults(wanted: int) -> Iterable[str]:
-    from flk_runtime.launcher.gpu_health import gpu_faults, read_gpus  # only jobs with GPUs have this module
+    from flk_runtime.launcher.gpu_health import gpu_faults, read_gpus  # not every job needs it
 
     return gpu_faults(wanted, read_gpus())
 

@@ -201,7 +201,7 @@ class RecordWriter:
 
     def _open_page(self) -> MetricsPage | None:
         try:
-            from flk_runtime.launcher.metrics_page import MetricsPage  # only jobs that serve metrics have this module
+            from flk_runtime.launcher.metrics_page import MetricsPage  # not every job needs it
         except ModuleNotFoundError:
             self.log(f"metrics are not served: {user_env.METRICS_PORT} is not in the job's env, but in the image's")
             return None
@@ -218,13 +218,13 @@ class RecordWriter:
 
 
 def _new_ledger() -> Ledger:
-    from flk_runtime.launcher.ledger import Ledger  # only jobs that train have this module
+    from flk_runtime.launcher.ledger import Ledger  # not every job needs it
 
     return Ledger(time.monotonic(), time.time())
 
 
 def _new_keeper(settings: Settings) -> Keeper:
-    from flk_runtime.launcher.telemetry.keeper import Keeper  # only jobs that train have this module
+    from flk_runtime.launcher.telemetry.keeper import Keeper  # not every job needs it
 
     facts = {
         "strategy": user_env.STRATEGY.read(os.environ),

@@ -73,7 +73,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     if script and not script.is_file():
         raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
-        from flk_runtime.launcher.preparation import Preparation  # only jobs with these options have this module
+        from flk_runtime.launcher.preparation import Preparation  # not every job needs it
 
         settings = Preparation(settings, wakeup).run()
     prepare_environment(settings, os.environ)

@@ -18,7 +18,7 @@ from flk_runtime.checkpoint import is_sharded, roots_of
 from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.contract.variable import is_count
-from flk_runtime.errors import SetupError, shipped
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.compilation import check_recomputed, compile_module
@@ -129,17 +129,12 @@ def parallelize(
         ranks = check_sizes(sizes, world_size)
         check_pipeline(sizes, model, optimizers, options.save_frozen)
     init = options.init if unset and (options.init != RESETS or function) else None
-    if init is not None:
-        shipped("flk_runtime.parallel.initialize", "init=: flk's code for initializers", "init=")
-    if not options.save_frozen:
-        shipped("flk_runtime.parallel.frozen", "save_frozen=: flk's code for frozen parameters", "save_frozen")
     shard_size = _shard_size(strategy, options.shard_size, world_size // ranks, max(1, local_world_size // ranks))
     blocks = find_blocks(model, options.blocks)
     if cause := _what_shards(strategy, options):
         check_shardable(model, sharded_units(model, blocks, options.precision, ends=options.blocks is None), cause)
     recomputed: list[nn.Module] = []
     if options.recompute is not False:
-        shipped("flk_runtime.parallel.recompute", "recompute=: flk's code for recomputation", "recompute")
         from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 
         recomputed = find_recomputed(model, blocks, options.recompute)
@@ -232,7 +227,6 @@ def _own_parallelism(
         return {}, None
     if not STRATEGIES[strategy].shards:
         raise SetupError(f"{given}= needs a strategy that shards, and this run has {strategy}: use full_shard")
-    shipped("flk_runtime.parallel.mesh_model", f"{given}=: flk's code for meshes", "mesh= or tp=")
     if options.tp is None and options.tp_plan is None:
         from flk_runtime.parallel.mesh import CONTEXT
 
@@ -251,9 +245,8 @@ def _own_parallelism(
 
 
 def _check_fsdp2(options: ParallelOptions, strategy: str, device: torch.device) -> None:
-    """Raise SetupError where FSDP2 is not here, or lacks something in the oldest torch that flk works with."""
-    what, word = (f"strategy {strategy}", "shard") if STRATEGIES[strategy].shards else ("precision=", "precision")
-    shipped("flk_runtime.parallel.fsdp2", f"{what}: flk's code for it", word)
+    """Raise SetupError where FSDP2 lacks something in the oldest torch that flk works with."""
+    what = f"strategy {strategy}" if STRATEGIES[strategy].shards else "precision="
     if device.type == "cpu":
         require_torch("2.7", f"{what} on CPUs")
     if options.find_unused_parameters:

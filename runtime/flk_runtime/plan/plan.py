@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -228,8 +227,6 @@ def _splits(captured: CapturedModel, cluster: Cluster) -> tuple[list[SplitModel 
     """
     given, own = captured.options, _own_split(captured, cluster)
     splits = [own, None] if own else [own]
-    if importlib.util.find_spec("flk_runtime.parallel.tensor_parallel") is None:
-        return splits, ""
     from flk_runtime.parallel.tensor_parallel import plan_of
     from flk_runtime.plan.split import SplitModel
 

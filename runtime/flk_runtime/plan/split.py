@@ -51,7 +51,7 @@ class SplitModel:
 
     def __init__(self, model: nn.Module, options: ParallelOptions, ranks: int) -> None:
         """Raises SetupError for what the plan of the model, or of ``options``, has and flk plan does not model."""
-        from flk_runtime.parallel.tensor_parallel import styles_of  # it travels only with jobs that split
+        from flk_runtime.parallel.tensor_parallel import styles_of
 
         self.ranks = ranks
         self._modules: list[tuple[nn.Module, _Split]] = []

@@ -91,7 +91,7 @@ def init(
         )
     with entered(given) as (rank_info, options, owns_group):
         if options.strategy == AUTO:
-            from flk_runtime import automatic  # few jobs have this module
+            from flk_runtime import automatic  # not every job needs it
 
             chosen = automatic.choose(rank_info, options.device, options.timeout)
             options = dataclasses.replace(options, strategy=chosen)

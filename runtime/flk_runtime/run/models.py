@@ -23,7 +23,7 @@ from flk_runtime.checkpoint import (
     stateful_of,
 )
 from flk_runtime.distributed import process_group, settle
-from flk_runtime.errors import SetupError, shipped
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
     STRATEGIES,
     ParallelModel,
@@ -126,7 +126,6 @@ class Models:
 
     def average(self, decay: float, model: nn.Module | None) -> Average:
         """A moving average of the parameters of one model, which is saved and restored. Collective."""
-        shipped("flk_runtime.parallel.average", "run.average", "average")
         from flk_runtime.parallel.average import Average
 
         average = Average(self.select(model, "average"), decay)
@@ -203,7 +202,6 @@ class Models:
                 f"load_weights after step {steps.done} would undo what the workers of strategy diloco have learned: "
                 "call it only while run.steps is 0"
             )
-        shipped("flk_runtime.parallel.initialize", "run.load_weights", "weights")
         from flk_runtime.parallel.initialize import load_weights
 
         load_weights(parallel, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +13,7 @@ from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.save_interval import check_interval
-from flk_runtime.contract.strategies import AUTO, DILOCO, INNER_STRATEGIES
+from flk_runtime.contract.strategies import DILOCO
 from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
@@ -31,15 +30,6 @@ if TYPE_CHECKING:
 TIMEOUT: Final = 1800.0  # seconds that a collective may take
 LOG_EVERY: Final = 10
 _CPU: Final = torch.device("cpu")
-# By strategy: a module that travels with a job only if the job is submitted with the strategy.
-_SHIPPED_ON_REQUEST: Final = {
-    AUTO: "flk_runtime.plan",
-    DILOCO: "flk_runtime.diloco",
-    **dict.fromkeys(INNER_STRATEGIES[2:], "flk_runtime.parallel.fsdp2"),  # those that shard
-}
-
-
-_SINKS: Final = "flk_runtime.sinks"  # it travels with jobs that name one
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,6 @@ class RunOptions:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             strategy, diloco = choose_strategy(given.get("strategy")), None
-            _require_shipped(strategy)
             folder = place_of(given.get("checkpoint"))
             if trial.is_trial():
                 folder = None
@@ -139,27 +128,13 @@ def _step_timeout(given: float | None) -> float | None:
     return value
 
 
-def _require_shipped(strategy: str) -> None:
-    """Raise SetupError if the modules of a strategy have not travelled with this job."""
-    module = _SHIPPED_ON_REQUEST.get(strategy)
-    if module and importlib.util.find_spec(module) is None:
-        raise SetupError(
-            f"the script asks for strategy {strategy}, whose modules travel only with jobs that are submitted with it: "
-            f"use --strategy {strategy}"
-        )
-
-
 def _sinks(text: str | None) -> tuple[SinkName, ...]:
     """The sinks of an argument, else of the environment."""
     if trial.is_trial():
         return ()
-    if importlib.util.find_spec(_SINKS):
-        from flk_runtime.sinks.choice import chosen_sinks
+    from flk_runtime.sinks.choice import chosen_sinks
 
-        return chosen_sinks(text, os.environ)
-    if text or user_env.METRICS.read(os.environ):
-        raise SetupError("metrics: the modules of sinks travel only with jobs that are submitted with --metrics")
-    return ()
+    return chosen_sinks(text, os.environ)
 
 
 def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float | None:

@@ -16,7 +16,7 @@ from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import MismatchError, shipped
+from flk_runtime.errors import MismatchError
 from flk_runtime.parallel.compilation import CompiledCode, keeps_code
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
@@ -179,7 +179,6 @@ class Saves:
 
     def export(self, steps: int, file: str | os.PathLike[str]) -> None:
         """Save, and write the model in that checkpoint to a safetensors file. Collective."""
-        shipped("flk_runtime.checkpoint.files", "run.export", "export")
         from flk_runtime.checkpoint.files import export_weights
 
         place = self.manager.place

@@ -43,7 +43,7 @@ class Steps:
         self._lines, self._next_line = FixedInterval(context.options.log_every), 0
         self.outer: OuterLoop | None = None
         if context.options.sinks:
-            from flk_runtime.run import curves  # it travels with jobs that have sinks
+            from flk_runtime.run import curves
 
             curves.begin(context, saves.manager)
 

@@ -14,7 +14,7 @@ from flk_runtime.errors import SetupError
 
 
 def _averages(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether a DistributedOptimizer averages gradients of ``parameters``. Its module travels with some jobs only."""
+    """Whether a DistributedOptimizer averages gradients of ``parameters``. Not every script imports its module."""
     optimizers = sys.modules.get("flk_runtime.distributed.optimizer")
     return optimizers is not None and bool(optimizers.averages(parameters))
 

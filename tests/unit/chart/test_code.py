@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from flk import labels
-from flk.manifest.runtime import runtime_archive, used_by, used_by_code
-from flk.spec.job import validated
+from flk.manifest import runtime_archive
 from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.launcher.unpack import unpack
 from tests.support.chart import CHART, ROOT, Rendered, template
 from tests.support.commands import helm
 
 SCRIPT = "import torch\nprint('é', {{ .Values }}, \"$(HOME)\")\n"  # what Helm, YAML or Kubernetes could change
-LARGE_SCRIPT = 300_000  # bytes
+LARGE_SCRIPT = 250_000  # bytes
 RELEASE_LIMIT = 2**20  # bytes: Helm keeps the chart and what it rendered in one Secret
 
 
@@ -49,11 +48,7 @@ def chart() -> Rendered:
 
 
 def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
-    job = {"command": "train.py", "strategy": "auto", "setup": "true", "records": "records", "memory_path": "/disk"}
-    served = {"target": "trainjob", "env": {"FLK_METRICS_PORT": "9400"}, "replicas": 3, "resources": {"gpu": 1}}
-    check = {"command": ["-m", "flk_runtime.check"]}
-    shipped = runtime_archive(used_by(validated(job | served)) | used_by(validated(check)) | used_by_code(None))
-    assert mounted(chart)[pod_layout.RUNTIME_ARCHIVE] == shipped
+    assert mounted(chart)[pod_layout.RUNTIME_ARCHIVE] == runtime_archive()
     words = of_job(chart)["containers"][0]["command"]
     archive = f"{pod_layout.SHIP_FOLDER}/{pod_layout.RUNTIME_ARCHIVE}"
     assert words[words.index("flk") + 1 :] == ["python3", "-u", archive, "--", "train.py"]

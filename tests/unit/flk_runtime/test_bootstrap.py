@@ -10,22 +10,18 @@ from pathlib import Path
 import pytest
 
 from flk.manifest import runtime_archive
-from flk.manifest.runtime import used_by
-from flk.spec.job import validated
 from flk_runtime.bootstrap import unpacked
 
 MODULES = """
 import importlib, os, pkgutil, sys
 import flk_runtime
-from flk_runtime.contract import typed
-from flk_runtime.wire import registry
 assert flk_runtime.__path__[0].startswith(os.environ["FLK_WORK"]), flk_runtime.__path__
 for module in pkgutil.walk_packages(flk_runtime.__path__, "flk_runtime."):
     if not module.name.endswith("__main__"):
-        for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, registry.Registry):  # reads the annotations of its messages, which stay
-                sets = [typed._reader(message) for message in value._classes.values()]
-assert sets
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:  # of a package that a host or a sink needs
+            assert not error.name.startswith("flk_runtime"), error
 print("all")
 """
 
@@ -33,7 +29,7 @@ print("all")
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "flk_runtime.zip"
-    path.write_bytes(runtime_archive(frozenset()))
+    path.write_bytes(runtime_archive())
     return path
 
 
@@ -70,9 +66,7 @@ def test_two_processes_may_unpack_it_at_the_same_time(
     assert next(answers, "both looks") == "both looks"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "full_shard", "auto", "diloco"])
-def test_the_modules_of_a_job_need_none_that_have_not_travelled(archive: Path, tmp_path: Path, strategy: str) -> None:
-    archive.write_bytes(runtime_archive(used_by(validated({"command": "train.py", "strategy": strategy}))))
+def test_all_modules_can_be_imported_as_they_travel(archive: Path, tmp_path: Path) -> None:
     folder = unpacked(str(archive), str(tmp_path / "work"))
     environment = {"FLK_WORK": str(tmp_path / "work"), "PATH": os.environ["PATH"], "PYTHONPATH": folder}
     done = subprocess.run([sys.executable, "-c", MODULES], env=environment, capture_output=True, text=True)

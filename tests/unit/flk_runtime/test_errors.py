@@ -22,8 +22,9 @@ import pytest
 import flk_runtime
 from flk_runtime import errors
 from flk_runtime.checkpoint.memory import PodMemory
-from flk_runtime.checkpoint.storage import open_destination, restore
+from flk_runtime.checkpoint.storage import restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
+from flk_runtime.contract import user_env
 from flk_runtime.contract.failure import Kind, Retry
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import (
@@ -246,20 +247,12 @@ def test_an_error_with_a_private_name_stays_in_its_module() -> None:
         assert all(where == module for name, where in private.items() if name in words), path
 
 
-def test_a_module_that_has_not_travelled_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flk_runtime.checkpoint.storage.s3", None)
-    with pytest.raises(errors.SetupError, match=r"flk's code for S3 has not .* none of whose files says s3:"):
-        open_destination("s3://b/run")
-    with pytest.raises(ModuleNotFoundError, match="no_such"):
-        errors.shipped("no_such.module", "it", "that")
-
-
 @pytest.mark.parametrize(("kind", "last"), [(SetupError, "train.py"), (RuntimeError, "errors.py")])
 def test_the_traceback_of_a_setup_error_ends_in_the_script(tmp_path: Path, kind: type[Exception], last: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text("shipped('flk_runtime.missing', 'it', 'its name')\n")
+    script.write_text("setting(variable, {'FLK_SEED': 'x'})\n")
     with pytest.raises(SetupError) as caught:
-        exec(compile(script.read_text(), str(script), "exec"), {"shipped": errors.shipped})
+        exec(compile(script.read_text(), str(script), "exec"), {"setting": errors.setting, "variable": user_env.SEED})
     error = kind("no").with_traceback(caught.value.__traceback__)
     assert Path(traceback.extract_tb(failure_report.user_frames(error))[-1].filename).name == last
     assert failure_report.format_error(error).splitlines()[-1].endswith("no")

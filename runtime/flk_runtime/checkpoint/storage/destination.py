@@ -9,7 +9,7 @@ from typing import BinaryIO, Protocol
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.checkpoint.storage.manifest import StoredFile
 from flk_runtime.contract.pod_layout import is_address
-from flk_runtime.errors import MismatchError, shipped
+from flk_runtime.errors import MismatchError
 
 
 class Destination(Protocol):
@@ -50,7 +50,6 @@ def open_destination(place: str) -> Destination:
     if is_address(place):
         if not place.startswith("s3://"):
             raise MismatchError(f"checkpoints in {place}: expected a folder, or s3://BUCKET/PREFIX")
-        shipped("flk_runtime.checkpoint.storage.s3", f"{place}: flk's code for S3", "s3:")
         from flk_runtime.checkpoint.storage.s3 import S3Destination
 
         return S3Destination(place)

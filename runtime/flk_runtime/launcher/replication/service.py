@@ -134,7 +134,7 @@ class MemoryService:
             folder = room.own_folder(root, settings.job, settings.job_uid, settings.pod_in_job)
             store = ShardStore(folder)
             if settings.memory_path:
-                from flk_runtime.launcher.replication import disk  # few jobs have this module
+                from flk_runtime.launcher.replication import disk  # not every job needs it
 
                 disk.take(folder)  # until this process ends
                 store.limit = disk.limit(folder, settings.memory_limit, settings.disk)

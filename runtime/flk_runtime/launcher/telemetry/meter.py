@@ -63,6 +63,6 @@ class Meter:
 
 
 def _open_gpus() -> Callable[[], list[GpuUsage]]:
-    from flk_runtime.launcher.telemetry.gpus import open_gpus  # only jobs with GPUs have this module
+    from flk_runtime.launcher.telemetry.gpus import open_gpus  # not every job needs it
 
     return open_gpus()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,6 @@ from flk.errors import UsageError
 from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle
 from flk.manifest.files import accelerate_config_beside
 from flk.manifest.render import CHUNK, render
-from flk.manifest.runtime import runtime_archive, used_by_code
 from flk.spec.job import Job, validated
 from flk_runtime.contract import pod_layout
 
@@ -162,105 +159,6 @@ def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, wri
     write(".gitignore", content="out\n")
     git("init", "-q")
     assert make_bundle(job(), tmp_path / "out").files == ("a.txt", "train.py")
-
-
-@pytest.mark.parametrize(
-    ("command", "content", "travel"),
-    [
-        ("train.py", "import torch", set()),
-        ("train.py", "from flk_runtime.hosts.accelerate import adopt", {"hosts", "loops", "sharding"}),
-        ("train.py", "loop = flk.adopt(model=model)", {"loops", "sharding"}),
-        ("train.py", "run = flk.init(strategy='full_shard')", {"sharding"}),
-        ("train.py", "run.parallelize(model, optimizer, precision=flk.Precision())", {"sharding"}),
-        ("train.py", "from trl import SFTTrainer", {"trainers"}),
-        ("train.py", "run.parallelize(model, optimizer, tp=2)", {"mesh"}),
-        ("train.py", "run.load_weights(path)", {"weights"}),
-        ("train.py", "run.parallelize(model, optimizer, init=path)", {"weights"}),
-        ("train.py", "run.parallelize(model, optimizer, init = set_values)", {"weights"}),
-        ("train.py", "options = {'init': set_values}", {"weights"}),
-        ("train.py", 'options["init"] = set_values', {"weights"}),
-        ("train.py", "class Options:\n    init: str", {"weights"}),
-        ("train.py", "run = flk.init()\nnn.init.normal_(weight)\ndef __init__(self): ...", set()),
-        ("train.py", "average = run.average(0.99)", {"average"}),
-        ("train.py", "make = run.average", {"average"}),
-        ("train.py", "run.parallelize(model, optimizer, recompute=True)", {"recompute"}),
-        ("train.py", "options = {'recompute': 'Block'}", {"recompute"}),
-        ("train.py", "run.parallelize(model, optimizer, save_frozen=False)", {"frozen", "saves"}),
-        ("train.py", 'options = {"save_frozen": False}', {"frozen", "saves"}),
-        ("train.py", "flk.save(step, model=model)", {"saves"}),
-        ("train.py", "from flk_runtime import restore", {"saves"}),
-        ("train.py", "flk.init(diloco=flk.DiLoCo(every=10))", {"diloco"}),
-        ("train.py", "rank = os.environ['SLURM_PROCID']", {"slurm"}),
-        ("train.py", "flk.init(checkpoint='s3://bucket/run')", {"s3"}),
-        ("train.py", "optimizer = flk.DistributedOptimizer(optimizer)", {"averaging"}),
-        (
-            ["-m", "package.train"],
-            "flk.init(diloco=flk.DiLoCo() if sys.argv[1:] else None)",
-            {
-                *("average", "averaging", "diloco", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "saves"),
-                *("sharding", "sinks", "slurm", "trainers", "weights"),
-            },
-        ),
-        (
-            ["-m", "package.train"],
-            "import torch",
-            {
-                *("average", "averaging", "frozen", "hosts", "loops", "mesh", "recompute", "s3", "saves"),
-                *("sharding", "sinks", "slurm", "trainers", "weights"),
-            },
-        ),  # a module may be one of the image
-    ],
-)
-def test_what_is_for_frameworks_travels_with_the_code_that_may_use_it(
-    tmp_path: Path, write: Write, command: Any, content: str, travel: set[str]
-) -> None:
-    write("train.py", "package/train.py", content=content)
-    runtime = make_bundle(job().changed(command=command), tmp_path).runtime
-    assert runtime == runtime_archive({"training", *travel})
-
-
-def test_an_archive_may_use_all_that_is_for_frameworks(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "app.pyz", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("__main__.py", "run.average(model)\n" * 9)
-    assert make_bundle(job("app.pyz"), tmp_path).runtime == runtime_archive({"training"} | used_by_code(None))
-
-
-@pytest.mark.parametrize(("option", "package"), [("init", "weights"), ("tp", "mesh")])
-def test_an_option_in_a_notebook_has_quotes_with_backslashes(
-    tmp_path: Path, write: Write, option: str, package: str
-) -> None:
-    write("train.py", content="import nbclient")
-    write("train.ipynb", content=json.dumps({"cells": [{"source": [f'options = {{"{option}": 2}}']}]}))
-    assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training", package})
-
-
-@pytest.mark.parametrize(
-    ("content", "package"),
-    [
-        ("checkpoint: s3://bucket/weights", "s3"),
-        ("recompute: true", "recompute"),
-        ("save_frozen: false", "frozen"),
-        ("parallel:\n  init: reset_parameters", "weights"),
-        ("init = 'reset_parameters'", "weights"),
-        ('{"init": "reset_parameters"}', "weights"),
-        ("tp: 2", "mesh"),
-        ('{"tp": 2}', "mesh"),
-        ("mesh: {cp: 2}", "mesh"),
-        ("strategy: FULL_SHARD", "sharding"),
-    ],
-)
-def test_an_address_or_an_option_in_a_file_of_settings_is_one_of_the_job(
-    tmp_path: Path, write: Write, content: str, package: str
-) -> None:
-    write("train.py", "settings.yaml", content=content)
-    (tmp_path / "train.py").write_text("import yaml")
-    assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training", package})
-
-
-def test_a_text_that_only_mentions_weights_or_an_address_asks_for_nothing(tmp_path: Path, write: Write) -> None:
-    write("train.py", content="import yaml")
-    write("README.md", content="`git init`, then export the weights to http://example.com or __init__: any name\n")
-    assert make_bundle(job(), tmp_path).runtime == runtime_archive({"training"})
 
 
 def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, git: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from flk_runtime.contract.failure import Kind
 from flk_runtime.discovery import LAUNCHERS, RankInfo, discover
-from flk_runtime.errors import DiscoveryError, SetupError
+from flk_runtime.errors import DiscoveryError
 from tests.support.environments import (
     BATCH,
     FLK,
@@ -218,13 +218,6 @@ def test_slurm() -> None:
     assert discover({**SLURM, "MASTER_ADDR": "ib7"}).master == ("ib7", info.master[1])
     assert discover({**SLURM, "MASTER_PORT": "4000"}).master == ("gpu07", 4000)
     assert discover({**SLURM, **MEETING}).master == ("10.0.0.7", 29501)
-
-
-def test_slurm_is_refused_by_name_where_its_code_has_not_travelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flk_runtime.discovery.slurm", None)
-    with pytest.raises(SetupError, match="SLURM_STEP_ID is set: flk's code for Slurm has not travelled with this job"):
-        discover(SLURM)
-    assert discover(FLK).launcher == "flk"
 
 
 def test_slurm_knows_its_nodes_where_ranks_go_round_them() -> None:

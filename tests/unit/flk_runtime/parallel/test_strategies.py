@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -60,22 +58,3 @@ def test_complex_parameters_that_gloo_cannot_send_are_named(monkeypatch: pytest.
     monkeypatch.setattr(ddp, "_Wrapper", fail)
     with pytest.raises(SetupError, match="complex parameters on CPUs needs torch"):
         ddp.DDPModel(nn.Linear(2, 2), torch.device("cpu"), find_unused_parameters=False)
-
-
-@pytest.mark.parametrize(
-    ("module", "options", "refused"),
-    [
-        ("fsdp2", ParallelOptions(), "strategy full_shard: flk's code for it"),
-        ("mesh_model", ParallelOptions(tp=2), "tp=: flk's code for meshes"),
-        ("initialize", ParallelOptions(init=nn.Module.train), "init=: flk's code for initializers"),
-        ("recompute", ParallelOptions(recompute=True), "recompute=: flk's code for recomputation"),
-        ("frozen", ParallelOptions(save_frozen=False), "save_frozen=: flk's code for frozen parameters"),
-    ],
-)
-def test_an_option_that_the_code_of_the_job_did_not_mention_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, module: str, options: ParallelOptions, refused: str
-) -> None:
-    monkeypatch.setitem(sys.modules, f"flk_runtime.parallel.{module}", None)
-    model = nn.Linear(2, 2, device="meta" if options.init else "cpu")
-    with pytest.raises(SetupError, match=f"{refused} has not travelled with this job, none of whose files says "):
-        apply("full_shard", options, model=model)

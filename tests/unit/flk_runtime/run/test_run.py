@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,7 +14,6 @@ from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.interval import FixedInterval
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
-from flk_runtime.run.models import Models
 from flk_runtime.run.run import Run
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
@@ -27,21 +25,6 @@ def test_a_keyword_that_parallelize_lacks_is_named() -> None:
         TypeError, match=r"parallelize\(\) has no argument 'presision': expected one of precision, blocks"
     ):
         object.__new__(Run).parallelize(nn.Linear(1, 1), presision=None)
-
-
-@pytest.mark.parametrize(
-    ("module", "method", "arguments", "word"),
-    [("average", "average", (0.9, None), "average"), ("initialize", "load_weights", ("/a.pt", None), "weights")],
-)
-def test_a_method_that_the_code_of_the_job_did_not_mention_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, module: str, method: str, arguments: tuple[object, ...], word: str
-) -> None:
-    monkeypatch.setitem(sys.modules, f"flk_runtime.parallel.{module}", None)
-    models = object.__new__(Models)
-    models._steps, models._models = MagicMock(outer=None), {"model": MagicMock()}
-    refused = rf"run\.{method} has not travelled with this job, none of whose files says {word}:"
-    with pytest.raises(SetupError, match=refused):
-        getattr(models, method)(*arguments)
 
 
 def test_a_step_takes_the_loss_and_no_optimizer() -> None:
