@@ -29,7 +29,6 @@ operating system below it may say more exactly what happened (`flk_runtime.syste
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
@@ -92,7 +91,7 @@ def checkpoint_error(message: str, error: Exception) -> CheckpointError:
     It is final if the storage refuses for good, or if what was read is no checkpoint.
     """
     refused = isinstance(error, PermissionError | NotADirectoryError | IsADirectoryError)
-    passing = isinstance(error, OSError | StorageError) and not refused and getattr(error, "errno", None) != errno.EROFS
+    passing = isinstance(error, OSError | StorageError) and not refused
     return (StorageError if passing else MismatchError)(message)
 
 

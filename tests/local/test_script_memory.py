@@ -117,7 +117,7 @@ def test_checkpoints_in_another_place_are_not_in_memory(forked_pods: Callable[..
     job = start(forked_pods, root, own_loop(SAVES_IN_OTHER_PLACE))
     lose_pod(job, root)
     assert [ends[-1] for ends in begun(job)] == ["2 with 2.0 2.0"] * 2
-    assert (job.folder / "best" / "latest").read_text().strip() == "step-000000012"
+    assert (job.folder / "best" / "latest").read_text().split()[0] == "step-000000012"
 
 
 def test_the_memory_that_checkpoints_take_is_said_again_when_it_has_grown_noticeably(

@@ -87,10 +87,7 @@ COVERED = {
         "flk_runtime.parallel.mesh flk_runtime.parallel.mesh_model flk_runtime.parallel.tensor_parallel"
     ),
     "tests/local/test_unused_parameters.py": "flk_runtime.parallel.skipped flk_runtime.parallel.unused",
-    "tests/local/test_weights.py": (
-        "flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors "
-        "flk_runtime.checkpoint.files.weights"
-    ),
+    "tests/local/test_weights.py": ("flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors"),
     "tests/unit/flk/bench/test_bench.py": (
         "flk.bench.job flk.bench.result flk_runtime.bench.transport flk_runtime.plan.calibration"
     ),
@@ -216,9 +213,7 @@ COVERED = {
     "tests/unit/flk_runtime/system/test_pytree.py": "flk_runtime.distributed.consistency",
     "tests/unit/flk_runtime/contract/test_telemetry_archive.py": "flk_runtime.contract.telemetry",
     "tests/unit/flk_runtime/test_contract.py": "flk_runtime.contract.log_format flk_runtime.contract.user_env",
-    "tests/unit/flk_runtime/test_errors.py": (
-        "flk_runtime.checkpoint.memory flk_runtime.checkpoint.storage.restore flk_runtime.shared.failure_report"
-    ),
+    "tests/unit/flk_runtime/test_errors.py": ("flk_runtime.checkpoint.memory flk_runtime.shared.failure_report"),
     "tests/unit/flk_runtime/test_variable.py": "flk_runtime.contract.variable",
     "tests/unit/flk_runtime/wire/test_registry.py": "flk_runtime.contract.typed",
     "tests/unit/flk_runtime/wire/test_stream.py": "flk_runtime.wire.session",

@@ -38,6 +38,28 @@ def checkpoint_place(job: Job, folder: Path) -> Path | str | None:
     return folder / STATE_FOLDER / "volumes" / str(job.checkpoint.volume) / str(job.name)
 
 
+@contextlib.contextmanager
+def checkpoints_of_this_run(job: Job, folder: Path) -> Iterator[None]:
+    """Keep other runs on this machine out of the folder of the checkpoints. Raises UsageError if one is in it.
+
+    Both would save there, and each would end the other's saves.
+    """
+    place = checkpoint_place(job, folder)
+    if not isinstance(place, Path):
+        yield
+        return
+    made(place, "checkpoints need a folder that you can write")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(place))
+        except BlockingIOError:
+            raise UsageError(
+                f"another flk run trains {job.name} here, and saves in {place}",
+                hint="wait until it has ended, or give this one another --name",
+            ) from None
+        yield
+
+
 def pods_folder(job: Job, folder: Path) -> Path:
     """Return the folder with the folder of each pod, by its index, of a job whose pods have folders of their own."""
     return folder / STATE_FOLDER / "pods" / str(job.name)

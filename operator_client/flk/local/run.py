@@ -22,7 +22,7 @@ from typing import IO
 
 from flk.errors import FlkError, UsageError
 from flk.local import gpus
-from flk.local.places import made, memory, pods_folder
+from flk.local.places import checkpoints_of_this_run, made, memory, pods_folder
 from flk.local.python import interpreter
 from flk.local.variables import free_port, launcher_variables
 from flk.spec.job import Job
@@ -85,6 +85,7 @@ class LocalRun:
         """
         with (
             tempfile.TemporaryDirectory(prefix="flk-") as scratch,
+            checkpoints_of_this_run(self._job, self._folder),
             memory(self._job) as in_memory,
             self._handled_signals(),
         ):

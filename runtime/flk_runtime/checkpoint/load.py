@@ -24,7 +24,7 @@ from flk_runtime.checkpoint.shard import ChunkReader, narrow
 from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest
-from flk_runtime.errors import MismatchError, checkpoint_error, storage_access
+from flk_runtime.errors import MismatchError, RuntimeFailure, checkpoint_error, storage_access
 from flk_runtime.shared.progress import Phase, own_page
 
 Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream of the bytes
@@ -70,7 +70,10 @@ class SavedCheckpoint:
     def empty(self, name: str) -> torch.Tensor:
         """A new tensor of the shape and dtype of a full tensor, on the CPU. Its values are not set."""
         found = self.saved_tensors[name]
-        return torch.empty(found.size, dtype=found.properties.dtype)
+        try:
+            return torch.empty(found.size, dtype=found.properties.dtype)
+        except (RuntimeError, TypeError, ValueError) as error:  # a size that no memory has
+            raise MismatchError(f"{self.place} has no tensor {name!r} that can be read: {error}") from error
 
     def dtype(self, name: str) -> torch.dtype:
         dtype: torch.dtype = self.saved_tensors[name].properties.dtype
@@ -88,8 +91,10 @@ class SavedCheckpoint:
             plan = self._reader.prepare_local_plan(planner.create_local_plan())
             try:
                 self._reader.read_data(plan, planner).wait()
-            except (OSError, EOFError, pickle.UnpicklingError) as error:
-                raise checkpoint_error(f"cannot read {self.place}: {error}", error) from error
+            except RuntimeFailure:
+                raise
+            except Exception as error:  # whatever a damaged or a stranger's file can cause in torch
+                raise checkpoint_error(f"cannot read {self.place}: {error or type(error).__name__}", error) from error
             return planner.values
 
     def value(self, name: str) -> Any:
@@ -153,7 +158,10 @@ class _ChunkPlanner(LoadPlanner):
                 )
             chunks.setdefault(name, []).append(ChunkStorageMetadata(offsets, chunk.tensor.shape))
         for name, wanted in chunks.items():
-            items += create_read_items_for_chunk_list(name, self._saved.saved_tensors[name], wanted)
+            parts = create_read_items_for_chunk_list(name, self._saved.saved_tensors[name], wanted)
+            if sum(part.lengths.numel() for part in parts) != sum(chunk.sizes.numel() for chunk in wanted):
+                raise MismatchError(f"{self._saved.place} does not hold all of the tensor {name!r}")
+            items += parts
         for name in self._names:
             if not self._saved.has(name):
                 raise MismatchError(f"{self._saved.place} holds no value {name!r}")

@@ -176,8 +176,9 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.READ_ONLY: Meaning(
         "a rank writes to a file system that is mounted read-only (EROFS)",
-        1, _INFRASTRUCTURE, predicate="raised {type}", reason="it stays read-only until somebody mounts it for writing",
-        same=_ERROR, node_suspect=True,
+        # Linux mounts a failing disk so, and a pod on another node has another disk.
+        1, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TWICE,
+        node_at_fault=True, needs_new_pod=True,
     ),
     Kind.IO: Meaning(
         "a disk or a network file system fails (EIO, ESTALE)",

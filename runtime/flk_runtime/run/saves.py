@@ -186,7 +186,7 @@ class Saves:
             raise MismatchError("export needs checkpoints and a parallelized model: pass checkpoint= to init")
         self.save_progress(steps)
         self.complete()
-        process_group.on_main(lambda: export_weights(place, file))
+        export_weights(place, file)
 
     def _choose(self, measured: list[AutoInterval], steps: int, stopped: float) -> None:
         """Have rank 0 compute the intervals of a save for which training stopped so many seconds. Collective."""

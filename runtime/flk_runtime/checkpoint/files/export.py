@@ -19,18 +19,23 @@ from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage import open_destination
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, MismatchError, storage_access
 
 _TIMEOUT = 60.0  # seconds; a single process waits for no other rank
 
 
 def export_weights(checkpoint: str, file: str | os.PathLike[str]) -> int:
-    """Write the model in a checkpoint to one safetensors file; return the number of tensors.
+    """Write the model in a checkpoint to one safetensors file on rank 0; return the number of tensors. Collective.
 
     ``checkpoint`` is a path or address as `Weights` takes it. One tensor is in memory at a time. Raises CheckpointError
-    if the checkpoint cannot be read or the file cannot be written.
+    if the checkpoint cannot be read or is damaged, or the file cannot be written.
     """
     weights = Weights(checkpoint)
+    return process_group.on_main(lambda: _write(weights, file))
+
+
+def _write(weights: Weights, file: str | os.PathLike[str]) -> int:
     shapes = {name: weights.kind(name) for name in sorted(weights.names())}
     temporary = Path(f"{os.fspath(file)}.{secrets.token_hex(4)}.tmp")  # pods may have processes of the same number
     try:

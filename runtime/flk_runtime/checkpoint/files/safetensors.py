@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from flk_runtime.checkpoint.shard import view_tensor
+from flk_runtime.checkpoint.storage.manifest import check_regular
 from flk_runtime.errors import MismatchError
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -53,15 +54,26 @@ def write(
 def read(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, as views of its pages. Raises CheckpointError if it is not whole."""
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
         (length,) = _LENGTH.unpack(memory[: _LENGTH.size])
         header = json.loads(memory[_LENGTH.size : _LENGTH.size + length])
         begin = _LENGTH.size + length
         return {
-            name: view_tensor(memory, begin + entry["data_offsets"][0], _NAMES[entry["dtype"]], tuple(entry["shape"]))
+            name: _tensor(memory, begin, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever a wrong header can cause
         raise MismatchError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _tensor(memory: mmap.mmap, begin: int, code: str, shape: tuple[int, ...], first: int, end: int) -> torch.Tensor:
+    """The tensor between two offsets after ``begin``. Raises ValueError if it does not fill them."""
+    dtype = getattr(torch, _NAMES[code])
+    if first < 0 or end - first != torch.Size(shape).numel() * dtype.itemsize or begin + end > len(memory):
+        raise ValueError(f"a tensor of shape {shape} and type {code} is not between the offsets {first} and {end}")
+    return view_tensor(memory, begin + first, _NAMES[code], shape)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import pickle
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint, open_stored
 from flk_runtime.checkpoint.shard import narrow
 from flk_runtime.checkpoint.state import Chunk, name_of
-from flk_runtime.checkpoint.storage import exists, open_destination, open_section
-from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, Manifest
+from flk_runtime.checkpoint.storage import exists, find_newest, open_destination, open_section, problem_of
+from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, STEP, Manifest, check_regular
 from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.errors import CheckpointError, MismatchError, checkpoint_error
 from flk_runtime.shared.shard_file import value_name
@@ -30,8 +31,9 @@ class Weights:
 
     The path leads to a safetensors file, a file of torch.save, a folder of Hugging Face's or of
     torch.distributed.checkpoint, a checkpoint of flk, or the folder or address of flk's checkpoints, of which the last
-    good one counts. Raises CheckpointError if it leads to none of these. Of a worker of strategy diloco, the trained
-    parameters are those on which the workers had agreed.
+    good one counts. Collective: the ranks share the comparison of flk's files with their checksums. Raises
+    CheckpointError if the path leads to none of these, or to files that are damaged or name files elsewhere. Of a
+    worker of strategy diloco, the trained parameters are those on which the workers had agreed.
     """
 
     def __init__(self, path: str) -> None:
@@ -114,8 +116,10 @@ def _open(path: str) -> tuple[SavedCheckpoint | None, dict[str, torch.Tensor]]:
     try:
         checkpoint = _open_checkpoint(path)
         return checkpoint, {} if checkpoint else _read_files(FilePath(path))
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        why = str(getattr(error, "strerror", None) or error).partition("\n")[0]
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a stranger's file can cause in the libraries that read it
+        why = str(getattr(error, "strerror", None) or error or type(error).__name__).partition("\n")[0]
         raise file_error(f"cannot read weights from {path}: {why}", error) from error
 
 
@@ -127,31 +131,48 @@ def file_error(message: str, error: Exception) -> CheckpointError:
 def _open_checkpoint(path: str) -> SavedCheckpoint | None:
     """The checkpoint at a path; None if it is a file, or a folder of other files."""
     folder = FilePath(path)
+    if not is_address(path) and STEP.fullmatch(folder.name) and exists(folder / MANIFEST):
+        manifest = Manifest.from_json((folder / MANIFEST).read_bytes())
+        destination = open_destination(str(folder.parent))
+        if problem := problem_of(destination, manifest):
+            raise MismatchError(f"{path} is damaged: {problem}")
+        return open_stored(destination, manifest.step, manifest)
     if not is_address(path) and exists(folder / METADATA):
         return SavedCheckpoint(
-            path, FilesReader(lambda file, begin, length: open_section(folder / file, begin, length))
+            path, FilesReader(lambda file, begin, length: open_section(_below(folder, file), begin, length))
         )
     if not is_address(path) and not exists(folder / LATEST):
         return None
     destination = open_destination(path)
-    step = destination.last_good()
-    if step is None:
-        raise MismatchError(f"{path} holds no checkpoint")
-    with destination.open(step, MANIFEST) as stream:
-        manifest = Manifest.from_json(stream.read())
-    return open_stored(destination, step, manifest)
+    found = find_newest(destination, lambda text: print(f"flk: {text}", file=sys.stderr, flush=True), sets_aside=False)
+    if found is None:
+        raise MismatchError(f"{path} holds no whole checkpoint")
+    return open_stored(destination, found.step, found.manifest)
+
+
+def _below(folder: FilePath, file: str) -> FilePath:
+    """The path of a file that another file of a folder names. Raises CheckpointError if the name leads elsewhere.
+
+    A link in the folder may: Hugging Face's cache consists of them.
+    """
+    name = PurePosixPath(file)
+    if name.is_absolute() or ".." in name.parts:
+        raise MismatchError(f"{folder} names a file outside of it, {file!r}, which is not read")
+    return folder / name
 
 
 def _read_files(path: FilePath) -> dict[str, torch.Tensor]:
     if stat.S_ISDIR(path.stat().st_mode):
         files = sorted(path.glob("*.safetensors"))
         for index in path.glob(_INDEX):
-            files = sorted({path / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+            check_regular(index)
+            files = sorted({_below(path, name) for name in json.loads(index.read_bytes())["weight_map"].values()})
         if not files:
             raise MismatchError(f"{path} holds neither a checkpoint nor safetensors files")
         return {name: tensor for file in files for name, tensor in safetensors.read(file).items()}
     if path.suffix == ".safetensors":
         return safetensors.read(path)
+    check_regular(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for key in _KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):

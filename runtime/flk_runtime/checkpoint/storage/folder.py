@@ -15,8 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, measure_file, step_name
-from flk_runtime.errors import checkpoint_error
+from flk_runtime.checkpoint.storage.manifest import (
+    LATEST,
+    MANIFEST,
+    STEP,
+    StoredFile,
+    check_regular,
+    measure_file,
+    pointer_text,
+    step_name,
+)
+from flk_runtime.errors import MismatchError, checkpoint_error
 
 _TEMPORARY = ".step-*.tmp"
 _REPLACED = ".replaced-"  # the beginning of the name of a checkpoint in whose place a new one is put
@@ -85,11 +94,10 @@ class FolderDestination:
         """The steps of which there is a checkpoint, whole or not, from the oldest."""
         return sorted(int(match[1]) for path in self.path.iterdir() if (match := STEP.fullmatch(path.name)))
 
-    def last_good(self) -> int | None:
-        """The step that the pointer names; None if there is no pointer."""
-        with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
-            match = STEP.fullmatch((self.path / LATEST).read_text().strip())
-            return int(match[1]) if match else None
+    def latest(self) -> bytes | None:
+        """The content of the file that names the last good checkpoint; None if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.path / LATEST).read_bytes()
         return None
 
     def locate(self, step: int) -> str:
@@ -138,7 +146,7 @@ class FolderDestination:
         _sync(temporary)
         with self._as_owner():
             with open(pointer, "w") as text:
-                text.write(final.name + "\n")
+                text.write(pointer_text(step))
                 text.flush()
                 os.fsync(text.fileno())
             if final.exists():
@@ -193,14 +201,17 @@ class FolderDestination:
 
     @contextlib.contextmanager
     def _as_owner(self) -> Iterator[None]:
-        """Raise OSError with the reason where this writer's folder is gone: another writer removes it."""
+        """Raise the reason where this writer's folder is gone: MismatchError if another writer has removed it.
+
+        Two runs that save in one place would take it from each other for ever.
+        """
         try:
             yield
         except FileNotFoundError as error:
             if self._own.exists():
                 raise
             if any(self.path.glob(".writer-*")):
-                raise OSError(f"another run saves in {self.path} since then") from error
+                raise MismatchError(f"another run saves in {self.path} since then") from error
             raise OSError(f"{self.path} was removed or emptied while the checkpoint was written") from error
 
 
@@ -216,8 +227,9 @@ def exists(path: Path) -> bool:
 def open_section(path: Path, begin: int = 0, length: int = -1) -> BinaryIO:
     """The ``length`` bytes of a file from ``begin`` on, as a stream to read; length -1: up to its end.
 
-    Its attribute ``error`` is the latest error of a read, which torch.load hides.
+    Its attribute ``error`` is the latest error of a read, which torch.load hides. Raises ValueError if it is no file.
     """
+    check_regular(path)
     return cast(BinaryIO, _Section(path, begin, length))
 
 

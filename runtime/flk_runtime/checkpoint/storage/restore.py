@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flk_runtime.checkpoint.storage.destination import Destination
-from flk_runtime.checkpoint.storage.manifest import MANIFEST, Manifest
+from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, Manifest, read_pointer
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, checkpoint_error, storage_access
 
@@ -64,30 +64,64 @@ def _look_for(destination: Destination, token: str) -> _Problem:
     return _Problem()
 
 
-def find_newest(destination: Destination, warn: Callable[[str], None]) -> Found | None:
+def find_newest(destination: Destination, warn: Callable[[str], None], *, sets_aside: bool = True) -> Found | None:
     """The newest whole checkpoint; None if there is none. Collective.
 
-    A damaged one is reported by a call of ``warn`` on rank 0, and set aside. Raises CheckpointError on all ranks if the
-    storage cannot be read, since an older checkpoint would hide that, or if a newer flk wrote the checkpoint.
+    A damaged one is reported by a call of ``warn`` on rank 0, and renamed if ``sets_aside``. Raises CheckpointError on
+    all ranks if the storage cannot be read, since an older checkpoint would hide that, or if a newer flk wrote it.
     """
-    for step in process_group.on_main(functools.partial(_candidates, destination)):
+    for step in process_group.on_main(functools.partial(candidates, destination, warn)):
         text, problem = process_group.on_main(functools.partial(_read_manifest, destination, step))
         if not problem:
             manifest = Manifest.from_json(text)
-            problem = _agree(_verify(destination, manifest))
+            problem = problem_of(destination, manifest)
             if not problem:
                 return Found(step, manifest)
         if process_group.rank() == 0:
             place = destination.locate(step)
-            warn(f"skipping the damaged checkpoint {place}, renamed to {destination.set_aside(step)}: {problem}")
+            renamed = f", renamed to {destination.set_aside(step)}" if sets_aside else ""
+            warn(f"skipping the damaged checkpoint {place}{renamed}: {problem}")
     return None
 
 
-def _candidates(destination: Destination) -> list[int]:
-    """Steps from the last good one down. A checkpoint after it was not completed."""
+def candidates(destination: Destination, warn: Callable[[str], None]) -> list[int]:
+    """The steps of checkpoints in the order in which they are tried, from the one that the file LATEST names down.
+
+    If it names none that is there, all are tried from the newest down. ``warn`` gets one line then, and also if newer
+    ones are whole, which nobody removes: a copy of the folder may be old, or somebody may have written a name.
+    """
     with storage_access(f"read the checkpoints in {destination.place}"):
-        steps, last = destination.steps(), destination.last_good()
-    return [step for step in reversed(steps) if last is None or step <= last]
+        steps, text = destination.steps()[::-1], destination.latest()
+        if text is None:
+            return steps
+        try:
+            last = read_pointer(text)
+            if last not in steps:
+                raise ValueError(f"{LATEST} names step {last}, of which there is no checkpoint")
+        except ValueError as error:
+            warn(f"{destination.place}: {error}; the newest whole checkpoint is used")
+            return steps
+        newer = [step for step in steps if step > last and _is_complete(destination, step)]
+    if newer:
+        shown = ", ".join(map(str, newer))
+        warn(f"{destination.place}: {LATEST} names step {last}; the checkpoints of later steps, {shown}, are not used")
+    return [step for step in steps if step <= last]
+
+
+def _is_complete(destination: Destination, step: int) -> bool:
+    """Whether a checkpoint has its manifest, which is written last."""
+    try:
+        return destination.size(step, MANIFEST) > 0
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def problem_of(destination: Destination, manifest: Manifest) -> str:
+    """The first fault in the files of a checkpoint, of which each rank reads a share; empty if they are whole.
+
+    Collective. Raises CheckpointError on all ranks if the storage cannot be read.
+    """
+    return _agree(_verify(destination, manifest))
 
 
 def _read_manifest(destination: Destination, step: int) -> tuple[bytes, str]:
@@ -120,6 +154,8 @@ def _verify(destination: Destination, manifest: Manifest) -> _Problem:
                 return _Problem(f"{file} has another checksum than its manifest says")
         except FileNotFoundError:
             return _Problem(f"{file} is missing")
+        except ValueError as error:
+            return _Problem(str(error))
         except OSError as error:
             return _Problem(f"cannot read {file} of the checkpoint {destination.locate(manifest.step)}: {error}", error)
     return _Problem()

@@ -21,7 +21,16 @@ from datetime import timedelta
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, STEP, StoredFile, measure, step_name
+from flk_runtime.checkpoint.storage.manifest import (
+    LATEST,
+    MANIFEST,
+    METADATA,
+    STEP,
+    StoredFile,
+    measure,
+    pointer_text,
+    step_name,
+)
 from flk_runtime.errors import MismatchError, storage_access
 
 _RETRIES = 6  # of a request: for about 6 seconds; a save that fails is tried again at the next one
@@ -114,10 +123,9 @@ class S3Destination:
         names = self._names()
         return sorted(step for step, files in names.items() if MANIFEST + _UNREADABLE not in files)
 
-    def last_good(self) -> int | None:
-        with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
-            match = STEP.fullmatch(self._get(LATEST).decode().strip())
-            return int(match[1]) if match else None
+    def latest(self) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            return self._get(LATEST)
         return None
 
     def locate(self, step: int) -> str:
@@ -162,7 +170,7 @@ class S3Destination:
         if self._get(_WRITER).decode() != self.token:
             raise self._lost()
         self._replace(_key(step, MANIFEST), manifest, manifest_before)
-        self._replace(LATEST, f"{step_name(step)}\n".encode(), latest_before)
+        self._replace(LATEST, pointer_text(step).encode(), latest_before)
         with contextlib.suppress(OSError), _errors():
             # For torch's own reader.
             self._client.copy(self._store, _key(step, METADATA + self._suffix), _key(step, METADATA))
@@ -233,7 +241,7 @@ class S3Destination:
             return None
 
     def _replace(self, key: str, content: bytes, before: str | None) -> None:
-        """Write an object if it is still in the version ``before``. Raises OSError if it is not."""
+        """Write an object if it is still in the version ``before``. Raises MismatchError if it is not."""
         refused = self._refuses(key, content, "create" if before is None else {"e_tag": before})
         if refused:
             raise self._lost()
@@ -255,8 +263,8 @@ class S3Destination:
             return None
         return False
 
-    def _lost(self) -> OSError:
-        return OSError(f"another run saves in {self.place} since then")
+    def _lost(self) -> MismatchError:
+        return MismatchError(f"another run saves in {self.place} since then")
 
 
 class _Copying:

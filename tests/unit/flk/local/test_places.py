@@ -1,4 +1,4 @@
-"""Where `flk run` installs packages."""
+"""Where `flk run` installs packages, and which run has the folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flk.errors import UsageError
-from flk.local.places import packages_folder
+from flk.local.places import checkpoints_of_this_run, packages_folder
 from flk.local.variables import launcher_variables
 from flk.spec.job import validated
 
@@ -41,3 +41,17 @@ def test_flk_run_installs_anew_where_something_differs(tmp_path: Path, monkeypat
         True,
         "set XDG_CACHE_HOME to a folder that you can write",
     )
+
+
+def test_two_runs_of_one_machine_do_not_save_in_one_folder(tmp_path: Path) -> None:
+    """Each would take it from the other, and both would fail for ever."""
+    first = validated({"command": "t.py", "name": "gpt", "checkpoint": "claim:/c"})
+    with checkpoints_of_this_run(first, tmp_path):
+        with pytest.raises(UsageError, match=r"another flk run trains gpt here, and saves in .*claim/gpt") as caught:
+            checkpoints_of_this_run(first, tmp_path).__enter__()
+        assert caught.value.hint == "wait until it has ended, or give this one another --name"
+        for other in ({"name": "other"}, {"checkpoint": "other:/c"}, {"checkpoint": None}):
+            with checkpoints_of_this_run(first.changed(**other), tmp_path):
+                pass
+    with checkpoints_of_this_run(first, tmp_path):
+        pass

@@ -140,7 +140,7 @@ def run(tmp_path: Path, file: Path) -> Path:
     return tmp_path / "run"
 
 
-FILE_CALLS = ("make_mark", "has_mark", "remove_mark", "steps", "last_good", "open", "size", "measure")
+FILE_CALLS = ("make_mark", "has_mark", "remove_mark", "steps", "latest", "open", "size", "measure")
 FUNCTIONS = [
     *((FolderDestination, name, getattr(FolderDestination, name)) for name in FILE_CALLS),
     *((Path, name, getattr(Path, name)) for name in ("stat", "glob", "read_bytes")),

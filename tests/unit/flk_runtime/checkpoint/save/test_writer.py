@@ -17,6 +17,7 @@ import torch.distributed as dist
 from flk_runtime.checkpoint.save import Retention, writer
 from flk_runtime.checkpoint.save.writer import StorageWriter
 from flk_runtime.checkpoint.storage.folder import FolderDestination
+from flk_runtime.checkpoint.storage.manifest import pointer_text
 from flk_runtime.errors import CheckpointError, MismatchError, StorageError
 
 NOTHING: Any = []  # the shards of a rank that has none
@@ -80,7 +81,7 @@ def test_saves_go_on_after_somebody_has_removed_the_folder(destination: FolderDe
     saves.write(header(1), NOTHING)
     shutil.rmtree(destination.path)
     saves.write(header(1), NOTHING)
-    assert destination.last_good() == 1
+    assert destination.latest() == pointer_text(1).encode()
 
 
 def test_at_the_end_of_a_process_a_rank_waits_for_another_as_long_as_it_takes(
@@ -94,4 +95,4 @@ def test_at_the_end_of_a_process_a_rank_waits_for_another_as_long_as_it_takes(
         assert polled.wait(30)  # its time limit of no seconds is over
         first.write(header(2), NOTHING, at_end=True)
         written.result(30)
-    assert destination.last_good() == 1
+    assert destination.latest() == pointer_text(1).encode()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from flk_runtime.checkpoint.storage.folder import FolderDestination
+from flk_runtime.checkpoint.storage.manifest import pointer_text
+from flk_runtime.errors import MismatchError
 
 
 class Killed(BaseException):
@@ -96,7 +98,7 @@ def test_a_kill_at_any_rename_leaves_a_whole_checkpoint(tmp_path: Path, monkeypa
                 kills += 1
         content = content_of(path, 7)
         assert content in ({b"first"}, {b"second"}), number
-        assert FolderDestination(path).last_good() == 7
+        assert FolderDestination(path).latest() == pointer_text(7).encode()
     assert kills == 3, "the commit renames three times"
 
 
@@ -109,11 +111,11 @@ def test_a_writer_that_was_paused_completes_nothing_once_another_one_saves(
     other = writer(tmp_path, "b")
     save(other, 7, b"again")
     save(other, 12, b"newer")
-    with pytest.raises(OSError, match=f"another run saves in {tmp_path} since then"):
+    with pytest.raises(MismatchError, match=f"another run saves in {tmp_path} since then"):
         paused.commit(8, b"late")
-    with pytest.raises(OSError, match="another run saves in"):
+    with pytest.raises(MismatchError, match="another run saves in"):
         write(paused, 9, b"later")
-    assert other.last_good() == 12
+    assert other.latest() == pointer_text(12).encode()
     assert other.steps() == [7, 12]
 
 
@@ -130,9 +132,9 @@ def test_a_writer_that_is_paused_before_it_moves_the_pointer_does_not_move_it_ba
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", pause)
-    with pytest.raises(OSError, match="another run saves in"):
+    with pytest.raises(MismatchError, match="another run saves in"):
         paused.commit(8, b"late")
-    assert paused.last_good() == 12
+    assert paused.latest() == pointer_text(12).encode()
 
 
 def test_a_folder_that_somebody_removes_is_made_again_at_the_next_save(tmp_path: Path) -> None:
@@ -144,14 +146,15 @@ def test_a_folder_that_somebody_removes_is_made_again_at_the_next_save(tmp_path:
         destination.commit(8, b"late")
     destination.keep()
     save(destination, 9, b"second")
-    assert (destination.steps(), destination.last_good()) == ([9], 9)
+    assert destination.steps() == [9]
+    assert destination.latest() == pointer_text(9).encode()
 
 
 def test_a_writer_does_not_make_a_folder_again_in_which_another_one_saves(tmp_path: Path) -> None:
     paused = writer(tmp_path, "a")
     writer(tmp_path, "b")
     paused.keep()
-    with pytest.raises(OSError, match="another run saves in"):
+    with pytest.raises(MismatchError, match="another run saves in"):
         write(paused, 8, b"late")
 
 

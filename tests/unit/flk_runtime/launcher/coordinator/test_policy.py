@@ -81,7 +81,7 @@ FAILURES = {
     "a pod that never joins": (Failure(Kind.ABSENT, 3), FINAL, ExitCode.INFRASTRUCTURE),
     "a checkpoint of another model": (Failure(Kind.MISMATCH, 0, rank=0), FINAL, ExitCode.USAGE),
     "a full disk": (Failure(Kind.DISK_FULL, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
-    "a read-only file system": (Failure(Kind.READ_ONLY, 0, rank=0), FINAL, ExitCode.INFRASTRUCTURE),
+    "a read-only file system": (Failure(Kind.READ_ONLY, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
     "a usage error": (Failure(Kind.USAGE, 0), FINAL, ExitCode.USAGE),
     "the deadline": (Failure(Kind.DEADLINE, 0), FINAL, ExitCode.TIMEOUT),
 }

@@ -1,0 +1,107 @@
+"""The checkpoint to resume from: what is damaged is noticed, said, and never a reason to lose progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.checkpoint.storage.folder import FolderDestination
+from flk_runtime.checkpoint.storage.manifest import (
+    FORMAT,
+    Manifest,
+    StoredFile,
+    measure_file,
+    pointer_text,
+    read_pointer,
+    step_name,
+)
+from flk_runtime.checkpoint.storage.restore import find_newest
+
+MANIFEST = Manifest(30, 2, {"__0_0.distcp": StoredFile(11, 22)}, {"job": "gpt", "torch": "2.13"})
+
+
+def flips(content: bytes) -> Iterator[bytes]:
+    """A content with each of its bits flipped."""
+    for bit in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        yield bytes(changed)
+
+
+def test_no_flipped_bit_of_a_manifest_changes_what_it_says() -> None:
+    for damaged in flips(MANIFEST.to_json()):
+        with contextlib.suppress(ValueError):
+            assert Manifest.from_json(damaged) == MANIFEST
+
+
+def test_a_manifest_of_a_newer_format_is_told_from_a_damaged_one() -> None:
+    data = json.loads(MANIFEST.to_json())
+    with pytest.raises(ValueError, match="another checksum"):
+        Manifest.from_json(json.dumps(data | {"format": FORMAT + 1}).encode())
+
+
+def test_no_flipped_bit_of_the_pointer_names_another_step() -> None:
+    for damaged in flips(pointer_text(30).encode()):
+        with contextlib.suppress(ValueError):
+            assert read_pointer(damaged) == 30
+    assert read_pointer(b"step-000000020\n") == 20  # written by hand
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints after steps 20, 25 and 30."""
+    destination = FolderDestination(tmp_path)
+    destination.token = "a"
+    destination.prepare()
+    destination.claim()
+    for step in (20, 25, 30):
+        with destination.create(step, "__0_0.distcp") as stream:
+            stream.write(b"x" * step)
+        files = {"__0_0.distcp": destination.measure_new(step, "__0_0.distcp")}
+        destination.commit(step, Manifest(step, 1, files).to_json())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pointer", "step", "said"),
+    [
+        (pointer_text(30), 30, ""),
+        (None, 30, ""),
+        (
+            "step-000000010\n",
+            30,
+            "latest names step 10, of which there is no checkpoint; the newest whole",
+        ),
+        ("step-00000003p\n", 30, "latest is damaged: b'step-00000003p"),
+        ("step-000000020\ndb9afbc2\n", 30, "latest is damaged"),
+        ("", 30, "latest is damaged"),
+        ("step-000000020\n", 20, "latest names step 20; the checkpoints of later steps, 30, 25, are not used"),
+        (pointer_text(25), 25, "latest names step 25; the checkpoints of later steps, 30, are not used"),
+    ],
+)
+def test_a_pointer_that_is_not_the_newest_whole_checkpoint_is_said_and_removes_nothing(
+    folder: Path, pointer: str | None, step: int, said: str
+) -> None:
+    (folder / "latest").unlink() if pointer is None else (folder / "latest").write_text(pointer)
+    lines: list[str] = []
+    found = find_newest(FolderDestination(folder), lines.append)
+    assert found
+    assert found.step == step
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
+    assert FolderDestination(folder).steps() == [20, 25, 30]
+
+
+def test_a_damaged_manifest_is_set_aside_and_the_checkpoint_before_it_is_used(folder: Path) -> None:
+    manifest = folder / step_name(30) / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"world_size": 1', b'"world_size": 3'))
+    lines: list[str] = []
+    found = find_newest(FolderDestination(folder), lines.append)
+    assert found
+    assert found.step == 25
+    assert "step-000000030, renamed to step-000000030.unreadable: manifest.json has another checksum" in lines[0]
+    assert measure_file(folder / "step-000000030.unreadable" / "__0_0.distcp").size == 30
