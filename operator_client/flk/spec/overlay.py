@@ -20,6 +20,8 @@ from flk.spec.options import Form, Row, rows
 JOB_FILE: Final = "flk.yaml"
 IMAGE_VARIABLE: Final = "FLK_IMAGE"
 EXAMPLE: Final = Path(__file__).parents[1] / "bundled_gpt"
+_NO_SCRIPT: Final = re.compile(r"__\w+__\.py|setup\.py|conftest\.py|test_\w*\.py|\w*_test\.py")
+_SHOWN: Final = 5  # scripts in a message
 EXAMPLE_SCRIPT: Final = "train.py"
 _DECIMAL: Final = re.compile(r"[0-9]*\.[0-9]+|[0-9]*\.?[0-9]+[eE][-+]?[0-9]{1,3}", re.ASCII)  # 0.5, .5, 1e-3
 
@@ -132,15 +134,27 @@ def _lay_option(overlay: Overlay, row: Row, given: Any, environment: Mapping[str
 def _command(
     words: list[str], module: str | None, written: Any, source: str | None, notify: Callable[[str], None]
 ) -> tuple[Any, Path]:
-    """Return the command and the folder that contains its code: from the flags, else the job file, else the example."""
+    """Return the command and the folder that contains its code: from the flags, else the job file, else what is here.
+
+    That is the only script of this folder; where there is none, the example trains.
+    """
     here = Path.cwd()
     if module is not None:
         return ["-m", module, *words], here
     if words and not words[0].startswith("-"):  # a word that begins with a dash can only have followed `--`
         return words, here
     if source is None:
+        scripts = sorted(path.name for path in here.glob("*.py") if not _NO_SCRIPT.fullmatch(path.name))
+        if len(scripts) > 1:
+            shown = ", ".join(scripts[:_SHOWN]) + (", …" if len(scripts) > _SHOWN else "")
+            raise UsageError(
+                f"no script is named, and this folder has {len(scripts)}: {shown}", hint="name one of them"
+            )
+        if scripts:
+            notify(f"using {scripts[0]}, the only script in this folder")
+            return [scripts[0], *words], here
         notify(
-            "there is neither a script nor flk.yaml, so the bundled example trains: a character-level GPT "
+            "this folder has neither a script nor flk.yaml, so the bundled example trains: a character-level GPT "
             "(`flk init` writes a job file)"
         )
         return [EXAMPLE_SCRIPT, *words], EXAMPLE

@@ -345,7 +345,20 @@ def test_without_script_and_job_file_the_example_trains(
     code, stdout, stderr = run("render", "--replicas", "4", "--", "--steps", "3")
     assert code == 0
     assert command(stdout) == ["train.py", "--steps", "3"]
-    assert stderr.startswith("flk: there is neither a script nor flk.yaml, so the bundled example trains: ")
+    assert stderr.startswith("flk: this folder has neither a script nor flk.yaml, so the bundled example trains: ")
+
+
+def test_without_a_name_the_only_script_of_the_folder_trains_and_of_several_none(run: Run) -> None:
+    for name in ("setup.py", "conftest.py", "__init__.py", "test_fit.py", "fit.py"):
+        Path(name).touch()
+    code, stdout, stderr = run("render", "--replicas", "4", "--", "--steps", "3")
+    assert code == 0
+    assert command(stdout) == ["fit.py", "--steps", "3"]
+    assert stderr.startswith("flk: using fit.py, the only script in this folder\n")
+    Path("train.py").touch()
+    code, stdout, stderr = run("render", "--replicas", "4")
+    assert (code, stdout) == (2, "")
+    assert stderr == "error: no script is named, and this folder has 2: fit.py, train.py\nhint: name one of them\n"
 
 
 def test_rendered_json_is_the_rendered_yaml(run: Run) -> None:
