@@ -17,8 +17,9 @@ from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.adapters.wrappers import parameters_of
 from flk_runtime.checkpoint.interval import COMPUTED, is_passed
 from flk_runtime.checkpoint.memory import PodMemory, Restorable
-from flk_runtime.checkpoint.state import SplitState, split_tensors
-from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
+from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
+from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated, values_of
+from flk_runtime.checkpoint.values import decode
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.data import EpochLoader
@@ -237,6 +238,8 @@ class CheckpointManager:
         if name in self._unclaimed and self._finished:
             raise SetupError(f"{name!r} is in the checkpoint that was resumed: register it before the first step")
         self._objects[name] = thing
+        if self._saver is not None and (values := values_of(thing)) is not None:
+            encode_whole(values, (name,))  # raises now if it cannot be saved
         if name not in self._unclaimed:
             if self._checkpoint is not None and not name.startswith(INTERNAL):
                 self._anew.append(name)
@@ -446,10 +449,13 @@ class CheckpointManager:
                 if isinstance(thing, EpochLoader):
                     thing.gather()
                 if isinstance(thing, DistributedStateful):
-                    states[name] = thing.save_state(name)
+                    state = thing.save_state(name)
+                    if main:
+                        beside = split_tensors(state.plain, (name,))
+                        state = SplitState([*state.chunks, *beside.chunks], beside.plain)
+                    states[name] = state
                 elif not is_replicated(thing):
-                    own[name] = thing.state_dict()
-                    split_tensors(own[name], (name,))  # raises if it cannot be saved
+                    own[name] = encode_whole(thing.state_dict(), (name,))
                 elif main:
                     states[name] = split_tensors(thing.state_dict(), (name,))
             except RuntimeFailure as error:  # other ranks may have none, and the next state may be collective
@@ -507,7 +513,7 @@ class CheckpointManager:
             elif name in self._restored:
                 thing.load_state_dict(self._restored[name].state_dict())
             elif name in (own := self._own_of_rank_0 if is_replicated(thing) else self._own):
-                thing.load_state_dict(own[name])
+                thing.load_state_dict(decode(own[name], {}))
             elif not name.startswith(INTERNAL):
                 raise MismatchError(
                     "each rank has a state of its own, and another number of ranks has saved them; resume with that "

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, user_name
-from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, SplitState, chunks_of
+from flk_runtime.checkpoint.state import Chunk, ChunkCache, SplitState, chunks_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
+from flk_runtime.checkpoint.values import Path
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 
@@ -57,7 +58,8 @@ class ModuleState(DistributedStateful):
         state = {key: value for key, value in self.entries().items() if not self._lacks(saved, key)}
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
-        self._set(state, {key: saved.plain[key] for key in state if key not in tensors})
+        plain = saved.state_dict() if saved.plain else {}
+        self._set(state, {key: plain[key] for key in state if key not in tensors})
 
     def entries(self) -> dict[str, Any]:
         """The tensors and values that are saved, by the names of the user's module."""

@@ -14,9 +14,10 @@ import torch
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint, open_stored
 from flk_runtime.checkpoint.shard import narrow
-from flk_runtime.checkpoint.state import Chunk, name_of
+from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import exists, open_destination, open_section
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, Manifest
+from flk_runtime.checkpoint.values import name_of
 from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.errors import CheckpointError, MismatchError, checkpoint_error
 from flk_runtime.shared.shard_file import value_name
