@@ -550,7 +550,7 @@ def _restoring(name: str, place: str) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-        message = f"cannot restore {name!r} from {place}: {error}"
+        message = f"cannot restore {name!r} from {place}: {' '.join(str(error).split())}"
         raise checkpoint_error(message, error) from error
 
 
@@ -571,15 +571,16 @@ def _mismatch(model: nn.Module, saved: SavedObject, lacks_frozen: bool) -> str |
     """The first difference between ``model`` and its saved state; None if there is none."""
     own = module_state(model).entries()
     checkpoint = saved.checkpoint
-    parameters = parameters_of(model) if lacks_frozen else {}
+    parameters = parameters_of(model)
     for name, value in own.items():
-        if name in parameters and not parameters[name].requires_grad and not checkpoint.has(f"{saved.name}.{name}"):
+        is_frozen = lacks_frozen and name in parameters and not parameters[name].requires_grad
+        if is_frozen and not checkpoint.has(f"{saved.name}.{name}"):
             continue
         shape = checkpoint.shape(f"{saved.name}.{name}")
         if shape is None:
             if isinstance(value, torch.Tensor) or name not in saved.plain:
                 return f"missing key {name!r}"
-        elif isinstance(value, torch.Tensor) and shape != tuple(value.shape):
+        elif name in parameters and shape != tuple(value.shape):  # a buffer may get another one
             return f"size mismatch for {name!r}: {shape} in the checkpoint, {tuple(value.shape)} in the model"
     unexpected = saved.entry_not_in(own)
     return f"unexpected key {unexpected!r}" if unexpected else None

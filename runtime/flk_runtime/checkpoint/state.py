@@ -45,14 +45,8 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
 
     Raises CheckpointError if the tensor is sparse or quantized.
     """
-    if value.is_meta:
-        raise MismatchError(f"cannot save {name_of(path)!r}: it is on the meta device, and has no values")
-    layout = "nested" if value.is_nested else value.layout
-    if layout is not torch.strided:
-        raise MismatchError(
-            f"cannot save {name_of(path)!r}: it has the layout {layout}, and checkpoints hold dense tensors; save it "
-            "as its indices and values"
-        )
+    if value.layout is not torch.strided:
+        raise _no_dense(path, f"has the layout {value.layout}", "indices and values")
     shape = tuple(value.shape)
     if hasattr(value, "to_local"):  # a DTensor: not imported, since most runs have none
         (chunk,) = value.__create_chunk_list__()  # type: ignore[attr-defined]
@@ -65,12 +59,22 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
             for shard in value.local_shards()
             if shard.tensor.numel()
         ]
+    if value.is_nested:
+        raise _no_dense(path, "is a nested tensor", "values and offsets")
+    if value.is_meta:
+        raise MismatchError(f"cannot save {name_of(path)!r}: it is on the meta device, and has no values")
     if value.is_quantized:
         raise MismatchError(
             f"cannot save {name_of(path)!r}: it is quantized ({value.dtype}), and checkpoints hold plain tensors; save "
             "its int_repr(), scale and zero point"
         )
     return [Chunk(path, value.detach(), shape, (0,) * value.dim())]
+
+
+def _no_dense(path: Path, reason: str, parts: str) -> MismatchError:
+    return MismatchError(
+        f"cannot save {name_of(path)!r}: it {reason}, and checkpoints hold dense tensors; save it as its {parts}"
+    )
 
 
 class ChunkCache:
