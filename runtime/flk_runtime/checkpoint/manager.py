@@ -18,7 +18,7 @@ from flk_runtime.checkpoint.adapters.wrappers import parameters_of
 from flk_runtime.checkpoint.interval import COMPUTED, is_passed
 from flk_runtime.checkpoint.memory import PodMemory, Restorable
 from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
-from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated, values_of
+from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated, load_into, values_of
 from flk_runtime.checkpoint.values import decode
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.contract.pod_layout import is_same_place
@@ -511,9 +511,9 @@ class CheckpointManager:
             if isinstance(thing, DistributedStateful):
                 thing.load_state(self._restored[name])
             elif name in self._restored:
-                thing.load_state_dict(self._restored[name].state_dict())
+                load_into(thing, self._restored[name].state_dict())
             elif name in (own := self._own_of_rank_0 if is_replicated(thing) else self._own):
-                thing.load_state_dict(decode(own[name], {}))
+                load_into(thing, decode(own[name], {}))
             elif not name.startswith(INTERNAL):
                 raise MismatchError(
                     "each rank has a state of its own, and another number of ranks has saved them; resume with that "

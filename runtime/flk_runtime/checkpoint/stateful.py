@@ -121,6 +121,19 @@ class Values:
         self._values.update(state_dict)
 
 
+def load_into(thing: Stateful, state: dict[str, Any]) -> None:
+    """Give ``thing`` a saved state. Raises ValueError if it is a scheduler, and the state is of another kind of them."""
+    inside = thing.thing if isinstance(thing, Declared) else thing
+    if isinstance(inside, torch.optim.lr_scheduler.LRScheduler):
+        own, saved = ({key for key in each if not key.startswith("_")} for each in (inside.state_dict(), state))
+        if own - saved and saved - own:  # one side may be of another release of torch
+            raise ValueError(
+                f"it is the state of another scheduler than {type(inside).__name__}: it has {min(saved - own)!r}, and "
+                f"no {min(own - saved)!r}"
+            )
+    thing.load_state_dict(state)
+
+
 def values_of(thing: Any) -> dict[str, Any] | None:
     """The values of a dictionary that is saved; None for another object."""
     inside = thing.thing if isinstance(thing, Declared) else thing

@@ -33,7 +33,7 @@ TakeTensor = Callable[[torch.Tensor, Path], Any]
 REFERENCE: Final = "flk.tensor"  # the key of the dictionary that stands for a tensor; its value is the name
 VALUE: Final = "flk.value"  # the key of the dictionary that stands for a value of another class
 
-_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size})
 _MAPPINGS: Final = (OrderedDict, defaultdict, dict)
 _SEQUENCES: Final = (list, deque, set, bytearray)  # are filled after they are made
 _FIXED: Final = (tuple, frozenset, int, float, str, bytes)  # are made of their content
@@ -125,12 +125,14 @@ def _encode(value: Any, path: Path, take: TakeTensor) -> Any:
 
 def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
     kind = type(value)
+    if kind is bytes:  # of which torch.load takes not all
+        return "bytes", "", _text(value)
     name = f"{kind.__module__}:{kind.__qualname__}"
     if numpy := sys.modules.get("numpy"):
         if kind is numpy.ndarray and not value.dtype.hasobject:
             return "array", _dtype(value.dtype, path), (value.shape, _bytes(value, path, take))
         if isinstance(value, numpy.generic) and not value.dtype.hasobject:
-            return "number", _dtype(value.dtype, path), value.tobytes()
+            return "number", _dtype(value.dtype, path), _text(value.tobytes())
     if isinstance(value, enum.Enum):
         if _find(name) is not kind or kind.__members__.get(value.name) is not value:
             raise _refusal(value, path)
@@ -159,11 +161,15 @@ def _content(value: Any, base: Any, path: Path, take: TakeTensor) -> tuple[Any, 
             )
         return pairs, factory and factory.__name__
     if base is bytearray:
-        return bytes(value), None
+        return {VALUE: ("bytes", "", _text(value))}, None
     if base in (tuple, frozenset, *_SEQUENCES):
         items = [_encode(each, (*path, index), take) for index, each in enumerate(base.__iter__(value))]
         return items, value.maxlen if base is deque else None
-    return base.__getnewargs__(value)[0], None
+    return _encode(base.__getnewargs__(value)[0], path, take), None
+
+
+def _text(value: bytes | bytearray) -> str:
+    return value.decode("latin-1")
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -194,7 +200,7 @@ def _dtype(dtype: Any, path: Path) -> Any:
 def _bytes(array: Any, path: Path, take: TakeTensor) -> Any:
     """The bytes of an array; of a large one what stands for the tensor of them."""
     if array.nbytes < _LARGE:
-        return array.tobytes()
+        return _text(array.tobytes())
     return take(torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8), path)
 
 
@@ -203,7 +209,7 @@ def _check(value: Any, path: Path) -> None:
     kind = type(value)
     try:
         made = _decode(_encode_object(value, path, lambda tensor, _: tensor), {})
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (MismatchError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise _refusal(value, path) from error
     if type(made) is not kind:
         raise _refusal(value, path)
@@ -234,6 +240,8 @@ def _decode(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind in ("parameter", "leaf"):
         tensor = decode(content, tensors)
         return torch.nn.Parameter(tensor, name) if kind == "parameter" else tensor.requires_grad_(name)
+    if kind == "bytes":
+        return content.encode("latin-1")
     if kind in ("array", "number"):
         return _decode_array(name, content, tensors)
     if kind == "call":
@@ -250,12 +258,12 @@ def _decode(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def _decode_array(dtype: Any, content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     import numpy
 
-    if isinstance(content, bytes):
-        return numpy.frombuffer(content, dtype=numpy.dtype(dtype))[0]
+    if isinstance(content, str):
+        return numpy.frombuffer(content.encode("latin-1"), dtype=numpy.dtype(dtype))[0]
     shape, data = content[0], decode(content[1], tensors)
     if 0 in shape:
         return numpy.zeros(shape, numpy.dtype(dtype))
-    flat = data.numpy() if isinstance(data, torch.Tensor) else bytearray(data)
+    flat = data.numpy() if isinstance(data, torch.Tensor) else bytearray(data, "latin-1")
     return numpy.frombuffer(flat, dtype=numpy.dtype(dtype)).reshape(shape)
 
 
