@@ -122,7 +122,7 @@ class Values:
 
 
 def load_into(thing: Stateful, state: dict[str, Any]) -> None:
-    """Give ``thing`` a saved state. Raises ValueError if it is a scheduler, and the state is of another kind of them."""
+    """Give ``thing`` a saved state. Raises ValueError for the state of another scheduler than ``thing``."""
     inside = thing.thing if isinstance(thing, Declared) else thing
     if isinstance(inside, torch.optim.lr_scheduler.LRScheduler):
         own, saved = ({key for key in each if not key.startswith("_")} for each in (inside.state_dict(), state))
