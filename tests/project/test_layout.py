@@ -87,10 +87,7 @@ COVERED = {
         "flk_runtime.parallel.mesh flk_runtime.parallel.mesh_model flk_runtime.parallel.tensor_parallel"
     ),
     "tests/local/test_unused_parameters.py": "flk_runtime.parallel.skipped flk_runtime.parallel.unused",
-    "tests/local/test_weights.py": (
-        "flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors "
-        "flk_runtime.checkpoint.files.weights"
-    ),
+    "tests/local/test_weights.py": ("flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors"),
     "tests/unit/flk/bench/test_bench.py": (
         "flk.bench.job flk.bench.result flk_runtime.bench.transport flk_runtime.plan.calibration"
     ),
@@ -173,7 +170,6 @@ COVERED = {
     "tests/unit/flk/test_shipped.py": "flk.local.variables",
     "tests/unit/flk_runtime/checkpoint/test_metadata.py": "flk_runtime.checkpoint.load",
     "tests/unit/flk_runtime/checkpoint/test_state_reuse.py": (
-        "flk_runtime.checkpoint.adapters.module flk_runtime.checkpoint.adapters.optimizer "
         "flk_runtime.checkpoint.adapters.wrappers flk_runtime.checkpoint.state"
     ),
     "tests/unit/flk_runtime/data/test_iterable.py": (
