@@ -357,8 +357,8 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
         f"cannot restore 'model' from {place}: unexpected key 'weight': the module has no such entry",
         f"cannot restore 'optimizer' from {place}: it is the state of another optimizer than SGD: of AdamW",
         f"cannot restore 'optimizer' from {place}: it has 1 groups of parameters, and the optimizer 2",
-        f"cannot restore 'scheduler' from {place}: it is the state of another scheduler than OneCycleLR: it has 'gamma', "
-        "and no 'cycle_momentum'",
+        f"cannot restore 'scheduler' from {place}: it is the state of another scheduler than OneCycleLR: it has "
+        "'gamma', and no 'cycle_momentum'",
     ]
 
 

@@ -425,7 +425,7 @@ def join_values(entries: dict[str, dict[str, Any]], plain: Mapping[str, Any]) ->
 
 def kind_of(optimizer: Optimizer) -> list[Any]:
     """The name of the class of ``optimizer``, and the names of its hyperparameters."""
-    return [type(optimizer).__name__, sorted(optimizer.defaults)]
+    return [type(optimizer).__name__, sorted(getattr(optimizer, "defaults", ()))]  # a wrapper may have none
 
 
 def check_kind(optimizer: Optimizer, plain: Mapping[str, Any]) -> None:
