@@ -286,8 +286,9 @@ with group():
         go_in_order(name, name, 2, "ab")
         tell(name, [whole, go_in_order(name, name, 4, "ba")])
     go_in_order("declared", "ddp", 1, "ab", flk.replicated)
-    refused("the optimizer has its parameters in another order", lambda: go_in_order("declared", "ddp", 2, "ba", flk.replicated))
-    refused("pass the optimizer through the same call", lambda: go_in_order("declared", "full_shard", 2, "ab"))
+    again = functools.partial(go_in_order, "declared", steps=2)
+    refused("its parameters in another order", lambda: again(name="ddp", order="ba", declare=flk.replicated))
+    refused("pass the optimizer through the same call", lambda: again(name="full_shard", order="ab"))
 """
 )
 

@@ -89,11 +89,15 @@ class ModuleState(DistributedStateful):
         """The tensors of a module without parameters, such as a metric. It may sum up what each rank has seen."""
         if isinstance(self._module, Parts) or any(True for _ in self._module.parameters()):
             return {}
-        tensors = [(key, leaf) for key, value in self.entries().items() for leaf in leaves(value)]
+        found = {
+            repr(key) if leaf is value else f"{key!r} ({number})": leaf
+            for key, value in self.entries().items()
+            for number, leaf in enumerate(leaves(value))
+        }
         return {
-            f"{key!r} ({number})": value.detach() if value.is_floating_point() else value.detach().double()
-            for number, (key, value) in enumerate(tensors)
-            if isinstance(value, torch.Tensor) and not value.is_complex()
+            key: leaf.detach() if leaf.is_floating_point() else leaf.detach().double()
+            for key, leaf in found.items()
+            if isinstance(leaf, torch.Tensor) and not leaf.is_complex()
         }
 
     def _resizes(self, buffer: torch.Tensor) -> bool:
