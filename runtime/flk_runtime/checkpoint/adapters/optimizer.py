@@ -338,10 +338,10 @@ def _read(optimizer: Optimizer) -> _Content:
         )
     except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
         raise MismatchError(
-            f"cannot save the optimizer {type(optimizer).__name__}, whose state_dict() is not like torch's: return "
-            "state and param_groups as torch.optim.Optimizer does, and anything else beside them; for an optimizer "
-            "that shards its state, use a strategy that shards, such as shard_grad_op "
-            f"({type(error).__name__}: {' '.join(str(error).split())})"
+            f"cannot save the optimizer {type(optimizer).__name__}, whose state_dict() is not like torch's "
+            f"({type(error).__name__}: {' '.join(str(error).split())}): return state and param_groups as "
+            "torch.optim.Optimizer does, and anything else beside them; instead of an optimizer that shards its state, "
+            "use a strategy that does, such as shard_grad_op"
         ) from error
 
 
