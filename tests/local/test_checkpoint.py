@@ -486,7 +486,8 @@ def test_what_a_checkpoint_holds_must_be_registered_and_plain(ranks: Ranks, tmp_
         refused("'flk.odd': names that begin with 'flk.'", lambda: run.register("flk.odd", Odd()))
         refused("'flk.odd': names that begin with 'flk.'", lambda: run.loader(range(4), 1, name="flk.odd"))
         run.register("odd", Odd())
-        refused("holds a __main__.Odd", run.save)
+        refused("cannot save 'odd.odd': it is a __main__.Odd", run.save)
+        refused("'best.of': it is a __main__.Odd", lambda: run.register("best", {"of": Odd()}))
         run.abandon()
     """
     ranks(script.replace("CHECKPOINT2", str(tmp_path / "second")), 1, {"FLK_CHECKPOINT": str(tmp_path / "folder")})

@@ -324,7 +324,8 @@ UNFIT = """
 
     model = nn.Linear(2, 2)
     adam = torch.optim.AdamW(model.parameters())
-    flk.save(1, checkpoint=os.environ["PLACE"], wait=True, model=model, optimizer=adam)
+    scheduler = torch.optim.lr_scheduler.StepLR(adam, 9)
+    flk.save(1, checkpoint=os.environ["PLACE"], wait=True, model=model, optimizer=adam, scheduler=scheduler)
     restore(model=model, average=nn.Linear(2, 2))
     restore(network=nn.Linear(2, 2))
     restore(model=nn.Linear(2, 3))
@@ -333,6 +334,7 @@ UNFIT = """
     restore(model=model, optimizer=torch.optim.SGD(model.parameters(), momentum=0.9))
     other = torch.optim.AdamW([{"params": model.weight}, {"params": model.bias}])
     restore(model=model, optimizer=other)
+    restore(model=model, optimizer=adam, scheduler=torch.optim.lr_scheduler.OneCycleLR(adam, 0.1, 9))
 """
 
 
@@ -343,6 +345,7 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
     assert seen == [
         f"flk: 'average' is not in {place}, and begins anew",
         f"flk: ignoring 'optimizer' in {place}: this script does not register it",
+        f"flk: ignoring 'scheduler' in {place}: this script does not register it",
         "1",
         f"flk: 'network' is not in {place}, and begins anew",
         f"{place} holds the model 'model', which this script does not register, and has no 'network', which would "
@@ -352,9 +355,10 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
         "shape (3, 2) here",
         f"cannot restore 'model' from {place}: unexpected key 'bias': the module has no such entry",
         f"cannot restore 'model' from {place}: unexpected key 'weight': the module has no such entry",
-        f"cannot restore 'optimizer' from {place}: it is the state of another optimizer than SGD: its "
-        "groups have no 'dampening'",
-        f"cannot restore 'optimizer' from {place}: loaded state dict has a different number of parameter groups",
+        f"cannot restore 'optimizer' from {place}: it is the state of another optimizer than SGD: of AdamW",
+        f"cannot restore 'optimizer' from {place}: it has 1 groups of parameters, and the optimizer 2",
+        f"cannot restore 'scheduler' from {place}: it is the state of another scheduler than OneCycleLR: it has "
+        "'gamma', and no 'cycle_momentum'",
     ]
 
 

@@ -242,35 +242,64 @@ with group():
 
 PARAMETERS = ("0.weight", "0.bias", "1.weight", "1.bias")
 
-REGISTERED_BEFORE = (
-    MADE_BY_THE_SCRIPT
+ORDERS = (
+    GO
     + """
-from flk_runtime import replicated  # as earlier versions saved an optimizer that was registered
+class Net(nn.Module):
+    def __init__(self, order):
+        super().__init__()
+        self.seen, self.scale = nn.Buffer(torch.zeros(0)), 1.0
+        for name in order:
+            self.add_module(name, nn.Linear(3, 3))
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x))) * self.scale
+    def _load_from_state_dict(self, state, prefix, *arguments):
+        self.seen = torch.zeros_like(state[prefix + "seen"])
+        super()._load_from_state_dict(state, prefix, *arguments)
 
-def train_registered(name, steps, adapt=lambda optimizer: optimizer):
-    with init(name, save_every=0, checkpoint=f"{base}/before") as run:
+def go_in_order(folder, name, steps, order, declare=lambda optimizer: optimizer):
+    with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
         torch.manual_seed(0)
-        model = run.parallelize(nn.Linear(7, 7))
-        optimizer = torch.optim.AdamW(model.parameters())
-        run.register("optimizer", adapt(optimizer))
+        net = Net(order)
+        for each in (net.a, net.b):
+            nn.init.normal_(each.weight)
+        model = run.parallelize(net)
+        reference = run.parallelize(Net("ab").requires_grad_(False))
+        parameters = list(model.parameters())[:: -1 if run.rank else 1]  # in another order on each rank
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        run.register("optimizer", declare(optimizer))
         while run.steps < steps:
-            model(torch.ones(1, 7)).sum().backward()
+            x = torch.arange(6.0).view(2, 3)[run.rank % 2 :] / 5
+            (model(x) - reference(x)).square().sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
+            net.seen = torch.cat([net.seen, torch.ones(1)])
             run.step()
-        return [state["step"].item() for state in optimizer.state.values()]
+        named = dict(net.named_parameters())
+        values = [named[key] for key in sorted(named)]
+        values = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in values]
+        return [*(each.tolist() for each in values), len(net.seen)]
 
 with group():
-    train_registered("ddp", 2, replicated)
-    refused("save once under a strategy that does not shard", lambda: train_registered("full_shard", 3))
-    tell("ddp", train_registered("ddp", 3))
-    tell("full_shard", train_registered("full_shard", 4))
+    for name in ("ddp", "full_shard"):
+        whole = go_in_order(f"{name}-whole", name, 4, "ab")
+        go_in_order(name, name, 2, "ab")
+        tell(name, [whole, go_in_order(name, name, 4, "ba")])
+    go_in_order("declared", "ddp", 1, "ab", flk.replicated)
+    again = functools.partial(go_in_order, "declared", steps=2)
+    refused("its parameters in another order", lambda: again(name="ddp", order="ba", declare=flk.replicated))
+    refused("pass the optimizer through the same call", lambda: again(name="full_shard", order="ab"))
 """
 )
 
 
-def test_an_optimizer_that_an_earlier_version_saved_as_registered(ranks: Ranks, tmp_path: Path) -> None:
-    found = told(ranks(REGISTERED_BEFORE, 2, {"BASE": str(tmp_path)})[0])
-    assert found == {"ddp": [3, 3], "full_shard": [4, 4]}
+def test_state_belongs_to_parameters_by_name_whatever_their_order_on_a_rank(ranks: Ranks, tmp_path: Path) -> None:
+    found = told(ranks(ORDERS, 2, {"BASE": str(tmp_path)})[0])
+    assert found.keys() == {"ddp", "full_shard"}
+    for case, (whole, resumed) in found.items():
+        assert whole[-1] == resumed[-1] == 4, case
+        for one, other in zip(whole[:-1], resumed[:-1], strict=True):
+            assert torch.tensor(other) == pytest.approx(torch.tensor(one), abs=1e-6), case
 
 
 REFUSED = (

@@ -169,7 +169,6 @@ COVERED = {
     "tests/unit/flk/test_public_api.py": "flk.errors",
     "tests/unit/flk_runtime/checkpoint/test_metadata.py": "flk_runtime.checkpoint.load",
     "tests/unit/flk_runtime/checkpoint/test_state_reuse.py": (
-        "flk_runtime.checkpoint.adapters.module flk_runtime.checkpoint.adapters.optimizer "
         "flk_runtime.checkpoint.adapters.wrappers flk_runtime.checkpoint.state"
     ),
     "tests/unit/flk_runtime/data/test_iterable.py": (

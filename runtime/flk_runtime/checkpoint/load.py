@@ -21,9 +21,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from flk_runtime.checkpoint.shard import ChunkReader, narrow
-from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
+from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest
+from flk_runtime.checkpoint.values import Path, decode, references
 from flk_runtime.errors import MismatchError, RuntimeFailure, checkpoint_error, storage_access
 from flk_runtime.shared.progress import Phase, own_page
 
@@ -114,7 +115,7 @@ class SavedObject:
     def __init__(self, checkpoint: SavedCheckpoint, name: str, plain: Any) -> None:
         self.checkpoint = checkpoint
         self.name = name
-        self.plain = plain  # as in `flk_runtime.checkpoint.state.SplitState`
+        self.plain = plain  # encoded as by `flk_runtime.checkpoint.state.split_tensors`
 
     def entry_not_in(self, state: Container[Any]) -> str | None:
         """The first entry of a saved module that is not in ``state``, the keys of a module's state; None: all are."""
@@ -130,7 +131,7 @@ class SavedObject:
 
     def state_dict(self) -> Any:
         """The whole state, with full tensors on the CPU."""
-        return join_tensors(self.plain, self.checkpoint.tensors(list(references(self.plain))))
+        return decode(self.plain, self.checkpoint.tensors(list(references(self.plain))))
 
 
 class _ChunkPlanner(LoadPlanner):

@@ -17,8 +17,9 @@ from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.adapters.wrappers import parameters_of
 from flk_runtime.checkpoint.interval import COMPUTED, is_passed
 from flk_runtime.checkpoint.memory import PodMemory, Restorable
-from flk_runtime.checkpoint.state import SplitState, split_tensors
-from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
+from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
+from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated, load_into, values_of
+from flk_runtime.checkpoint.values import decode
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.data import EpochLoader
@@ -237,6 +238,8 @@ class CheckpointManager:
         if name in self._unclaimed and self._finished:
             raise SetupError(f"{name!r} is in the checkpoint that was resumed: register it before the first step")
         self._objects[name] = thing
+        if self._saver is not None and (values := values_of(thing)) is not None:
+            encode_whole(values, (name,))  # raises now if it cannot be saved
         if name not in self._unclaimed:
             if self._checkpoint is not None and not name.startswith(INTERNAL):
                 self._anew.append(name)
@@ -446,10 +449,13 @@ class CheckpointManager:
                 if isinstance(thing, EpochLoader):
                     thing.gather()
                 if isinstance(thing, DistributedStateful):
-                    states[name] = thing.save_state(name)
+                    state = thing.save_state(name)
+                    if main:
+                        beside = split_tensors(state.plain, (name,))
+                        state = SplitState([*state.chunks, *beside.chunks], beside.plain)
+                    states[name] = state
                 elif not is_replicated(thing):
-                    own[name] = thing.state_dict()
-                    split_tensors(own[name], (name,))  # raises if it cannot be saved
+                    own[name] = encode_whole(thing.state_dict(), (name,))
                 elif main:
                     states[name] = split_tensors(thing.state_dict(), (name,))
             except RuntimeFailure as error:  # other ranks may have none, and the next state may be collective
@@ -505,9 +511,9 @@ class CheckpointManager:
             if isinstance(thing, DistributedStateful):
                 thing.load_state(self._restored[name])
             elif name in self._restored:
-                thing.load_state_dict(self._restored[name].state_dict())
+                load_into(thing, self._restored[name].state_dict())
             elif name in (own := self._own_of_rank_0 if is_replicated(thing) else self._own):
-                thing.load_state_dict(own[name])
+                load_into(thing, decode(own[name], {}))
             elif not name.startswith(INTERNAL):
                 raise MismatchError(
                     "each rank has a state of its own, and another number of ranks has saved them; resume with that "
@@ -544,7 +550,7 @@ def _restoring(name: str, place: str) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-        message = f"cannot restore {name!r} from {place}: {error}"
+        message = f"cannot restore {name!r} from {place}: {' '.join(str(error).split())}"
         raise checkpoint_error(message, error) from error
 
 
@@ -565,15 +571,16 @@ def _mismatch(model: nn.Module, saved: SavedObject, lacks_frozen: bool) -> str |
     """The first difference between ``model`` and its saved state; None if there is none."""
     own = module_state(model).entries()
     checkpoint = saved.checkpoint
-    parameters = parameters_of(model) if lacks_frozen else {}
+    parameters = parameters_of(model)
     for name, value in own.items():
-        if name in parameters and not parameters[name].requires_grad and not checkpoint.has(f"{saved.name}.{name}"):
+        is_frozen = lacks_frozen and name in parameters and not parameters[name].requires_grad
+        if is_frozen and not checkpoint.has(f"{saved.name}.{name}"):
             continue
         shape = checkpoint.shape(f"{saved.name}.{name}")
         if shape is None:
             if isinstance(value, torch.Tensor) or name not in saved.plain:
                 return f"missing key {name!r}"
-        elif isinstance(value, torch.Tensor) and shape != tuple(value.shape):
+        elif name in parameters and shape != tuple(value.shape):  # a buffer may get another one
             return f"size mismatch for {name!r}: {shape} in the checkpoint, {tuple(value.shape)} in the model"
     unexpected = saved.entry_not_in(own)
     return f"unexpected key {unexpected!r}" if unexpected else None

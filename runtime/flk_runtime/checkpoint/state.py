@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from flk_runtime.checkpoint.values import REFERENCE, Path, encode, name_of
 from flk_runtime.errors import MismatchError
-
-Path = tuple[str | int, ...]  # where a value is in a nested state: keys of dictionaries, indices of lists
+from flk_runtime.system.pytree import leaves
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # classes of tensors that are not split
-REFERENCE = "flk.tensor"  # the key of the dictionary that stands for a tensor in a plain state; its value is the name
 
 
 class Chunk(NamedTuple):
@@ -33,16 +32,12 @@ class Chunk(NamedTuple):
 class SplitState:
     """The chunks and the plain state of an object that this rank offers to a checkpoint.
 
-    One of the ranks that offer a chunk writes it. ``plain`` is the state without the tensors; rank 0's is saved.
+    One of the ranks that offer a chunk writes it. ``plain`` is the rest of the state, which may hold more tensors; rank
+    0's is saved.
     """
 
     chunks: list[Chunk]
     plain: Any = None
-
-
-def name_of(path: Path) -> str:
-    """The name of a path, as torch.distributed.checkpoint makes it."""
-    return ".".join(map(str, path))
 
 
 def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
@@ -51,10 +46,7 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
     Raises CheckpointError if the tensor is sparse or quantized.
     """
     if value.layout is not torch.strided:
-        raise MismatchError(
-            f"cannot save {name_of(path)!r}: it has the layout {value.layout}, and checkpoints hold dense tensors; "
-            "save it as its indices and values"
-        )
+        raise _no_dense(path, f"has the layout {value.layout}", "indices and values")
     shape = tuple(value.shape)
     if hasattr(value, "to_local"):  # a DTensor: not imported, since most runs have none
         (chunk,) = value.__create_chunk_list__()  # type: ignore[attr-defined]
@@ -67,12 +59,22 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
             for shard in value.local_shards()
             if shard.tensor.numel()
         ]
+    if value.is_nested:
+        raise _no_dense(path, "is a nested tensor", "values and offsets")
+    if value.is_meta:
+        raise MismatchError(f"cannot save {name_of(path)!r}: it is on the meta device, and has no values")
     if value.is_quantized:
         raise MismatchError(
             f"cannot save {name_of(path)!r}: it is quantized ({value.dtype}), and checkpoints hold plain tensors; save "
             "its int_repr(), scale and zero point"
         )
     return [Chunk(path, value.detach(), shape, (0,) * value.dim())]
+
+
+def _no_dense(path: Path, reason: str, parts: str) -> MismatchError:
+    return MismatchError(
+        f"cannot save {name_of(path)!r}: it {reason}, and checkpoints hold dense tensors; save it as its {parts}"
+    )
 
 
 class ChunkCache:
@@ -112,67 +114,47 @@ def places_of(tensors: Iterable[torch.Tensor]) -> list[Any] | None:
 
 
 def split_tensors(state: Any, path: Path) -> SplitState:
-    """The tensors of a nested state as chunks, and the state with a reference in the place of each tensor.
+    """The tensors of a nested state as chunks, and the encoded state with a reference in the place of each tensor.
 
-    Raises CheckpointError if two tensors have one name, or if this rank does not hold all of a tensor.
+    Raises CheckpointError if two tensors have one name, if this rank does not hold all of a tensor, or if a value
+    cannot be made again.
     """
     chunks: list[Chunk] = []
     names: set[str] = set()
 
-    def visit(value: Any, path: Path) -> Any:
-        if isinstance(value, torch.Tensor):
-            name = name_of(path)
-            if name in names:
-                raise MismatchError(f"two tensors of a state have the name {name!r}: rename a key")
-            names.add(name)
-            found = chunks_of(path, value)
-            if sum(chunk.tensor.numel() for chunk in found) != torch.Size(value.shape).numel():
-                raise MismatchError(
-                    f"cannot save {name!r}: it is sharded over the ranks, and only parallelized models and their "
-                    "optimizers are saved so; parallelize it, or use a strategy that does not shard"
-                )
-            chunks.extend(found)
-            return {REFERENCE: name}
-        if not has_tensors(value):
-            return value
-        if isinstance(value, Mapping):
-            return {key: visit(each, (*path, str(key))) for key, each in value.items()}
-        return type(value)([visit(each, (*path, index)) for index, each in enumerate(value)])
+    def take(value: torch.Tensor, path: Path) -> Any:
+        name = name_of(path)
+        if name in names:
+            raise MismatchError(f"two tensors of a state have the name {name!r}: rename a key")
+        names.add(name)
+        chunks.extend(_whole(value, path))
+        return {REFERENCE: name}
 
-    plain = visit(state, path)
+    plain = encode(state, path, take)
     return SplitState(chunks, plain)
 
 
-def references(plain: Any) -> Iterator[str]:
-    """The names of the tensors that a plain state refers to."""
-    if isinstance(plain, Mapping):
-        if plain.keys() == {REFERENCE}:
-            yield plain[REFERENCE]
-            return
-        plain = plain.values()
-    elif not isinstance(plain, list | tuple):
-        return
-    for value in plain:
-        yield from references(value)
+def encode_whole(state: Any, path: Path) -> Any:
+    """A nested state encoded, with the tensors in it. Raises CheckpointError as `split_tensors` does."""
+
+    def take(value: torch.Tensor, path: Path) -> torch.Tensor:
+        _whole(value, path)
+        return value
+
+    return encode(state, path, take)
 
 
-def join_tensors(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The state that `split_tensors` has split."""
-    if isinstance(plain, Mapping):
-        if plain.keys() == {REFERENCE}:
-            return tensors[plain[REFERENCE]]
-        if not any(True for _ in references(plain)):
-            return plain
-        return {key: join_tensors(value, tensors) for key, value in plain.items()}
-    if type(plain) in (list, tuple):
-        return type(plain)([join_tensors(value, tensors) for value in plain])
-    return plain
+def _whole(value: torch.Tensor, path: Path) -> list[Chunk]:
+    """The chunks of a tensor. Raises CheckpointError if other ranks hold some."""
+    found = chunks_of(path, value)
+    if sum(chunk.tensor.numel() for chunk in found) != torch.Size(value.shape).numel():
+        raise MismatchError(
+            f"cannot save {name_of(path)!r}: it is sharded over the ranks, and only parallelized models and their "
+            "optimizers are saved so; parallelize it, or use a strategy that does not shard"
+        )
+    return found
 
 
 def has_tensors(value: Any) -> bool:
     """Whether a nested state holds a tensor."""
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, Mapping):
-        return any(has_tensors(each) for each in value.values())
-    return type(value) in (list, tuple) and any(has_tensors(each) for each in value)
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(value))

@@ -23,7 +23,7 @@ Modules = Mapping[str, nn.Module]  # by the names under which they are saved
 class Stateful(Protocol):
     """An object with a state, such as a learning rate scheduler or a loader. `is_replicated` says whose state is saved.
 
-    The state consists of tensors, numbers, strings, None, lists, tuples and dictionaries. The name and the methods are
+    The state consists of what `flk_runtime.checkpoint.values` encodes. The name and the methods are
     the same as in `torch.distributed.checkpoint.stateful.Stateful`.
     """
 
@@ -119,6 +119,25 @@ class Values:
         """Put these values in the place of all others."""
         self._values.clear()
         self._values.update(state_dict)
+
+
+def load_into(thing: Stateful, state: dict[str, Any]) -> None:
+    """Give ``thing`` a saved state. Raises ValueError for the state of another scheduler than ``thing``."""
+    inside = thing.thing if isinstance(thing, Declared) else thing
+    if isinstance(inside, torch.optim.lr_scheduler.LRScheduler):
+        own, saved = ({key for key in each if not key.startswith("_")} for each in (inside.state_dict(), state))
+        if own - saved and saved - own:  # one side may be of another release of torch
+            raise ValueError(
+                f"it is the state of another scheduler than {type(inside).__name__}: it has {min(saved - own)!r}, and "
+                f"no {min(own - saved)!r}"
+            )
+    thing.load_state_dict(state)
+
+
+def values_of(thing: Any) -> dict[str, Any] | None:
+    """The values of a dictionary that is saved; None for another object."""
+    inside = thing.thing if isinstance(thing, Declared) else thing
+    return inside.state_dict() if isinstance(inside, Values) else None
 
 
 class DistributedStateful(ABC):

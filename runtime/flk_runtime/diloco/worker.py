@@ -58,6 +58,8 @@ class OuterLoop:
         return self._lead.outer.state_dict() | {"names": self._all_names()} if self._lead else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["names"] != self._all_names():  # the outer state is flat, in their order
+            raise ValueError("the model has other parameters, or has them in another order: define them as before")
         if self._lead:
             self._lead.restore(state)
         self._versions = list(state["versions"])

@@ -80,7 +80,8 @@ def difference(here: Sequence[Line], there: Sequence[Line], these: str, those: s
     for path, description in there:
         if path not in here_lines:
             return f"{path} is on {those} ({description}), and not on {these}"
-    return "the same leaves in another order"
+    path, other = next((pair[0][0], pair[1][0]) for pair in zip(here, there, strict=True) if pair[0] != pair[1])
+    return f"{these} and {those} have the same entries in another order: {path} stands where {other} does"
 
 
 @torch.no_grad()

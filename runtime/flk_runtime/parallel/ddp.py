@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from flk_runtime.distributed import is_alike, parameters_in
+from flk_runtime.distributed import is_alike, parameters_in, synchronize
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.ddp_calls import adapt_calls
 from flk_runtime.parallel.model import UNAVERAGED, ParallelModel
@@ -29,15 +29,7 @@ class DDPModel(ParallelModel):
     module: DistributedDataParallel
 
     def __init__(self, model: nn.Module, device: torch.device, *, find_unused_parameters: bool) -> None:
-        """Wrap ``model``, which is on ``device``; rank 0's parameters and buffers are sent to all ranks. Collective.
-
-        Raises SetupError if no parameter requires a gradient.
-        """
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise SetupError(
-                "no parameter of the model requires a gradient, so strategy ddp has nothing to average: use strategy "
-                "none, or parallelize only models that are trained"
-            )
+        """Wrap ``model``, which is on ``device``; rank 0's parameters and buffers are sent to all ranks. Collective."""
         try:
             module = _Wrapper(
                 model,
@@ -63,6 +55,30 @@ class DDPModel(ParallelModel):
 
     def replicas(self) -> dist.ProcessGroup | None:
         return dist.group.WORLD
+
+
+class FrozenModel(ParallelModel):
+    """A model that is not trained, such as a reference model: DDP does not wrap it, since it averages nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Send rank 0's parameters and buffers to all ranks. Collective."""
+        super().__init__(model)
+        synchronize(model)
+        self._own = {id(each) for each in model.parameters()}
+        found = weakref.WeakMethod(self._check)  # the hook stays for ever
+
+        def check(optimizer: Optimizer, *_: Any) -> None:
+            if own := found():
+                own(optimizer)
+
+        register_optimizer_step_pre_hook(check)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        if any(id(each) in self._own and each.grad is not None for each in parameters_in(optimizer)):
+            raise SetupError(
+                "no parameter of this model required a gradient in parallelize, so strategy ddp does not average its "
+                "gradients: freeze parameters after parallelize"
+            )
 
 
 class _Wrapper(DistributedDataParallel):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flk_runtime.checkpoint.files import Weights
+from flk_runtime.checkpoint.files import SavedWeights, Weights
 from flk_runtime.checkpoint.load import SavedObject
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
@@ -84,7 +84,7 @@ def initialize(
 
 def load_weights(parallel: ParallelModel, path: str | os.PathLike[str]) -> None:
     """Load the weights at ``path`` into a model; each rank reads the chunks that it needs. Collective."""
-    parallel.state.read(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
+    parallel.state.read(SavedObject(cast("SavedCheckpoint", SavedWeights(Weights(os.fspath(path)))), "model", {}))
 
 
 class _WholeParameters(TorchFunctionMode):

@@ -62,10 +62,10 @@ def rebind_optimizers(
 
 def adopt_optimizer(
     name: str, optimizer: Optimizer, models: Mapping[str, ParallelModel], *, shards: bool
-) -> Optimizer | DistributedStateful:
+) -> DistributedStateful | None:
     """The state of ``optimizer`` by the parameters of the ``models`` that it trains, which are attached to it.
 
-    The optimizer itself if it trains other parameters too. Raises SetupError then if the strategy ``shards``, since
+    None if it trains other parameters too. Raises SetupError then if the strategy ``shards``, since
     rank 0 has the state of its own shards only, and for an optimizer of parameters that `parallelize` has replaced.
     """
     replaced.refuse(optimizer)
@@ -78,7 +78,7 @@ def adopt_optimizer(
             "an optimizer of their own for these, or put all trained parameters into one module"
         )
     if missing or not trained:
-        return optimizer
+        return None
     for key in trained:
         models[key].attach(optimizer)
     return optimizer_state(name, optimizer, trained)

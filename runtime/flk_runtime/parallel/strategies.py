@@ -203,6 +203,8 @@ def _parallelize(
             return ParallelModel(model)
         from flk_runtime.parallel import ddp
 
+        if not any(each.requires_grad for each in model.parameters()):
+            return ddp.FrozenModel(model)
         return ddp.DDPModel(model, device, find_unused_parameters=options.find_unused_parameters)
     from flk_runtime.parallel import fsdp2
 
@@ -283,7 +285,9 @@ def _check_shared(model: nn.Module) -> None:
 def _check_model(model: nn.Module, strategy: str, options: ParallelOptions) -> None:
     found = _parallelized_by_script(model)
     if found and strategy != "none":
-        raise SetupError(f"{found}: pass the model that is not wrapped, or use strategy none")
+        raise SetupError(
+            f"{found}: pass the model that is not wrapped, put models that share modules into one, or use strategy none"
+        )
     if found and options.precision is not None:
         raise SetupError(f"{found}, and precision= would have no effect on it: give its wrapper the dtypes")
 
@@ -304,7 +308,9 @@ def _parallelized_by_script(model: nn.Module) -> str:
     for name, module in model.named_modules():
         if is_wrapper(type(module)):
             return f"{name or 'the model'} is already wrapped in {type(module).__name__}"
-    return next((f"{name!r} is already sharded" for name, each in model.named_parameters() if is_sharded(each)), "")
+    shared = "by the script, or with another parallelized model, which it shares modules with"
+    names = (name for name, each in model.named_parameters() if is_sharded(each))
+    return next((f"{name!r} is already sharded, {shared}" for name in names), "")
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer], strategy: str, options: ParallelOptions) -> None:

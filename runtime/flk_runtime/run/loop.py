@@ -34,7 +34,7 @@ class Loop(Training):
     def __init__(self, context: RunContext, objects: dict[str, Any], *, owns_group: bool) -> None:
         """Restore ``objects``, the state of the loop, by their names in checkpoints. Collective."""
         super().__init__(context, owns_group=owns_group)
-        self._modules: dict[str, nn.Module] = {}
+        self._objects: dict[str, Any] = {}
         adapted = self._adapted(objects)
         self._saves = Saves(context, needs_model=False)
         self._metrics = Metrics(context)
@@ -67,20 +67,19 @@ class Loop(Training):
         """The adapters of objects, by name. Raises SetupError if the ranks hold different ones. Collective."""
         objects = {name: _joined(each) for name, each in objects.items()}
         compare_options("adopt", _described(objects))
-        modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
-        for each in modules.values():
+        for each in filter(_is_module, objects.values()):
             wait_before_compiled(each)
             if isinstance(each, Parts):  # stages of a pipeline
                 from flk_runtime.parallel.silent_errors import gather_for_weights  # it takes long
 
                 gather_for_weights()
-        self._modules |= modules
-        return {name: adapt(name, each, self._modules) for name, each in objects.items()}
+        self._objects |= objects
+        return {name: adapt(name, each, self._objects) for name, each in objects.items()}
 
     def _register(self, adapted: dict[str, Any]) -> None:
         for name, each in adapted.items():
             self._saves.manager.register(name, each)
-        if process_group.all_true(any(is_compiled(each) for each in self._modules.values()))():
+        if process_group.all_true(any(map(is_compiled, filter(_is_module, self._objects.values()))))():
             self._saves.keep_code()
 
     @property
@@ -152,6 +151,10 @@ class Loop(Training):
             if self._owns_group:
                 self.barrier()  # no rank leaves while another still communicates
             self._leave(at_once=False)
+
+
+def _is_module(thing: Any) -> bool:
+    return isinstance(thing, nn.Module)
 
 
 def _joined(thing: Any) -> Any:

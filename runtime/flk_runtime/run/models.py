@@ -20,6 +20,7 @@ from flk_runtime.checkpoint import (
     Values,
     module_state,
     optimizer_state,
+    placed,
     stateful_of,
 )
 from flk_runtime.distributed import process_group, settle
@@ -56,6 +57,7 @@ class Models:
         self._averages = 0
         self._optimizers: list[Optimizer] = []  # that are saved
         self._groups: list[tuple[Optimizer, int]] = []  # optimizers with the number of groups that a restart restores
+        self._registered: list[nn.Module] = []  # modules that are saved beside the models
         self._others: list[Stateful] = []  # that are saved, and may have the state of any optimizer
         averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
         self._watch = OptimizerWatch(batches, averages=averages, trained=self.parameters)
@@ -148,10 +150,17 @@ class Models:
         if isinstance(thing, Optimizer):
             self._groups.append((thing, len(thing.param_groups)))
             shards = STRATEGIES[self._context.options.strategy].shards
-            saved = adopt_optimizer(name, thing, self._models, shards=shards)
+            saved = adopt_optimizer(name, thing, self._models, shards=shards) or placed(thing, self._modules())
+        elif isinstance(of_script, Optimizer):
+            saved = placed(cast("Declared", thing), self._modules())
         elif isinstance(thing, nn.Module):
             saved = module_state(thing)
+        if isinstance(of_script, nn.Module):
+            self._registered.append(of_script)
         self._saves.manager.register(name, saved)
+
+    def _modules(self) -> list[nn.Module]:
+        return [*(each.saved for each in self._models.values()), *self._registered]
 
     def check_step(self) -> None:
         """Raise SetupError if a state of an optimizer is not saved or would not be restored, or ranks train apart."""

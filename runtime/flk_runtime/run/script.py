@@ -213,7 +213,7 @@ def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:
         known = manager.get(name)
         if isinstance(known, DistributedStateful) and known.is_of(thing, modules):
             continue
-        adapted = adapt(name, thing, modules)
+        adapted = adapt(name, thing, objects)
         if known is None:
             manager.register(name, adapted)
         else:

@@ -11,10 +11,11 @@ import torch
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.module import ModuleState
-from flk_runtime.checkpoint.adapters.optimizer import checking_groups, join_values, split_values
+from flk_runtime.checkpoint.adapters.optimizer import check_groups, check_kind, join_values, kind_of, split_values
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded
-from flk_runtime.checkpoint.state import Chunk, Path, SplitState, chunks_of
+from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
+from flk_runtime.checkpoint.values import Path
 from flk_runtime.distributed import parameters_in, process_group
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class FSDP1ModuleState(ModuleState):
 
         return dict(get_model_state_dict(self._module))
 
-    def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
+    def _set(self, state: dict[str, Any], plain: dict[str, Any], *, whole: bool = False) -> None:
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
         set_model_state_dict(self._module, {**state, **plain})
@@ -50,12 +51,15 @@ class FSDP1OptimizerState(DistributedStateful):
         state = self._state()
         tensors, plain = split_values(state["state"].items())
         chunks = _chunks({(name, "state", *path): value for path, value in tensors.items()})
-        return SplitState(chunks, {**plain, "param_groups": state["param_groups"]})
+        return SplitState(chunks, {**plain, "param_groups": state["param_groups"], "kind": kind_of(self._optimizer)})
 
     def load_state(self, saved: SavedObject) -> None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-        known = self._state()["state"]
+        plain, current = saved.state_dict(), self._state()
+        check_kind(self._optimizer, plain)
+        check_groups([group["params"] for group in current["param_groups"]], plain["param_groups"])
+        known = current["state"]
         entries: dict[str, dict[str, Any]] = {}
         chunks: list[Chunk] = []
         for full, path in saved.checkpoint.names((saved.name, "state")):
@@ -66,11 +70,10 @@ class FSDP1OptimizerState(DistributedStateful):
             entries.setdefault(own, {})[key] = value
             chunks += chunks_of(path, value)
         saved.checkpoint.read(chunks)
-        join_values(entries, saved.plain)
-        state = {"state": entries, "param_groups": saved.plain["param_groups"]}
+        join_values(entries, plain)
+        state = {"state": entries, "param_groups": plain["param_groups"]}
         # Not strict: a parameter that has had no gradient has no state.
-        with checking_groups(self._optimizer):
-            set_optimizer_state_dict(self._module, self._optimizer, state, options=StateDictOptions(strict=False))
+        set_optimizer_state_dict(self._module, self._optimizer, state, options=StateDictOptions(strict=False))
 
     def _state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, user_name
-from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, SplitState, chunks_of
+from flk_runtime.checkpoint.state import Chunk, ChunkCache, SplitState, chunks_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
+from flk_runtime.checkpoint.values import Path
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
+from flk_runtime.system.pytree import leaves
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -23,6 +26,7 @@ class ModuleState(DistributedStateful):
 
     Each rank offers its chunks of sharded tensors, and of DDP's parameters, which are equal on all ranks. Rank 0 saves
     all other tensors, such as DDP's buffers. Of `Parts` each rank offers all, and loads what it has itself.
+    A buffer that had another shape when it was saved is loaded by the module's own load_state_dict.
     """
 
     is_of_model = True
@@ -31,6 +35,8 @@ class ModuleState(DistributedStateful):
         self._module = module
         self._equal = set(parameters_of(module)) if isinstance(module, DistributedDataParallel) else set()
         self._cache = ChunkCache()
+        buffers = {user_name(module, name): each for name, each in module.named_buffers() if not is_lazy(each)}
+        self._shapes = {name: each.shape for name, each in buffers.items()}
         self.left_out: frozenset[str] = frozenset()
         """Entries that are not saved. They are loaded if the checkpoint has them."""
 
@@ -39,6 +45,13 @@ class ModuleState(DistributedStateful):
 
     def save_state(self, name: str) -> SplitState:
         state = {key: value for key, value in self.entries().items() if key not in self.left_out}
+        for key, shape in self._shapes.items():
+            if isinstance(value := state.get(key), torch.Tensor) and value.shape != shape and not self._resizes(value):
+                raise MismatchError(
+                    f"the buffer {key!r} of {name} has the shape {tuple(value.shape)}, and had {tuple(shape)} at the "
+                    "start, so that a restart could not load it: give its module a _load_from_state_dict that makes a "
+                    "buffer of the saved shape, or pass persistent=False to register_buffer"
+                )
         tensors: dict[Path, torch.Tensor] = {
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)
         }
@@ -56,22 +69,58 @@ class ModuleState(DistributedStateful):
         """Load as `load_state` does, where ``saved`` may have entries that the module does not have."""
         state = {key: value for key, value in self.entries().items() if not self._lacks(saved, key)}
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        parameters = parameters_of(self._module)
+        resized = {
+            key: saved.checkpoint.empty(f"{saved.name}.{key}")
+            for key, value in tensors.items()
+            if key not in parameters and saved.checkpoint.shape(f"{saved.name}.{key}") not in (None, tuple(value.shape))
+        }
+        tensors |= resized
         saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
-        self._set(state, {key: saved.plain[key] for key in state if key not in tensors})
+        plain = saved.state_dict() if saved.plain else {}
+        self._set(state | resized, {key: plain[key] for key in state if key not in tensors}, whole=bool(resized))
 
     def entries(self) -> dict[str, Any]:
         """The tensors and values that are saved, by the names of the user's module."""
         reshard(self._module)
         return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
 
+    def held_alike(self) -> dict[str, torch.Tensor]:
+        """The tensors of a module without parameters, such as a metric. It may sum up what each rank has seen."""
+        if isinstance(self._module, Parts) or any(True for _ in self._module.parameters()):
+            return {}
+        found = {
+            repr(key) if leaf is value else f"{key!r} ({number})": leaf
+            for key, value in self.entries().items()
+            for number, leaf in enumerate(leaves(value))
+        }
+        return {
+            key: leaf.detach() if leaf.is_floating_point() else leaf.detach().double()
+            for key, leaf in found.items()
+            if isinstance(leaf, torch.Tensor) and not leaf.is_complex()
+        }
+
+    def _resizes(self, buffer: torch.Tensor) -> bool:
+        """Whether a module with ``buffer`` has a way of its own to load, which may give it another shape."""
+        return any(
+            type(each)._load_from_state_dict is not nn.Module._load_from_state_dict
+            or type(each).load_state_dict is not nn.Module.load_state_dict
+            or each._load_state_dict_pre_hooks
+            for each in self._module.modules()
+            if any(_address(one) == _address(buffer) for one in each.buffers())
+        )
+
     def _lacks(self, saved: SavedObject, key: str) -> bool:
         return key in self.left_out and not saved.checkpoint.has(f"{saved.name}.{key}")
 
-    def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
-        """Have the module take ``plain``, and the tensors of ``state`` that are not its own. The others are set."""
+    def _set(self, state: dict[str, Any], plain: dict[str, Any], *, whole: bool = False) -> None:
+        """Have the module take ``plain``, and the tensors of ``state`` that are not its own. The others are set.
+
+        ``whole``: the module is given the others too, since it may look at several entries to load one.
+        """
         own = {_address(each) for each in (*self._module.parameters(), *self._module.buffers())}
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-        rest = {key: value for key, value in tensors.items() if _address(value) not in own} | plain
+        rest = {key: value for key, value in tensors.items() if whole or _address(value) not in own} | plain
         if rest:
             names = {user_name(self._module, each): each for each in self._module.state_dict()}
             self._module.load_state_dict({names[key]: value for key, value in rest.items()}, strict=False)

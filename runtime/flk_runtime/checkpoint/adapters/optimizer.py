@@ -1,21 +1,23 @@
 """OptimizerState: saves and restores the state of an optimizer, by the names of its parameters.
 
 ``state.NAME.KEY`` is a tensor, and so is a number or None, since rank 0 need not have the state of each parameter. All
-else is plain: ``param_groups``, ``values`` by name and key, ``numbers``, the keys whose values are numbers or None, and
-``shards``, the names and keys whose values are plain tensors of each rank's shard. All ranks that have a parameter have
-to hold the rest of its state alike.
+else is plain: ``param_groups``, ``values`` by name and key, ``numbers``, the keys whose values are numbers or None,
+``shards``, the names and keys whose values are plain tensors of each rank's shard, and ``kind``, the optimizer's class
+and the names of its hyperparameters. All ranks that have a parameter have to hold the rest of its state alike.
 The names and the tensors are the same as in torch.distributed.checkpoint.state_dict. A parameter without state, because
 it had no gradient yet, has no state in the checkpoint and none after it is restored. Rank 0 saves the state that
 belongs to no parameter: ``shared``, the other keys of the optimizer's state, and ``extra``, the entries of its
 state_dict() that torch's optimizers do not have.
+
+A group may list its parameters in another order than the saved one. The groups themselves have to be the same, in the
+same order, since schedulers know them by their numbers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,14 +29,12 @@ from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, paramete
 from flk_runtime.checkpoint.state import (
     Chunk,
     ChunkCache,
-    Path,
     SplitState,
     chunks_of,
     has_tensors,
-    name_of,
-    split_tensors,
 )
 from flk_runtime.checkpoint.stateful import DistributedStateful, Modules
+from flk_runtime.checkpoint.values import Path, name_of
 from flk_runtime.distributed import is_alike, parameters_in, process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.bits import bit_sum, compared_part, is_compared
@@ -83,6 +83,7 @@ class OptimizerState(DistributedStateful):
         self._agreed = 0  # times that ranks have compared their states; bits take as long to read as to copy
         self._cache = ChunkCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
+        self._loaded: list[dict[str, Any]] = []  # the groups that were restored
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
         same = thing is self._optimizer and all(modules.get(key) is each for key, each in self._modules.items())
@@ -114,7 +115,7 @@ class OptimizerState(DistributedStateful):
                 raise MismatchError("the optimizer of a part of a model has a state that is no tensor or number")
             plain["parts"] = True
         shards = _shards(parameters, states)
-        plain["shards"] = sorted(shards)
+        plain["shards"], plain["kind"] = sorted(shards), kind_of(self._optimizer)
         plain["param_groups"] = [
             {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
         ]
@@ -130,16 +131,13 @@ class OptimizerState(DistributedStateful):
         }
         shared = {key: value for key, value in content.state.items() if not isinstance(key, torch.Tensor)}
         if (shared or content.extra) and process_group.rank() == 0:
-            beside = split_tensors({"shared": shared, "extra": content.extra}, (name,))
-            return SplitState([*chunks, *beside.chunks], plain | beside.plain), held
+            plain |= {"shared": shared, "extra": content.extra}
         return SplitState(chunks, plain), held
 
     def load_state(self, saved: SavedObject) -> None:
         checkpoint, plain = saved.checkpoint, saved.state_dict()
         parameters = {own: parameter for parameter, own in self.names().items()}
-        if "state" in plain:
-            self._load_whole(plain)
-            return
+        check_kind(self._optimizer, plain)
         entries: dict[str, dict[str, Any]] = {}
         chunks: list[Chunk] = []
         for full, path in checkpoint.names((saved.name, "state")):
@@ -159,57 +157,61 @@ class OptimizerState(DistributedStateful):
                 entries[own][key] = entries[own][key].to_local()
         join_values(entries, plain)
         indices = {own: index for index, own in enumerate(parameters)}
+        self._loaded = self._saved_groups(plain, entries)
         state = {
             **plain.get("extra", {}),
             "state": {
                 **_on_device_of(parameters.values(), plain.get("shared", {})),
                 **{_get(indices, own): values for own, values in entries.items()},
             },
-            "param_groups": self._saved_groups(plain, indices),
+            "param_groups": self._loaded,
         }
         saved_as = _parameter_dtypes(saved)
         changed = {
             indices[own] for own, each in parameters.items() if each.dtype not in saved_as.get(own, {each.dtype})
         }
-        with checking_groups(self._optimizer):
-            load_as_saved(self._optimizer, state, list(parameters.values()), cast=changed)
+        load_as_saved(self._optimizer, state, list(parameters.values()), cast=changed)
 
-    def _saved_groups(self, plain: dict[str, Any], indices: Mapping[str, int]) -> list[dict[str, Any]]:
-        """The saved groups with the numbers of parameters. Those of parts name only the parameters of rank 0's."""
-        groups = plain["param_groups"]
-        if not (self._of_parts or plain.get("parts")):
-            return [{**group, "params": [_get(indices, own) for own in group["params"]]} for group in groups]
-        own_groups = self._optimizer.param_groups
-        if len(groups) != len(own_groups):
-            raise ValueError(f"it has {len(groups)} groups of parameters, and the optimizer {len(own_groups)}")
-        names = self.names()
+    def _saved_groups(self, plain: Mapping[str, Any], entries: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The saved groups with the numbers of parameters, in the order of the optimizer's own."""
+        names, groups = self.names(), self._optimizer.param_groups
+        own = [[names[each] for each in group["params"]] for group in groups]
+        same = check_groups(own, plain["param_groups"], of_parts=self._of_parts or "parts" in plain)
+        if not same and ("shared" in plain or "extra" in plain or self._is_flat(entries)):
+            raise ValueError(
+                f"{type(self._optimizer).__name__} keeps state that belongs to no single parameter, and it has its "
+                "parameters in another order than the checkpoint: give them to it in the same order"
+            )
+        numbers = itertools.count()
         return [
-            {**group, "params": [indices[names[each]] for each in own["params"]]}
-            for group, own in zip(groups, own_groups, strict=True)
+            {key: value for key, value in saved.items() if key != "param_names"}
+            | {key: group[key] for key in ("param_names",) if key in group}
+            | {"params": list(itertools.islice(numbers, len(group["params"])))}
+            for saved, group in zip(plain["param_groups"], groups, strict=True)
         ]
 
-    def _load_whole(self, state: dict[str, Any]) -> None:
-        """Load torch's state_dict, as which earlier versions saved an optimizer that was registered."""
-        if any(is_sharded(each) for each in self.names()):
-            raise ValueError(
-                "an earlier version of flk has saved it as whole tensors: resume and save once under a strategy that "
-                "does not shard"
-            )
-        with checking_groups(self._optimizer):
-            self._optimizer.load_state_dict(state)
+    def _is_flat(self, entries: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Whether a parameter's state has an element for each element of all parameters, as LBFGS keeps it."""
+        sizes = {own: each.numel() for each, own in self.names().items()}
+        return any(
+            isinstance(value, torch.Tensor) and value.numel() == sum(sizes.values()) != sizes[own]
+            for own, state in entries.items()
+            for value in state.values()
+        )
 
     def reload_hyperparameters(self, saved: SavedObject) -> None:
-        for group, values in zip(self._optimizer.param_groups, saved.plain["param_groups"], strict=True):
+        for group, values in zip(self._optimizer.param_groups, self._loaded, strict=True):
             group.update({key: value for key, value in values.items() if key != "params"})
 
     def held_alike(self) -> dict[str, torch.Tensor]:
         if self._of_parts:
             return {}
         whole = {own: each for each, own in self.names().items() if each.requires_grad and not is_sharded(each)}
-        found = {f"the parameter {own!r}": each.detach() for own, each in whole.items()}
+        # Sorted, since the optimizers of other ranks may have the parameters in another order.
+        found = {f"the parameter {own!r}": each.detach() for own, each in sorted(whole.items())}
         if self._is_of_torch:  # `_agree` compares the others at each save
             states = _read(self._optimizer).state
-            for own, each in whole.items():
+            for own, each in sorted(whole.items()):
                 for key, value in sorted((states.get(each) or {}).items()):
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         found[f"{key!r} of {own!r}"] = value
@@ -337,8 +339,9 @@ def _read(optimizer: Optimizer) -> _Content:
     except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
         raise MismatchError(
             f"cannot save the optimizer {type(optimizer).__name__}, whose state_dict() is not like torch's "
-            f"({type(error).__name__}: {error}): return state and param_groups as torch.optim.Optimizer does, and "
-            "anything else beside them"
+            f"({type(error).__name__}: {' '.join(str(error).split())}): return state and param_groups as "
+            "torch.optim.Optimizer does, and anything else beside them; instead of an optimizer that shards its state, "
+            "use a strategy that does, such as shard_grad_op"
         ) from error
 
 
@@ -420,18 +423,43 @@ def join_values(entries: dict[str, dict[str, Any]], plain: Mapping[str, Any]) ->
         entries.setdefault(own, {}).update(values)
 
 
-@contextlib.contextmanager
-def checking_groups(optimizer: Optimizer) -> Iterator[None]:
-    """Raise ValueError if the state that is loaded meanwhile is of an optimizer of another class.
+def kind_of(optimizer: Optimizer) -> list[Any]:
+    """The name of the class of ``optimizer``, and the names of its hyperparameters."""
+    return [type(optimizer).__name__, sorted(getattr(optimizer, "defaults", ()))]  # a wrapper may have none
 
-    It lacks hyperparameters then without which the optimizer cannot do a step.
+
+def check_kind(optimizer: Optimizer, plain: Mapping[str, Any]) -> None:
+    """Raise ValueError if a saved state is of an optimizer of another class with other hyperparameters.
+
+    It may lack those without which the optimizer cannot do a step.
     """
-    needed = [optimizer.defaults.keys() & group.keys() for group in optimizer.param_groups]
-    yield
-    for keys, group in zip(needed, optimizer.param_groups, strict=True):
-        if missing := sorted(keys - group.keys()):
-            kind = type(optimizer).__name__
-            raise ValueError(f"it is the state of another optimizer than {kind}: its groups have no {missing[0]!r}")
+    kind, names = kind_of(optimizer)
+    if "param_groups" not in plain or "state" in plain:
+        raise ValueError("flk.replicated or flk.per_rank has saved it: pass the optimizer through the same call")
+    saved, saved_names = plain.get("kind", (kind, names))
+    if saved != kind and saved_names != names:
+        raise ValueError(f"it is the state of another optimizer than {kind}: of {saved}")
+
+
+def check_groups(own: Sequence[Sequence[str]], saved: Sequence[Mapping[str, Any]], *, of_parts: bool = False) -> bool:
+    """Whether the groups of an optimizer, which are lists of names, have the same order as the saved groups.
+
+    Raises ValueError if their parameters are not the same. Groups ``of_parts`` name only the parameters of rank 0's.
+    """
+    if len(own) != len(saved):
+        raise ValueError(f"it has {len(saved)} groups of parameters, and the optimizer {len(own)}")
+    places = {name: number for number, group in enumerate(saved) for name in group["params"]}
+    numbers = {name: number for number, names in enumerate(own) for name in names}
+    for name in () if of_parts else places:
+        _get(numbers, name)
+    for name, number in numbers.items():
+        if name not in places and not of_parts:
+            raise ValueError(f"it has no state of {name!r}, which the optimizer trains: leave it out, or begin anew")
+        if (place := places.get(name, number)) != number:
+            raise ValueError(
+                f"the optimizer has {name!r} in group {number}, and the checkpoint in group {place}: keep the groups"
+            )
+    return of_parts or list(places) == list(numbers)
 
 
 def _get(found: Mapping[str, Any], name: str) -> Any:

@@ -5,6 +5,6 @@
 """
 
 from flk_runtime.checkpoint.files.export import export_weights, import_weights, main
-from flk_runtime.checkpoint.files.weights import Weights
+from flk_runtime.checkpoint.files.weights import SavedWeights, Weights
 
-__all__ = ["Weights", "export_weights", "import_weights", "main"]
+__all__ = ["SavedWeights", "Weights", "export_weights", "import_weights", "main"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path as FilePath
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,15 +15,17 @@ import torch
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint, open_stored
 from flk_runtime.checkpoint.shard import narrow
-from flk_runtime.checkpoint.state import Chunk, name_of
+from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import exists, find_newest, open_destination, open_section, problem_of
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, STEP, Manifest, check_regular
+from flk_runtime.checkpoint.values import name_of
 from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.errors import CheckpointError, MismatchError, checkpoint_error
 from flk_runtime.shared.shard_file import value_name
 
 _INDEX = "*.safetensors.index.json"  # of Hugging Face: which tensor is in which file of a folder
-_KEYS = ("model", "state_dict", "module")  # under which a file of torch.save may have the weights
+_KEYS = ("model_state_dict", "state_dict", "model", "module", "net")  # under which scripts save weights beside others
+_COMPILED = "_orig_mod."  # of torch.compile, anywhere in a name
 
 
 class Weights:
@@ -33,7 +35,8 @@ class Weights:
     torch.distributed.checkpoint, a checkpoint of flk, or the folder or address of flk's checkpoints, of which the last
     good one counts. Collective: the ranks share the comparison of flk's files with their checksums. Raises
     CheckpointError if the path leads to none of these, or to files that are damaged or name files elsewhere. Of a
-    worker of strategy diloco, the trained parameters are those on which the workers had agreed.
+    worker of strategy diloco, the trained parameters are those on which the workers had agreed. Names are without the
+    part of torch.compile.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,18 +47,42 @@ class Weights:
         if self._checkpoint and any(each[0] == "model" for _, each in self._checkpoint.names()):
             self._prefix = "model."
             self._agreed = _find_agreed(self._checkpoint)
+        self._stored = {name.replace(_COMPILED, ""): name for name in self._stored_names()}
 
     def names(self) -> Iterator[str]:
         """The names of the tensors."""
+        yield from self._stored
+
+    def _stored_names(self) -> Iterator[str]:
         if self._checkpoint is None:
             yield from self._tensors
             return
-        for name, _ in self._checkpoint.names():
-            if name.startswith(self._prefix) and self._checkpoint.shape(name) is not None:
+        for name, path in self._checkpoint.names():
+            is_entry = len(path) == 2 or not self._prefix  # not a tensor in a module's extra state
+            if is_entry and name.startswith(self._prefix) and self._checkpoint.shape(name) is not None:
                 yield name.removeprefix(self._prefix)
+
+    def for_model(self, names: Iterable[Collection[str]]) -> None:
+        """Leave out the beginning that all names have in common, if it takes that to have a model's ``names``.
+
+        They are sets: a tied parameter has several names, and one of them is enough. Raises CheckpointError if there is
+        no tensor of one of these names.
+        """
+        names, found = list(names), self._stored
+        while missing := [each for each in names if found.keys().isdisjoint(each)]:
+            if len({name.partition(".")[0] for name in found}) != 1 or not all("." in name for name in found):
+                some = ", ".join(map(repr, list(self._stored)[:3]))
+                raise MismatchError(f"{self.place} holds no tensor {min(missing[0])!r}: its tensors are {some}, …")
+            found = {name.partition(".")[2]: stored for name, stored in found.items()}
+        self._stored = found
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor; None if there is none of this name."""
+        return self.kind(name)[1] if name in self._stored else None
 
     def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """The dtype and the shape of a tensor."""
+        name = self._stored[name]
         if self._checkpoint is None:
             return self._tensors[name].dtype, tuple(self._tensors[name].shape)
         full = self._prefix + name
@@ -63,36 +90,55 @@ class Weights:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A full tensor, on the CPU."""
+        dtype, shape = self.kind(name)
+        name = self._stored[name]
         if self._checkpoint is None:
             return self._tensors[name]
         full = self._prefix + name
         if name in self._agreed:
-            dtype, shape = self.kind(name)
             flat = self._agreed[name]._replace(tensor=torch.empty(torch.Size(shape).numel()))
             self._checkpoint.read([flat])
             return flat.tensor.view(shape).to(dtype)
         return self._checkpoint.tensors([full])[full]
 
-    def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
+    def read(self, chunks: Sequence[Chunk]) -> None:
         """Read into the tensors of ``chunks``, whose paths are ``(object, name)``. Raises CheckpointError."""
-        own = [Chunk((str(chunk.path[1]),), chunk.tensor, chunk.shape, chunk.offsets) for chunk in chunks]
-        known = set(self.names())
-        missing = [chunk.name for chunk in own if chunk.name not in known]
-        if missing:
-            raise MismatchError(f"{self.place} holds no tensor {missing[0]!r}")
         if self._checkpoint is not None:
-            plain = [each for each in own if each.name not in self._agreed]
+            plain = [each for each in chunks if self._stored[str(each.path[1])] not in self._agreed]
             self._checkpoint.read(
-                [Chunk((self._prefix + each.name,), each.tensor, each.shape, each.offsets) for each in plain]
+                [each._replace(path=(self._prefix + self._stored[str(each.path[1])],)) for each in plain]
             )
-            own = [each for each in own if each.name in self._agreed]
-        for chunk in own:
-            full = self.tensor(chunk.name)
+            chunks = [each for each in chunks if self._stored[str(each.path[1])] in self._agreed]
+        for chunk in chunks:
+            full, name = self.tensor(str(chunk.path[1])), str(chunk.path[1])
             if tuple(full.shape) != chunk.shape:
                 raise MismatchError(
-                    f"{chunk.name!r} has the shape {tuple(full.shape)} in {self.place}, and {chunk.shape} here"
+                    f"{name!r} has the shape {tuple(full.shape)} in {self.place}, and {chunk.shape} here"
                 )
             chunk.tensor.copy_(narrow(full, chunk.offsets, chunk.tensor.shape))
+
+
+class SavedWeights:
+    """Weights as a module reads them from a checkpoint: in the place of `SavedCheckpoint`."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self.place = weights, weights.place
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._weights.shape(name.partition(".")[2])
+
+    def empty(self, name: str) -> torch.Tensor:
+        dtype, shape = self._weights.kind(name.partition(".")[2])
+        return torch.empty(shape, dtype=dtype)
+
+    def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
+        tied: dict[Any, list[Chunk]] = {}
+        for chunk in chunks:
+            place = chunk.tensor.data_ptr() or chunk.name
+            tied.setdefault((place, chunk.shape, chunk.offsets), []).append(chunk)
+        self._weights.for_model([{str(each.path[1]) for each in group} for group in tied.values()])
+        groups = ([each for each in group if self.shape(each.name) is not None] for group in tied.values())
+        self._weights.read([group[0] for group in groups])
         return {}
 
 
@@ -174,9 +220,25 @@ def _read_files(path: FilePath) -> dict[str, torch.Tensor]:
         return safetensors.read(path)
     check_regular(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    for key in _KEYS:
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(each, torch.Tensor) for each in content.values()):
-        raise MismatchError(f"{path} holds no state_dict of tensors")
+    while isinstance(content, dict) and (inside := _weights_in(path, content)):
+        content = inside
+    if not isinstance(content, dict):
+        raise MismatchError(f"{path} holds a {type(content).__name__}, and no state_dict of tensors")
+    for key, value in content.items():
+        if not isinstance(value, torch.Tensor):
+            raise MismatchError(f"{path} holds no state_dict of tensors: {key!r} is a {type(value).__name__}")
     return content
+
+
+def _weights_in(path: FilePath, content: dict[str, Any]) -> dict[str, Any] | None:
+    """The state_dict that a file has beside other values; None if ``content`` is one itself, or has none."""
+    inside = {key: value for key, value in content.items() if isinstance(value, dict)}
+    if known := [key for key in _KEYS if key in inside]:
+        return inside[known[0]]
+    found = [
+        key for key, each in inside.items() if each and all(isinstance(one, torch.Tensor) for one in each.values())
+    ]
+    if len(found) > 1:
+        names = ", ".join(map(repr, found))
+        raise MismatchError(f"{path} holds several state_dicts, {names}: save the one to load as {_KEYS[0]!r}")
+    return inside[found[0]] if found else None

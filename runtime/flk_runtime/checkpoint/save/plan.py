@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flk_runtime.checkpoint.state import Chunk, Path, name_of
+from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.checkpoint.values import Path, name_of
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, align

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import secrets
 import threading
@@ -11,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
+import torch
+
 from flk_runtime.checkpoint.memory import PodMemory, Restorable, SaveKey
-from flk_runtime.checkpoint.save.plain_values import PlainValues
 from flk_runtime.checkpoint.save.plan import Described, describe, make_plan
 from flk_runtime.checkpoint.save.staging import StagedShard, Staging
 from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
@@ -22,7 +24,7 @@ from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
 from flk_runtime.contract.failure_text import with_advice
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, StorageError
+from flk_runtime.errors import CheckpointError, RuntimeFailure, StorageError
 from flk_runtime.shared.shard_file import ShardHeader
 
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
@@ -89,7 +91,6 @@ class Saver:
         """Why nothing is saved any more; empty: there is a place."""
         self.behind = False
         """Whether the latest save is not in storage, because it was not sent there or the write failed."""
-        self._values = PlainValues()
 
     @property
     def keeps_in_memory(self) -> bool:
@@ -122,11 +123,9 @@ class Saver:
         failed = error is not None and not self._passes(error)
         missing = self._memory is not None and not self._memory.is_held(wait=True)
         state = _FAILED if failed else _PLANS if changed else _GOES_ON
-        values = b""
-        try:
-            values = self._values.to_bytes(plain)
-        except MismatchError as unreadable:
-            problem = problem or unreadable
+        buffer = io.BytesIO()
+        torch.save(plain, buffer)
+        values = buffer.getvalue()
         facts = state, int(missing), int(problem is not None), int(writing)
         state, missing_anywhere, incomplete_anywhere, writing_anywhere = process_group.maximum(*facts)
         self._pass(error)

@@ -20,9 +20,9 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from flk_runtime.checkpoint.shard import entry_index, merge_entries
-from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest, StoredFile
+from flk_runtime.checkpoint.values import REFERENCE, VALUE, Path, name_of, references
 from flk_runtime.errors import MismatchError, StorageError, checkpoint_error
 from flk_runtime.shared.shard_file import Entry, ShardHeader, value_name
 from flk_runtime.system.checksum import crc32
@@ -271,6 +271,8 @@ def _flatten(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     if isinstance(value, Mapping):
         if value.keys() == {REFERENCE}:
             return []
+        if value.keys() == {VALUE}:
+            return [] if any(references(value)) else [(path, value)]  # a tensor may have its path
         return [pair for key, each in value.items() for pair in _flatten(each, (*path, str(key)))]
     if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
         return [pair for index, each in enumerate(value) for pair in _flatten(each, (*path, index))]

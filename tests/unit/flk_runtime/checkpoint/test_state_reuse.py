@@ -143,7 +143,8 @@ def test_the_state_of_an_optimizer_follows_its_changes(change: Any) -> None:
 def test_the_state_of_a_parameter_that_the_script_adds_later_says_what_to_do() -> None:
     model = Model()
     checkpoint = SimpleNamespace(names=lambda above: [("x", (*above, "1.weight", "step"))])
-    saved: Any = SimpleNamespace(name="optimizer", state_dict=dict, checkpoint=checkpoint)
+    groups: dict[str, Any] = {"param_groups": []}
+    saved: Any = SimpleNamespace(name="optimizer", state_dict=lambda: groups, checkpoint=checkpoint)
     optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
     with pytest.raises(
         ValueError, match=r"'1\.weight': .*; if the script adds it later, give it to the optimizer before"

@@ -31,6 +31,7 @@ from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.server import Hub
 from flk_runtime.diloco.tls import TlsSocket
+from flk_runtime.diloco.worker import OuterLoop
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.wire import Stream
 from tests.support.certificates import make_certificate
@@ -488,3 +489,12 @@ def test_the_farewell_of_a_worker_is_not_taken_for_a_message_of_a_former_connect
     exchange._thread.start()
     exchange.close()
     assert held == [True, True]
+
+
+def test_the_agreed_state_is_refused_where_the_parameters_have_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = OuterLoop.__new__(OuterLoop)
+    monkeypatch.setattr(loop, "_lead", None, raising=False)
+    monkeypatch.setattr(loop, "_all_names", lambda: [[["a"], ["b"]]])
+    loop.load_state_dict({"names": [[["a"], ["b"]]], "versions": [1]})
+    with pytest.raises(ValueError, match="in another order"):
+        loop.load_state_dict({"names": [[["b"], ["a"]]], "versions": [1]})

@@ -1,146 +1,100 @@
-"""Weights that somebody gives: flk's own are compared with their checksums, and a stranger's stay in their folder."""
+"""Weights are found as scripts save them: below the names of wrappers, beside other values, tied ones once."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import random
-import struct
-import warnings
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch import nn
 
-from flk_runtime.checkpoint.files import Weights, export_weights, import_weights, safetensors
-from flk_runtime.errors import CheckpointError
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of flk's checkpoints with one of step 0."""
-    torch.save({"a": torch.arange(40.0), "b": torch.ones(3, 3)}, tmp_path / "w.pt")
-    import_weights(str(tmp_path / "w.pt"), str(tmp_path / "run"))
-    return tmp_path / "run"
+from flk_runtime.checkpoint import ModuleState
+from flk_runtime.checkpoint.files import SavedWeights, Weights, import_weights
+from flk_runtime.checkpoint.load import SavedObject
+from flk_runtime.errors import MismatchError
 
 
-@pytest.mark.parametrize("path", ["", "step-000000000"], ids=["folder", "checkpoint"])
-def test_a_flipped_bit_in_a_checkpoint_of_flk_is_refused(folder: Path, tmp_path: Path, path: str) -> None:
-    file = next((folder / "step-000000000").glob("*.distcp"))
-    content = file.read_bytes()
-    assert torch.equal(Weights(str(folder / path)).tensor("a"), torch.arange(40.0))
-    for bit in random.Random(0).sample(range(8 * len(content)), 20):
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=r"distcp has another checksum|holds no whole checkpoint"):
-            Weights(str(folder / path))
-        with pytest.raises(CheckpointError):
-            export_weights(str(folder / path), tmp_path / "out.safetensors")
-    assert file.exists()  # who only reads renames nothing
-    assert not (tmp_path / "out.safetensors").exists()
+def build() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2, bias=False)))
 
 
-def saved(folder: Path) -> Path:
-    """A checkpoint of torch's, of one tensor."""
-    with warnings.catch_warnings():  # it is one process, as torch says
-        warnings.simplefilter("ignore")
-        dcp.save({"a": torch.arange(8.0)}, checkpoint_id=folder, no_dist=True)
-    return folder
+def load(model: nn.Module, file: Path) -> nn.Module:
+    weights: Any = SavedWeights(Weights(str(file)))
+    ModuleState(model).read(SavedObject(weights, "model", {}))
+    return model
 
 
-def changed(folder: Path, change: Callable[[dcp.Metadata], object]) -> Path:
-    """A checkpoint of torch's whose metadata somebody has changed."""
-    metadata = saved(folder) / ".metadata"
-    content = pickle.loads(metadata.read_bytes())
-    change(content)
-    metadata.write_bytes(pickle.dumps(content))
-    return folder
-
-
-def elsewhere(metadata: dcp.Metadata) -> None:
-    for place in metadata.storage_data.values():
-        place.relative_path = "../victim/__0_0.distcp"
-
-
-def with_hole(metadata: dcp.Metadata) -> None:
-    entry = metadata.state_dict_metadata["a"]
-    entry.size = torch.Size((9,))
-
-
-def huge(metadata: dcp.Metadata) -> None:
-    metadata.state_dict_metadata["a"].size = torch.Size((2**60,))
+STATE = build().state_dict()
+OTHER = {key: value + 1 for key, value in STATE.items()}
+ADAM = {"state": {0: {"exp_avg": torch.ones(1)}}, "param_groups": [{"params": [0]}]}
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    "content",
     [
-        (elsewhere, "names a file outside of it, '../victim/__0_0.distcp'"),
-        (with_hole, "does not hold all of the tensor 'a'"),
-        (huge, "has no tensor 'a' that can be read"),
-        (lambda metadata: metadata.storage_data.clear(), "cannot read"),
-        (lambda metadata: setattr(metadata.state_dict_metadata["a"], "chunks", None), "does not hold all of"),
+        {f"module.{key}": value for key, value in STATE.items()},
+        {f"_orig_mod.{key}": value for key, value in STATE.items()},
+        {f"_orig_mod.module.{key}": value for key, value in STATE.items()},
+        {key.replace("1.0", "1._orig_mod.0"): value for key, value in STATE.items()},
+        {f"model.{key}": value for key, value in STATE.items()} | {"model.more": torch.ones(1)},
+        {"model_state_dict": STATE, "optimizer_state_dict": ADAM, "epoch": 3},
+        {"state_dict": {f"module.{key}": value for key, value in STATE.items()}, "best": 0.5},
+        {"model": STATE, "optimizer": ADAM, "ema": OTHER},
+        {"net": STATE},
+        {"generator": STATE, "optimizer": ADAM},
+        {"model": {"state_dict": STATE}},
     ],
 )
-def test_a_strangers_checkpoint_is_refused(
-    tmp_path: Path, change: Callable[[dcp.Metadata], object], reason: str
-) -> None:
-    saved(tmp_path / "victim")
-    with pytest.raises(CheckpointError, match=reason):
-        Weights(str(changed(tmp_path / "given", change))).tensor("a")
-
-
-def write_safetensors(path: Path, header: object) -> None:
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(64))
+def test_weights_are_found_below_wrappers_and_beside_other_values(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "weights.pt")
+    found = load(build(), tmp_path / "weights.pt").state_dict()
+    assert all(torch.equal(value, STATE[key]) for key, value in found.items())
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("content", "words"),
     [
-        {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]},
-        {"dtype": "F32", "shape": [4], "data_offsets": [0, 20]},
-        {"dtype": "F32", "shape": [40], "data_offsets": [0, 160]},
-        {"dtype": "F32", "shape": "four", "data_offsets": [0, 16]},
-        {"dtype": "F32", "shape": [2**62], "data_offsets": [0, 2**64]},
-        {"dtype": "F32", "shape": [4]},
-        [],
-        None,
+        ({f"module.{key}": value for key, value in STATE.items() if key != "0.bias"}, r"no tensor '0\.bias'"),
+        (
+            {"head": torch.ones(1), **{f"module.{key}": value for key, value in STATE.items()}},
+            "its tensors are 'head', ",
+        ),
+        ({"student": STATE, "teacher": OTHER}, "several state_dicts, 'student', 'teacher'"),
+        ({"epoch": 3, **STATE}, "'epoch' is a int"),
+        ([STATE], "holds a list, and no state_dict"),
+        ({**STATE, "0.weight": torch.ones(1)}, r"'0\.weight' has the shape \(1,\) .*, and \(3, 2\) here"),
     ],
 )
-def test_a_safetensors_file_whose_header_does_not_fit_is_refused(tmp_path: Path, entry: object) -> None:
-    write_safetensors(tmp_path / "w.safetensors", {"a": entry})
-    with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
-        safetensors.read(tmp_path / "w.safetensors")
+def test_what_is_missing_is_named(content: Any, words: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "weights.pt")
+    with pytest.raises(MismatchError, match=words):
+        load(build(), tmp_path / "weights.pt")
 
 
-@pytest.mark.parametrize("name", ["../victim.safetensors", "{folder}/victim.safetensors"])
-def test_an_index_that_names_a_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
-    entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
-    write_safetensors(tmp_path / "victim.safetensors", {"a": entry})
-    (tmp_path / "given").mkdir()
-    index = {"weight_map": {"a": name.format(folder=tmp_path)}}
-    (tmp_path / "given" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="names a file outside of it"):
-        Weights(str(tmp_path / "given"))
+def test_a_model_may_have_the_name_of_a_wrapper_itself(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"module": nn.Linear(2, 2)})
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    found = load(nn.ModuleDict({"module": nn.Linear(2, 2)}), tmp_path / "weights.pt")
+    assert torch.equal(found["module"].weight, model["module"].weight)  # type: ignore[index]
 
 
-def test_a_link_in_a_folder_is_followed_as_hugging_faces_cache_needs(tmp_path: Path) -> None:
-    entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
-    (tmp_path / "blobs").mkdir()
-    write_safetensors(tmp_path / "blobs" / "1a", {"a": entry})
-    (tmp_path / "snapshot").mkdir()
-    (tmp_path / "snapshot" / "model.safetensors").symlink_to("../blobs/1a")
-    assert list(Weights(str(tmp_path / "snapshot")).names()) == ["a"]
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+        self.head.weight = self.words.weight
 
 
-@pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "folder/.metadata", "folder/model.safetensors.index.json"])
-def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / name)
-    given = tmp_path / ("folder" if name.startswith("folder") else name)
-    with pytest.raises(CheckpointError, match="is not a"):
-        Weights(str(given))
+@pytest.mark.parametrize("name", ["words.weight", "head.weight", "module.words.weight"])
+def test_one_name_of_a_tied_parameter_is_enough(name: str, tmp_path: Path) -> None:
+    value = torch.rand(4, 2)
+    torch.save({name: value}, tmp_path / "weights.pt")
+    model = load(Tied(), tmp_path / "weights.pt")
+    assert torch.equal(model.head.weight, value)
+
+
+def test_weights_of_a_compiled_model_are_imported_by_its_own_names(tmp_path: Path) -> None:
+    torch.save({f"_orig_mod.{key}": value for key, value in STATE.items()}, tmp_path / "weights.pt")
+    assert import_weights(str(tmp_path / "weights.pt"), str(tmp_path / "checkpoints")) == len(STATE)
+    assert {*Weights(str(tmp_path / "checkpoints")).names()} == STATE.keys()

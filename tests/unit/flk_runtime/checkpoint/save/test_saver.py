@@ -22,7 +22,7 @@ from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, MismatchError, StorageError
+from flk_runtime.errors import CheckpointError, StorageError
 from flk_runtime.shared.memory_messages import Answer, Files, Request, Reserve
 from flk_runtime.shared.shard_file import ShardPreamble
 from flk_runtime.wire import Done, Failed
@@ -227,26 +227,6 @@ def test_at_a_limit_of_processes_a_state_is_stored_while_training_waits(
     with pytest.raises(CheckpointError, match="No space left on device"):
         job.saver.wait()
     assert job.stored == [1]
-
-
-@pytest.mark.parametrize("kept", ["memory", "storage"])
-def test_a_later_value_that_could_not_be_read_back_is_refused_with_the_name_of_its_object(
-    tmp_path: Path, storage: Storage, kept: str
-) -> None:
-    job = Job(tmp_path, None if kept == "memory" else storage, separate=False)
-    chunks = chunks_of(("model", "weight"), job.chunk)
-    states: dict[str, Any] = {"log": ["begun"], "best": {"best": None}}
-    job.saver.save(1, chunks, {"objects": states})
-    job.saver.wait()
-    best = torch.ones(1).numpy().mean()  # as an evaluation computes it
-    refused = "^cannot save this state: the state_dict.. of best holds a numpy"
-    with pytest.raises(MismatchError, match=refused):
-        job.saver.save(2, chunks, {"objects": states | {"best": {"best": best}}})
-    with pytest.raises(MismatchError, match=refused):
-        job.saver.save(2, chunks, {"objects": states, "own": {"best": {"best": best}}})
-    job.saver.save(3, chunks, {"objects": states | {"later": {"best": float(best)}}})
-    job.saver.wait()
-    assert job.saved == [1, 3]
 
 
 def test_every_save_is_stored_where_storage_has_no_interval(tmp_path: Path, storage: Storage) -> None:

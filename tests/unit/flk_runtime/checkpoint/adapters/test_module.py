@@ -1,0 +1,79 @@
+"""The state of a module whose buffers change their shape, and of one without parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flk_runtime.checkpoint import ModuleState
+from flk_runtime.checkpoint.manager import _mismatch
+from flk_runtime.errors import MismatchError
+from tests.support.saved import saved
+
+
+class Bank(nn.Module):
+    """A memory that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(0, 2))
+        self.register_buffer("count", torch.zeros(()))
+        self.layer = nn.Linear(2, 2)
+
+    def add(self, value: float) -> None:
+        self.rows = torch.cat([self.rows, torch.full((1, 2), value)])
+        self.count += 1
+
+
+class Resized(Bank):
+    """One that loads a memory of any size, and looks at another entry for that."""
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
+        self.rows = torch.zeros(int(state[prefix + "count"].item()), 2)
+        super()._load_from_state_dict(state, prefix, *arguments)  # type: ignore[no-untyped-call]
+
+
+def test_a_buffer_of_another_shape_is_loaded_by_the_module_itself() -> None:
+    before = nn.Sequential(Resized())
+    state = ModuleState(before)
+    before[0].add(1.0)
+    before[0].add(2.0)
+    kept = saved("model", state)
+    after = nn.Sequential(Resized())
+    assert _mismatch(after, kept, lacks_frozen=False) is None
+    ModuleState(after).load_state(kept)
+    assert after[0].rows.tolist() == [[1, 1], [2, 2]]
+    assert torch.equal(after[0].layer.weight, before[0].layer.weight)
+    plain = nn.Sequential(Bank())
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0\.rows"):
+        ModuleState(plain).load_state(kept)
+
+
+def test_a_parameter_of_another_shape_does_not_fit() -> None:
+    kept = saved("model", ModuleState(nn.Linear(2, 2)))
+    assert _mismatch(nn.Linear(3, 2), kept, lacks_frozen=False) == (
+        "size mismatch for 'weight': (2, 2) in the checkpoint, (2, 3) in the model"
+    )
+
+
+def test_a_buffer_that_a_restart_could_not_load_is_refused_when_its_shape_has_changed() -> None:
+    bank = nn.Sequential(Bank())
+    state = ModuleState(bank)
+    state.save_state("model")
+    bank[0].add(1.0)
+    with pytest.raises(MismatchError, match=r"the buffer '0\.rows' of model has the shape \(1, 2\), and had \(0, 2\)"):
+        state.save_state("model")
+
+
+def test_ranks_hold_a_module_without_parameters_alike() -> None:
+    metric = nn.BatchNorm1d(2, affine=False)
+    held = ModuleState(metric).held_alike()
+    assert [(key, value.dtype) for key, value in held.items()] == [
+        ("'running_mean'", torch.float32),
+        ("'running_var'", torch.float32),
+        ("'num_batches_tracked'", torch.float64),
+    ]
+    assert ModuleState(nn.BatchNorm1d(2)).held_alike() == {}

@@ -1,0 +1,143 @@
+"""The state of an optimizer belongs to the parameters of its names, whatever their order, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import StepLR
+
+from flk_runtime.checkpoint import OptimizerState
+from tests.support.saved import saved
+
+
+class Net(nn.Module):
+    """Layers of one shape, defined in an order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        for name in order:
+            self.add_module(name, nn.Linear(2, 2))
+
+
+Make = Callable[[Net], Optimizer]
+
+
+def adam(net: Net) -> Optimizer:
+    return torch.optim.AdamW(net.parameters(), lr=0.1)
+
+
+def in_groups(*names: str, kind: Any = torch.optim.AdamW) -> Make:
+    """An optimizer with a group for the layers in each of ``names``, in their order."""
+
+    def make(net: Net) -> Optimizer:
+        layers = [[net.get_submodule(name) for name in group] for group in names]
+        groups = [[each for layer in group for each in layer.parameters()] for group in layers]
+        return kind([{"params": group, "lr": 0.1 * (1 + n)} for n, group in enumerate(groups)], lr=0.1)  # type: ignore[no-any-return]
+
+    return make
+
+
+def named(net: Net) -> Optimizer:
+    return torch.optim.AdamW(net.named_parameters(), lr=0.1)
+
+
+def trained(make: Make, steps: int = 2) -> tuple[Net, Optimizer]:
+    net = Net("abc")
+    optimizer = make(net)
+    for _ in range(steps):
+        for number, each in enumerate(net.parameters()):
+            each.grad = torch.full_like(each, 1.0 + number)
+        optimizer.step(lambda: 1.0) if isinstance(optimizer, torch.optim.LBFGS) else optimizer.step()
+    return net, optimizer
+
+
+def restored(before: tuple[Net, Optimizer], order: str, make: Make) -> tuple[Net, Optimizer]:
+    """A net with its layers in this order, and its optimizer with the state of ``before``."""
+    net = Net(order)
+    optimizer = make(net)
+    state = saved("optimizer", OptimizerState(before[1], {"model": before[0]}))
+    adapter = OptimizerState(optimizer, {"model": net})
+    adapter.load_state(state)
+    adapter.reload_hyperparameters(state)
+    return net, optimizer
+
+
+def moments(net: Net, optimizer: Optimizer) -> dict[str, list[float]]:
+    return {name: optimizer.state[each]["exp_avg"].tolist() for name, each in net.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("before", "order", "make"),
+    [
+        (adam, "abc", adam),
+        (adam, "cba", adam),
+        (adam, "abc", in_groups("bca")),
+        (in_groups("ab", "c"), "bca", in_groups("ba", "c")),
+        (in_groups("abc", ""), "cab", in_groups("cba", "")),
+        (named, "cba", named),
+        (named, "cba", adam),
+    ],
+)
+def test_the_parameters_of_a_group_may_have_another_order(before: Make, order: str, make: Make) -> None:
+    first = trained(before)
+    net, optimizer = restored(first, order, make)
+    assert moments(net, optimizer) == moments(*first)
+    assert [group["lr"] for group in optimizer.param_groups] == [group["lr"] for group in first[1].param_groups]
+    names = {id(each): name for name, each in net.named_parameters()}
+    for group in optimizer.param_groups:
+        if "param_names" in group:
+            assert group["param_names"] == [names[id(each)] for each in group["params"]]
+
+
+@pytest.mark.parametrize(
+    ("before", "make", "words"),
+    [
+        (in_groups("a", "bc"), in_groups("bc", "a"), r"'b\.weight' in group 0, and the checkpoint in group 1"),
+        (in_groups("a", "bc"), in_groups("ab", "c"), r"'b\.weight' in group 0, and the checkpoint in group 1"),
+        (in_groups("a", "bc"), in_groups("abc"), "it has 2 groups of parameters, and the optimizer 1"),
+        (in_groups("a", "b"), in_groups("a", "bc"), r"no state of 'c\.weight', which the optimizer trains"),
+        (in_groups("a", "bc"), in_groups("a", "b"), r"unexpected state of 'c\.weight'"),
+        (in_groups("abc", kind=torch.optim.LBFGS), in_groups("acb", kind=torch.optim.LBFGS), "in another order"),
+        (adam, in_groups("abc", kind=torch.optim.SGD), "of another optimizer than SGD: of AdamW"),
+        (in_groups("abc", kind=torch.optim.SGD), adam, "of another optimizer than AdamW: of SGD"),
+        (adam, in_groups("abc", kind=torch.optim.Adamax), "of another optimizer than Adamax: of AdamW"),
+    ],
+)
+def test_a_state_that_would_go_to_other_parameters_is_refused_by_name(before: Make, make: Make, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        restored(trained(before), "abc", make)
+
+
+def test_the_state_of_adam_fits_adamw_and_lbfgs_goes_on_in_its_own_order() -> None:
+    first = trained(in_groups("abc", kind=torch.optim.Adam))
+    assert moments(*restored(first, "abc", adam)) == moments(*first)
+    lbfgs = in_groups("abc", kind=torch.optim.LBFGS)
+    net, optimizer = restored(trained(lbfgs), "abc", lbfgs)
+    assert optimizer.state[net.get_submodule("a").weight]["n_iter"] > 0
+
+
+def test_a_schedule_does_not_change_the_restored_rates() -> None:
+    first = trained(adam)
+    first[1].param_groups[0]["lr"] = 0.025
+    net = Net("cba")
+    optimizer = adam(net)
+    adapter = OptimizerState(optimizer, {"model": net})
+    state = saved("optimizer", OptimizerState(first[1], {"model": first[0]}))
+    adapter.load_state(state)
+    optimizer.param_groups[0].pop("initial_lr", None)
+    StepLR(optimizer, 1)
+    optimizer.param_groups[0]["lr"] = 9.0
+    adapter.reload_hyperparameters(state)
+    assert optimizer.param_groups[0]["lr"] == 0.025
+
+
+def test_what_ranks_compare_does_not_depend_on_the_order_of_parameters() -> None:
+    net, optimizer = trained(adam)
+    other = in_groups("cab")(net)
+    first, second = (list(OptimizerState(each, {"model": net}).held_alike()) for each in (optimizer, other))
+    assert [name for name in first if name.startswith("the parameter")] == second

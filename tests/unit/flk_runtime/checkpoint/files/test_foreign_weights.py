@@ -1,0 +1,146 @@
+"""Weights that somebody gives: flk's own are compared with their checksums, and a stranger's stay in their folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from flk_runtime.checkpoint.files import Weights, export_weights, import_weights, safetensors
+from flk_runtime.errors import CheckpointError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of flk's checkpoints with one of step 0."""
+    torch.save({"a": torch.arange(40.0), "b": torch.ones(3, 3)}, tmp_path / "w.pt")
+    import_weights(str(tmp_path / "w.pt"), str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("path", ["", "step-000000000"], ids=["folder", "checkpoint"])
+def test_a_flipped_bit_in_a_checkpoint_of_flk_is_refused(folder: Path, tmp_path: Path, path: str) -> None:
+    file = next((folder / "step-000000000").glob("*.distcp"))
+    content = file.read_bytes()
+    assert torch.equal(Weights(str(folder / path)).tensor("a"), torch.arange(40.0))
+    for bit in random.Random(0).sample(range(8 * len(content)), 20):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"distcp has another checksum|holds no whole checkpoint"):
+            Weights(str(folder / path))
+        with pytest.raises(CheckpointError):
+            export_weights(str(folder / path), tmp_path / "out.safetensors")
+    assert file.exists()  # who only reads renames nothing
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def saved(folder: Path) -> Path:
+    """A checkpoint of torch's, of one tensor."""
+    with warnings.catch_warnings():  # it is one process, as torch says
+        warnings.simplefilter("ignore")
+        dcp.save({"a": torch.arange(8.0)}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def changed(folder: Path, change: Callable[[dcp.Metadata], object]) -> Path:
+    """A checkpoint of torch's whose metadata somebody has changed."""
+    metadata = saved(folder) / ".metadata"
+    content = pickle.loads(metadata.read_bytes())
+    change(content)
+    metadata.write_bytes(pickle.dumps(content))
+    return folder
+
+
+def elsewhere(metadata: dcp.Metadata) -> None:
+    for place in metadata.storage_data.values():
+        place.relative_path = "../victim/__0_0.distcp"
+
+
+def with_hole(metadata: dcp.Metadata) -> None:
+    entry = metadata.state_dict_metadata["a"]
+    entry.size = torch.Size((9,))
+
+
+def huge(metadata: dcp.Metadata) -> None:
+    metadata.state_dict_metadata["a"].size = torch.Size((2**60,))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (elsewhere, "names a file outside of it, '../victim/__0_0.distcp'"),
+        (with_hole, "does not hold all of the tensor 'a'"),
+        (huge, "has no tensor 'a' that can be read"),
+        (lambda metadata: metadata.storage_data.clear(), "cannot read"),
+        (lambda metadata: setattr(metadata.state_dict_metadata["a"], "chunks", None), "does not hold all of"),
+    ],
+)
+def test_a_strangers_checkpoint_is_refused(
+    tmp_path: Path, change: Callable[[dcp.Metadata], object], reason: str
+) -> None:
+    saved(tmp_path / "victim")
+    with pytest.raises(CheckpointError, match=reason):
+        Weights(str(changed(tmp_path / "given", change))).tensor("a")
+
+
+def write_safetensors(path: Path, header: object) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(64))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [0, 20]},
+        {"dtype": "F32", "shape": [40], "data_offsets": [0, 160]},
+        {"dtype": "F32", "shape": "four", "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [2**62], "data_offsets": [0, 2**64]},
+        {"dtype": "F32", "shape": [4]},
+        [],
+        None,
+    ],
+)
+def test_a_safetensors_file_whose_header_does_not_fit_is_refused(tmp_path: Path, entry: object) -> None:
+    write_safetensors(tmp_path / "w.safetensors", {"a": entry})
+    with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
+        safetensors.read(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("name", ["../victim.safetensors", "{folder}/victim.safetensors"])
+def test_an_index_that_names_a_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+    write_safetensors(tmp_path / "victim.safetensors", {"a": entry})
+    (tmp_path / "given").mkdir()
+    index = {"weight_map": {"a": name.format(folder=tmp_path)}}
+    (tmp_path / "given" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="names a file outside of it"):
+        Weights(str(tmp_path / "given"))
+
+
+def test_a_link_in_a_folder_is_followed_as_hugging_faces_cache_needs(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+    (tmp_path / "blobs").mkdir()
+    write_safetensors(tmp_path / "blobs" / "1a", {"a": entry})
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to("../blobs/1a")
+    assert list(Weights(str(tmp_path / "snapshot")).names()) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "folder/.metadata", "folder/model.safetensors.index.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / name)
+    given = tmp_path / ("folder" if name.startswith("folder") else name)
+    with pytest.raises(CheckpointError, match="is not a"):
+        Weights(str(given))
