@@ -368,8 +368,10 @@ def test_what_is_refused() -> None:
     for data in (Numbers(5), [1, 2, 3]):
         with pytest.raises(SetupError, match="in_order=False"):
             one(data, num_workers=1, in_order=False)
-        with pytest.raises(SetupError, match="sampler= cannot be passed"):
-            one(data, sampler=[1])
+        with pytest.raises(SetupError, match="generator= cannot be passed: pass seed="):
+            one(data, generator=torch.Generator())
+    with pytest.raises(SetupError, match="sampler= is for data with an index: a Numbers has its own order"):
+        one(Numbers(5), sampler=[1])
     with pytest.raises(SetupError, match="epoch 0 of the data has 0 samples for 1 ranks"):
         list(one(iter([])))
     with pytest.raises(
