@@ -10,6 +10,7 @@ whole numbers and texts are compared, other numbers by two digits of a mean, and
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import zlib
@@ -62,31 +63,38 @@ def _walk(value: Any, path: str, least: int | None, depth: int, lines: list[Line
     length = _length(value)
     lines.append((path, type(value).__name__ + ("" if length is None else f" of length {length}")))
     if _is_sequence(value):
-        _walk_entries(value, path, length or 0, depth, lines, seen)
+        _walk_entries(value, path, least, depth, lines, seen)
         return
     least = least or length or 1
     inner = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     for name, each in list(inner.items()) if len(inner) <= _KEYS else ():
         if isinstance(name, str) and _is_data(each, least):
-            _walk(each, f"{path}.{name}", least if isinstance(each, Mapping) else None, depth - 1, lines, seen)
+            inner_least = None if isinstance(each, Dataset) else least
+            _walk(each, f"{path}.{name}", inner_least, depth - 1, lines, seen)
 
 
-def _walk_entries(value: Any, path: str, length: int, depth: int, lines: list[Line], seen: set[int]) -> None:
+def _walk_entries(value: Any, path: str, least: int | None, depth: int, lines: list[Line], seen: set[int]) -> None:
+    length = len(value)
     positions = sorted({(length - 1) * number // (_ENTRIES - 1) for number in range(_ENTRIES)}) if length else []
     entries = [_entry(value, at) for at in positions]
     if any(each is None for each in entries):  # a cache, which ranks may have filled otherwise
         return
     for at, entry in zip(positions, entries, strict=True):
-        if isinstance(entry, Dataset):
+        if isinstance(entry, Dataset) or (least and _is_column(entry, least)):
             _walk(entry, f"{path}[{at}]", None, depth - 1, lines, seen)
         else:
             lines.append((f"{path}[{at}]", ", ".join(_texts(entry)) or type(entry).__name__))
 
 
 def _is_data(value: Any, least: int) -> bool:
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Dataset):
+    """Whether ``value`` is a dataset, a sequence of at least ``least`` entries, or has some of these inside."""
+    if isinstance(value, (list, tuple)) and value and (isinstance(value[0], Dataset) or _is_column(value[0], least)):
         return True
-    return isinstance(value, (Dataset, Mapping)) or (_is_sequence(value) and (_length(value) or 0) >= least)
+    return isinstance(value, (Dataset, Mapping)) or _is_column(value, least)
+
+
+def _is_column(value: Any, least: int) -> bool:
+    return _is_sequence(value) and len(value) >= least
 
 
 def _is_sequence(value: Any) -> bool:
@@ -154,7 +162,8 @@ def _texts(entry: Any, *, rounded: bool = True) -> list[str]:
     """
     exact: list[str] = []
     means: list[str] = []
-    _collect(entry, exact, means, 4)
+    with contextlib.suppress(Exception):  # of any kind: an entry is an object of the script
+        _collect(entry, exact, means, 4)
     return exact or (means if rounded else [])
 
 
@@ -162,7 +171,7 @@ def _collect(value: Any, exact: list[str], means: list[str], depth: int) -> None
     if depth == 0 or len(exact) + len(means) >= _LEAVES:
         return
     if value is None or isinstance(value, (bool, int)):
-        exact.append(str(value)[:_TEXT])
+        exact.append(str(value) if value is None or value.bit_length() <= 64 else f"{value:x}"[-_TEXT:])
     elif isinstance(value, (str, PurePath)):
         exact.append(str(value).rpartition("/")[2][-_TEXT:])
     elif isinstance(value, bytes):

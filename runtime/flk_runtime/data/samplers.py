@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from torch.utils.data import DistributedSampler
-
 from flk_runtime.distributed import is_alike
 from flk_runtime.errors import SetupError
 from flk_runtime.system import rng
@@ -39,7 +37,7 @@ class DrawnOrders:
 
     def __init__(self, sampler: Iterable[Any], name: str, *, batched: bool, world_size: int) -> None:
         """Raises SetupError for a sampler that splits the data over the ranks."""
-        if isinstance(sampler, DistributedSampler) or hasattr(sampler, "num_replicas"):
+        if getattr(sampler, "num_replicas", 1) != 1:
             raise SetupError(
                 f"{name}: a {type(sampler).__name__} splits the data over the ranks, and the loader splits it again: "
                 "leave it out, or pass the sampler of one process"

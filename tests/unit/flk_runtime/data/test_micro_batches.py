@@ -156,7 +156,7 @@ def test_batches_of_several_loaders_come_together_if_they_are_alike() -> None:
     share, parts = parts_of((first, second))
     assert share == StepShare(4, 4, 2)
     assert [[one.tolist() for (one,) in pair] for pair, _ in parts] == [[[80, 81], [60, 61]], [[82, 83], [62, 63]]]
-    with pytest.raises(SetupError, match=r"of different sizes \(steps of 4, 3 samples\): take a loop over micro_batches"):
+    with pytest.raises(SetupError, match=r"different sizes \(steps of 4, 3 samples\): take a loop over"):
         parts_of((first, other))
 
 
