@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from flk_runtime.data.loader import EpochLoader, LoaderContext, Transform
+from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext, Transform
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
 from flk_runtime.data.parts import count_shards, is_hugging_face, set_epoch
 from flk_runtime.data.reader import ShareReader
@@ -102,16 +102,16 @@ class IterableLoader(EpochLoader):
             self._reader.advance(self.epoch, self.consumed, state)
             if self._keeps_place:
                 self._left = (self.epoch, self.consumed), source
-            batches, counts = batch
-            yield self._give(batches, counts, self._share(total, samples))
+            (missing, batches), counts = zip(*batch[0], strict=True), batch[1]
+            yield self._give(list(batches), counts, self._share(total, samples, sum(missing)))
         self._left = None
         self._next_epoch()
 
-    def _share(self, total: int, own: int) -> StepShare:
+    def _share(self, total: int, own: int, missing: int) -> StepShare:
         options = self._context.options
         # Data that is split already may leave ranks with different numbers of micro-batches at its end.
         pieces = self._context.count_pieces(total) if self._split else options.accumulate or 1
-        return StepShare(total, own, pieces)
+        return StepShare(total, own, pieces, missing)
 
     def _rest(self) -> Iterator[tuple[Any, int, int]]:
         """The rest of the epoch, from the dataset or from where the last iteration has been left, as `_agreed`."""
@@ -305,9 +305,9 @@ class _Collate:
     def __init__(
         self, collate: Callable[[list[Any]], Any], transform: Transform | None, size: int | None, *, counted: bool
     ) -> None:
-        self._collate, self._transform, self._size, self._counted = collate, transform, size, counted
+        self._collate, self._transform, self._size, self._counted = Collate(collate), transform, size, counted
 
-    def __call__(self, found: Any) -> tuple[int, int, Any, tuple[list[Any], list[int]]]:
+    def __call__(self, found: Any) -> tuple[int, int, Any, tuple[list[tuple[int, Any]], list[int]]]:
         samples, mark, state, content = found if self._counted else (len(found), 0, None, found)
         if self._transform:
             content = [self._transform(each) for each in content]

@@ -232,6 +232,16 @@ class EpochLoader:
         self.epoch, self.consumed = self.epoch + 1, 0
 
 
+class Collate:
+    """Collates samples, and gives the number of those that are None beside the batch."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
+        return sum(each is None for each in samples), self._collate(samples)
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """``batch`` with its tensors on ``device``. The batch is a pytree; other leaves stay as they are.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from flk_runtime.data import order
-from flk_runtime.data.loader import EpochLoader, LoaderContext
+from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext
 from flk_runtime.data.micro_batches import StepShare, pieces_of
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.data.samplers import DrawnOrders
@@ -83,6 +83,7 @@ class Loader(EpochLoader):
             dataset,
             batch_sampler=_BatchSampler(self),
             generator=self._generator,
+            collate_fn=Collate(of_torch.pop("collate_fn", None) or default_collate),
             **{"pin_memory": context.device.type == "cuda", **of_torch},
         )
 
@@ -96,13 +97,13 @@ class Loader(EpochLoader):
         epoch_order = self._epoch_order()
         collated = self._timed(self._source)
         for step, parts in self._plan(epoch_order.length):
-            given = [next(collated) for _ in parts]
+            missing, given = zip(*(next(collated) for _ in parts), strict=True)
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
             self.consumed += len(step)
             counts = [epoch_order.count(part) for part in parts]
             own = sum(counts) if own_samples(len(step), self._world_size, self._rank) else 0
-            share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)))
-            yield self._give(given, counts, share)
+            share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)), sum(missing))
+            yield self._give(list(given), counts, share)
         for _ in collated:  # nothing: its workers end
             pass
         self._next_epoch()

@@ -28,6 +28,7 @@ class StepShare:
     samples: int  # of the step, over all ranks
     own: int  # samples that this rank was given; 0 if it was given a sample that another rank has too
     pieces: int  # micro-batches in which every rank computes its samples
+    missing: int = 0  # samples of this rank that are None, which collate_fn may leave out
 
     def weight(self, world_size: int, fraction: float = 1.0) -> float:
         """The factor of the mean loss of ``fraction`` of this rank's samples.

@@ -120,6 +120,18 @@ def test_the_loader_collates_each_micro_batch_from_samples_of_its_own() -> None:
             assert part["time"].shape == (3, len(part["lengths"]))
 
 
+def test_samples_that_are_none_are_counted_since_the_mean_may_be_without_them() -> None:
+    def drop(samples: list[Any]) -> list[Any]:
+        return [each for each in samples if each is not None]
+
+    for make in (Loader, IterableLoader):
+        shares = Shares()
+        shuffle = False if make is Loader else None
+        context = loader_context(2, events=shares, accumulate=2, shuffle=shuffle, collate_fn=drop)
+        assert [batch.parts for batch in make([1, None, 3, 4, 5], context)] == [[[1], [3, 4]], [[5]]]
+        assert [share.missing for share in shares.found] == [1, 0]
+
+
 def test_a_batch_of_micro_batches_is_no_plain_batch() -> None:
     (batch, *_) = list(Loader(TensorDataset(torch.arange(8)), loader_context(2, accumulate=2)))
     assert len(batch.parts) == 2
