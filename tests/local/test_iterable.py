@@ -322,3 +322,62 @@ def test_shards_are_divided_over_ranks_and_workers(
 ) -> None:
     for world_size, until in ((first, 2), (second, 1000)):
         ranks(SHARDS, world_size, {"FOLDER": str(tmp_path), "UNTIL": str(until)})
+
+
+DIFFERENT = """
+import random
+import torch
+import torch.distributed as dist
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import WeightedRandomSampler, random_split
+import flk_runtime as flk
+
+run = flk.init(device="cpu", strategy="none")
+r, W = run.rank, run.world_size
+torch.manual_seed(r), random.seed(r)
+data = TensorDataset(torch.arange(40))
+
+def everywhere(batches):
+    every = [None] * W
+    dist.all_gather_object(every, [number for batch in batches for number in batch.flatten().tolist()])
+    return sorted(sum(every, []))
+
+def refused(text, call):
+    try:
+        call()
+    except flk.SetupError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+
+class Files(IterableDataset):
+    def __init__(self, files, own=False):
+        self.files, self.own = files, own
+    def __iter__(self):
+        files = list(self.files)
+        (random.Random(r) if self.own else random).shuffle(files)
+        return (torch.tensor([10 * file + number]) for file in files for number in range(4))
+
+for kind in (Subset(data, range(r, 40, W)), random_split(data, [30, 10])[0], TensorDataset(torch.randn(40, 2))):
+    refused("the ranks have different data: dataset", lambda: run.loader(kind, 4))
+numbers = [10 * file + number for file in range(10) for number in range(4)]
+assert everywhere(run.loader(Files(range(10)), 4)) == numbers
+for stream in (Files(range(r, 10, W)), Files(range(10), own=True)):
+    refused("is not the same on all ranks", lambda: list(run.loader(stream, 4)))
+sampler = WeightedRandomSampler([1.0] * 20 + [0.0] * 20, 30)
+found = everywhere(batch for (batch,) in run.loader(data, 4, sampler=sampler))
+assert len(found) == 30 and max(found) < 20
+batches = [list(range(n, n + size)) for n, size in ((0, 10), (10, 3), (13, 7), (20, 20))]
+assert everywhere(batch for (batch,) in run.loader(data, batch_sampler=batches)) == list(range(40))
+refused("splits the data over the ranks", lambda: run.loader(data, 4, sampler=DistributedSampler(data)))
+own = BatchSampler(DistributedSampler(data), 4, False)
+refused("gives ranks different orders in epoch 0", lambda: list(run.loader(data, batch_sampler=own)))
+print("done")
+run.close()
+"""
+
+
+def test_data_that_ranks_see_differently_are_refused_and_samplers_give_one_order(
+    ranks: Callable[..., list[Any]],
+) -> None:
+    assert all("done" in one.lines for one in ranks(DIFFERENT, 2))

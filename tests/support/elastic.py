@@ -29,17 +29,19 @@ TRAIN = """
     with flk.init(log_every=0) as run:
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
         model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-        loader = run.loader(Data(), batch_size=2)
+        loader = run.loader(Data(), batch_size=2, accumulate=1)
         run.print(f"{run.world_size} of {run.full_world_size} ranks from step {run.steps}")
         took = open(folder / f"took.{run.attempt}.{run.rank}", "a", buffering=1)
         for epoch in loader.epochs(epochs):
             for batch in loader:
-                for inputs, targets, _ in run.micro_batches(batch):
+                taken = set()  # a rank with fewer samples than micro-batches repeats one
+                for inputs, targets, numbers in run.micro_batches(batch):
+                    taken.update(numbers.tolist())
                     run.backward(F.mse_loss(model(inputs), targets))
                 optimizer.step()
                 optimizer.zero_grad()
                 time.sleep(pause)
-                print(json.dumps([run.steps, epoch, batch[2].tolist(), time.time()]), file=took)
+                print(json.dumps([run.steps, epoch, sorted(taken), time.time()]), file=took)
                 run.step()
         with torch.no_grad():
             run.log(held_out=F.mse_loss(model(x[640:]), y[640:]).item())

@@ -18,12 +18,12 @@ class Shares(LoaderEvents):
     def __init__(self) -> None:
         self.found: list[StepShare] = []
 
-    def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+    def give(self, loader: EpochLoader, share: StepShare) -> None:
         self.found.append(share)
 
 
 def loader_context(
-    batch_size: int,
+    batch_size: int | None,
     rank: int = 0,
     world_size: int = 1,
     *,

@@ -6,10 +6,11 @@ datasets and `shard` work without a process group.
 
 from flk_runtime.data.evaluation import EvaluationLoader
 from flk_runtime.data.factory import length_of, make_loader, share_of_worker
+from flk_runtime.data.fingerprint import describe_data
 from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions, Transform
 from flk_runtime.data.map_style import Loader
-from flk_runtime.data.micro_batches import StepShare, split
+from flk_runtime.data.micro_batches import MicroBatches, StepShare, parts_of
 from flk_runtime.data.partition import DataShard, divide_shards, shard
 from flk_runtime.data.parts import count_shards
 from flk_runtime.data.uneven_inputs import join_batches
@@ -23,14 +24,16 @@ __all__ = [
     "LoaderContext",
     "LoaderEvents",
     "LoaderOptions",
+    "MicroBatches",
     "StepShare",
     "Transform",
     "count_shards",
+    "describe_data",
     "divide_shards",
     "join_batches",
     "length_of",
     "make_loader",
+    "parts_of",
     "shard",
     "share_of_worker",
-    "split",
 ]

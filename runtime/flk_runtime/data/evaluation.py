@@ -28,8 +28,8 @@ class EvaluationLoader:
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
-        """Raises SetupError as loaders do, and for shuffle and drop_last."""
-        for name in ("shuffle", "drop_last"):
+        """Raises SetupError as loaders do, and for options that choose samples."""
+        for name in ("shuffle", "drop_last", "sampler", "batch_sampler"):
             if name in context.options.of_torch:
                 raise SetupError(
                     f"{name}= cannot be passed: an evaluation takes every sample once, in the data's order"
@@ -56,5 +56,5 @@ class _Latest(LoaderEvents):
 
     samples = 0
 
-    def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+    def give(self, loader: EpochLoader, share: StepShare) -> None:
         self.samples = share.own

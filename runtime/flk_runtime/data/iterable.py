@@ -2,7 +2,7 @@
 
 The stream has one order, in which element i goes to rank i mod world size; so a position in it is the number of
 elements that all ranks together have consumed, and means the same at another number of ranks. Every rank reads the
-whole stream and keeps its own elements, unless it has shards: see `parts`.
+whole stream and keeps its own elements, unless it has shards: see `parts`. The ranks compare what they read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from flk_runtime.data.loader import EpochLoader, LoaderContext, Transform
+from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext, Transform
+from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
 from flk_runtime.data.parts import count_shards, is_hugging_face, set_epoch
 from flk_runtime.data.reader import ShareReader
-from flk_runtime.distributed import comm_device
+from flk_runtime.distributed import comm_device, process_group
 from flk_runtime.errors import MismatchError, SetupError
 
 # Libraries whose datasets split themselves over ranks and workers, and the option to pass to them for that.
@@ -29,11 +30,11 @@ _SPLIT_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "s
 class IterableLoader(EpochLoader):
     """Batches of this rank's share of an iterable, as tensors on the run's device. Made by `Run.loader`.
 
-    Iterating is collective: the ranks agree that all have a batch, with one all-reduce of 16 bytes. It runs during the
-    step before, so a batch is read one step ahead. Of data that has shards, the workers of all ranks read shards of
-    their own, until a rank has no full share of a step left; the ranks read the rest together. Where a rank has no more
-    data, the epoch ends on all ranks, and rank 0 prints what is left over; in an evaluation the rank repeats its latest
-    batch, which counts 0, until no rank has another.
+    Iterating is collective: the ranks agree that all have a batch, and whether all have read the same, with one
+    all-reduce of 32 bytes. It runs during the step before, so a batch is read one step ahead. Of data that has shards,
+    the workers of all ranks read shards of their own, until a rank has no full share of a step left; the ranks read the
+    rest together. Where a rank has no more data, the epoch ends on all ranks, and rank 0 prints what is left over; in
+    an evaluation the rank repeats its latest batch, which counts 0, until no rank has another.
     With ``split=False`` the data is split over ranks and workers already. ``transform`` is called with each sample of
     this rank, in the workers if there are some: with two or more, one process reads, and the workers transform and
     collate, each a step in turn. Raises SetupError for a dataset that would be split twice, and on all ranks for an
@@ -43,6 +44,8 @@ class IterableLoader(EpochLoader):
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
         split, drop_last, transform = context.options.split, context.options.drop_last, context.options.transform
         options = dict(context.options.of_torch)
+        if refused := sorted({"sampler", "batch_sampler"} & options.keys()):
+            raise SetupError(f"{refused[0]}= is for data with an index: a {type(dataset).__name__} has its own order")
         if split:
             _check_not_split(dataset, context.name)
         super().__init__(context)
@@ -53,7 +56,8 @@ class IterableLoader(EpochLoader):
         self._reader = ShareReader(
             dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers, shards
         )
-        collate = _Collate(options.pop("collate_fn", None) or default_collate, transform, counted=split)
+        size = None if context.options.accumulate is None else context.options.batch_size
+        collate = _Collate(options.pop("collate_fn", None) or default_collate, transform, size, counted=split)
         self._persistent = bool(options.get("persistent_workers"))
         if self._persistent:
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
@@ -72,6 +76,7 @@ class IterableLoader(EpochLoader):
 
         self._make_source = make_source
         self._sources: dict[bool, tuple[DataLoader[Any], Any]] = {}  # for shards and for all else, with their starts
+        self._compared = 0  # steps in which all ranks had read the same; -1: they need not
         # Its reader stays where the last iteration was left: it cannot begin again, or does not in its workers.
         self._is_iterator = isinstance(dataset, Iterator)
         self._keeps_place = self._persistent or (self._is_iterator and not self._workers)
@@ -82,9 +87,9 @@ class IterableLoader(EpochLoader):
         self._begin()
         source, evaluates = self._rest(), self._context.evaluates
         least = 1 if evaluates else self._world_size if self._split else 0
-        batch = None
+        batch: Any = None
         for found, ranks, total in source:
-            samples, state, batch = found or (0, None, batch)
+            samples, _, state, batch = found or (0, 0, None, batch)
             is_over = ranks < (1 if evaluates else self._world_size)
             if is_over:
                 self._say_left_over(ranks, total)
@@ -97,9 +102,16 @@ class IterableLoader(EpochLoader):
             self._reader.advance(self.epoch, self.consumed, state)
             if self._keeps_place:
                 self._left = (self.epoch, self.consumed), source
-            yield self._give(batch, total, samples)
+            (missing, batches), counts = zip(*batch[0], strict=True), batch[1]
+            yield self._give(list(batches), counts, self._share(total, samples, sum(missing)))
         self._left = None
         self._next_epoch()
+
+    def _share(self, total: int, own: int, missing: int) -> StepShare:
+        options = self._context.options
+        # Data that is split already may leave ranks with different numbers of micro-batches at its end.
+        pieces = self._context.count_pieces(total) if self._split else options.accumulate or 1
+        return StepShare(total, own, pieces, missing)
 
     def _rest(self) -> Iterator[tuple[Any, int, int]]:
         """The rest of the epoch, from the dataset or from where the last iteration has been left, as `_agreed`."""
@@ -128,7 +140,7 @@ class IterableLoader(EpochLoader):
         # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
         if source is None or start != began or (was_left and self._reader.has_state):
             self._sources[key] = source, _ = self._make_source(), start
-        self._reader.begin(self.epoch, self.consumed)
+        self._reader.begin(self._seed, self.epoch, self.consumed)
         return self._timed(source)
 
     def _agreed(self, source: Iterator[Any], *, by_all: bool) -> Iterator[tuple[Any, int, int]]:
@@ -200,19 +212,56 @@ class IterableLoader(EpochLoader):
         }
 
     def _ask(self, found: Any) -> Callable[[], tuple[int, int]]:
-        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples."""
+        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples.
+
+        Raises SetupError if they have read different elements so far.
+        """
         own = (int(found is not None), found[0] if found else 0)
         if self._world_size == 1:
             return lambda: own
-        total = torch.tensor(own, device=comm_device(torch.device("cpu")))
+        mark = found[1] if found and self._compared >= 0 else 0
+        total = torch.tensor([*own, mark, mark**2], device=comm_device(torch.device("cpu")))
         work = dist.all_reduce(total, async_op=True)
 
         def answer() -> tuple[int, int]:
             work.wait()
-            ranks, samples = total.tolist()
+            ranks, samples, marks, squares = total.tolist()
+            if ranks == self._world_size and self._compared >= 0:
+                if ranks * squares != marks**2:  # equal only if all marks are
+                    self._tell_apart(mark)
+                else:
+                    self._compared += 1
             return ranks, samples
 
         return answer
+
+    def _tell_apart(self, mark: int) -> None:
+        """Raise SetupError, since the ranks have read different elements, unless each reads others each time.
+
+        Then the elements may differ by random numbers of the dataset's own, as for augmentation. Collective.
+        """
+        again = mark if self._compared or self._is_iterator else self._read_again()
+        if process_group.all_true(again == mark)():
+            raise SetupError(
+                f"{self.name}: epoch {self.epoch} of the data is not the same on all ranks, and each would leave out "
+                "what the loader gives to others: pass split=False if the dataset splits itself over ranks; else give "
+                "all ranks the same elements in the same order"
+            )
+        self._compared = -1
+        if self._rank == 0:
+            print(
+                f"flk: {self.name}: ranks read different elements, by random numbers of the dataset's own: an order "
+                "that they decide must be the same on all ranks, or samples come twice or never: seed them alike",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _read_again(self) -> int:
+        """The mark of the first share, read once more; -1 if that fails."""
+        try:
+            return next(iter(self._reader.of_copy()))[1]
+        except Exception:  # of any kind: a dataset may be read once at a time
+            return -1
 
     def _say_left_over(self, ranks: int, samples: int) -> None:
         if ranks and self._rank == 0:
@@ -230,13 +279,13 @@ class IterableLoader(EpochLoader):
 
 
 class _SplitDataset(IterableDataset[Any]):
-    """Wraps an iterable that is split already, for DataLoader. ``position``: the epoch, and the samples consumed."""
+    """Wraps an iterable that is split already, for DataLoader. ``position``: seed, epoch, and the samples consumed."""
 
     def __init__(self, dataset: Any, position: torch.Tensor) -> None:
         self._dataset, self._position = dataset, position
 
     def __iter__(self) -> Iterator[Any]:
-        set_epoch(self._dataset, int(self._position[0]))
+        set_epoch(self._dataset, int(self._position[1]))
         return iter(self._dataset)
 
 
@@ -248,16 +297,23 @@ class _Given(Dataset[Any]):
 
 
 class _Collate:
-    """Transforms and collates the samples of a share, and passes on its count and state."""
+    """Transforms the samples of a share and collates them, in micro-batches of ``size``; passes on all else.
 
-    def __init__(self, collate: Callable[[list[Any]], Any], transform: Transform | None, *, counted: bool) -> None:
-        self._collate, self._transform, self._counted = collate, transform, counted
+    By default they are one batch. The result ends with the batches and the numbers of their samples.
+    """
 
-    def __call__(self, found: Any) -> tuple[int, Any, Any]:
-        samples, state, content = found if self._counted else (len(found), None, found)
+    def __init__(
+        self, collate: Callable[[list[Any]], Any], transform: Transform | None, size: int | None, *, counted: bool
+    ) -> None:
+        self._collate, self._transform, self._size, self._counted = Collate(collate), transform, size, counted
+
+    def __call__(self, found: Any) -> tuple[int, int, Any, tuple[list[tuple[int, Any]], list[int]]]:
+        samples, mark, state, content = found if self._counted else (len(found), 0, None, found)
         if self._transform:
             content = [self._transform(each) for each in content]
-        return samples, state, self._collate(content)
+        pieces = pieces_of(len(content), count_pieces(len(content), 1, self._size) if self._size else 1)
+        batches = [self._collate(content[each.start : each.stop]) for each in pieces]
+        return samples, mark, state, (batches, [len(each) for each in pieces])
 
 
 def _as_it_is(share: Any) -> Any:

@@ -7,14 +7,14 @@ number of ranks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from flk_runtime.contract.variable import is_count
-from flk_runtime.data.micro_batches import StepShare, count_pieces
+from flk_runtime.data.micro_batches import MicroBatches, StepShare, count_pieces
 from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree, rng
 
@@ -26,25 +26,26 @@ Transform = Callable[[Any], Any]  # of a sample
 class LoaderOptions:
     """The options of `Run.loader`, which are the same on all ranks.
 
-    - ``batch_size``: samples of a rank's micro-batch.
+    - ``batch_size``: samples of a rank's micro-batch; None with ``batch_sampler=``, which makes them.
     - ``shuffle``: shuffle a map-style dataset anew in each epoch, which is the default. An iterable keeps its order.
     - ``split``: False declares that an iterable is already split over ranks and workers.
     - ``drop_last``: drop the samples at the end of an epoch that are too few for a step. By default the last step has
       fewer samples or a few more.
-    - ``accumulate``: a batch is so many micro-batches, into which `Run.micro_batches` splits it. In an elastic job a
-      step takes ``full_world_size * batch_size * accumulate`` samples, also with fewer ranks, unless the job scales
-      its batch: then a rank's batch has more micro-batches.
+    - ``accumulate``: the loader collates so many micro-batches for a step, and gives them together, for
+      `Run.micro_batches`. In an elastic job a step takes ``full_world_size * batch_size * accumulate`` samples, also
+      with fewer ranks, unless the job scales its batch: then there are more micro-batches. By default a rank's samples
+      of a step are one batch, which is as large as that takes.
     - ``transform``: a function of a sample of an iterable, which all workers call while one process reads. By default
       samples stay as they are.
     - ``seed``: of the order. Default: the seed of the run.
     - ``name``: under which checkpoints have the position. Default: by the order of calls.
     """
 
-    batch_size: int
+    batch_size: int | None
     shuffle: bool | None = None
     split: bool = True
     drop_last: bool = False
-    accumulate: int = 1
+    accumulate: int | None = None
     seed: int | None = None
     name: str | None = None
     transform: Transform | None = None
@@ -57,18 +58,18 @@ class LoaderOptions:
             ("accumulate", "micro-batches per step"),
         ):
             value = getattr(self, name)
-            if not is_count(value, 1):
+            is_default = value is None and (name == "accumulate" or self.of_torch.get("batch_sampler") is not None)
+            if not is_default and not is_count(value, 1):
                 raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more ({what})")
-        refused = sorted({"batch_sampler", "sampler", "generator"} & self.of_torch.keys())
-        if refused:
-            raise SetupError(f"{refused[0]}= cannot be passed: the loader chooses the samples itself")
+        if "generator" in self.of_torch:
+            raise SetupError("generator= cannot be passed: pass seed=, of which the loader makes all random numbers")
         if not self.of_torch.get("in_order", True):
             raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
     @property
     def rank_size(self) -> int:
-        """Samples of a rank in a full step, where all ranks are there."""
-        return self.batch_size * self.accumulate
+        """Samples of a rank in a full step, where all ranks are there; batches, where ``batch_sampler=`` makes them."""
+        return (self.batch_size or 1) * (self.accumulate or 1)
 
 
 class LoaderEvents:
@@ -81,7 +82,7 @@ class LoaderEvents:
     def begin(self) -> None:
         """An iteration is about to give its first batch."""
 
-    def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+    def give(self, loader: EpochLoader, share: StepShare) -> None:
         """The loader gives a batch, which is this rank's share of a step."""
 
     def leave(self, loader: EpochLoader) -> None:
@@ -113,9 +114,10 @@ class LoaderContext:
         """Samples of a full step, over all ranks."""
         return self.options.rank_size * (self.full_world_size or self.world_size)
 
-    def share(self, samples: int, own: int) -> StepShare:
-        """This rank's share of a step of ``samples``."""
-        return StepShare(samples, own, count_pieces(samples, self.world_size, self.options.batch_size))
+    def count_pieces(self, samples: int) -> int:
+        """The number of micro-batches of a step of ``samples``; 1 where the loader gives batches."""
+        options = self.options
+        return 1 if options.accumulate is None else count_pieces(samples, self.world_size, options.batch_size or 1)
 
 
 class EpochLoader:
@@ -219,15 +221,25 @@ class EpochLoader:
         self._context.events.begin()
         self._generator.manual_seed(rng.derive_seed("workers", self._seed, self.epoch, self.consumed, self._rank))
 
-    def _give(self, batch: Any, samples: int, own: int) -> Any:
-        """The next batch, with ``own`` of the ``samples`` of its step, on the run's device."""
-        batch = to_device(batch, self._context.device)
-        self._context.events.give(self, self._context.share(samples, own), batch)
-        return batch
+    def _give(self, parts: list[Any], counts: Sequence[int], share: StepShare) -> Any:
+        """What the loader gives next: micro-batches of so many samples, or the only one of ``parts``, on the device."""
+        parts = to_device(parts, self._context.device)
+        self._context.events.give(self, share)
+        return parts[0] if self._context.options.accumulate is None else MicroBatches(parts, counts, share)
 
     def _next_epoch(self) -> None:
         self._context.events.end_epoch(self)
         self.epoch, self.consumed = self.epoch + 1, 0
+
+
+class Collate:
+    """Collates samples, and gives the number of those that are None beside the batch."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
+        return sum(each is None for each in samples), self._collate(samples)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

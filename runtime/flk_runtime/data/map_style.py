@@ -1,7 +1,7 @@
 """Loader: batches of a map-style dataset, with the arithmetic that gives each rank its share of every step.
 
-The order of an epoch depends on (seed, epoch) only (see `order`). So what is left of it after an interruption can be
-divided among any number of ranks. torch's DataLoader does the loading.
+The order of an epoch depends on (seed, epoch) only (see `order`), or is a sampler's. So what is left of it after an
+interruption can be divided among any number of ranks. torch's DataLoader does the loading, a micro-batch at a time.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from flk_runtime.data import order
-from flk_runtime.data.loader import EpochLoader, LoaderContext
+from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext
+from flk_runtime.data.micro_batches import StepShare, pieces_of
 from flk_runtime.data.partition import DataShard, shard_range
+from flk_runtime.data.samplers import DrawnOrders
 from flk_runtime.errors import MismatchError, SetupError
-
-_BLOCK = 4096  # samples whose indices are computed by one call
 
 
 def step_sizes(samples: int, world_size: int, full: int, *, drop_last: bool) -> tuple[int, int]:
@@ -70,36 +69,49 @@ class Loader(EpochLoader):
             )
         super().__init__(context)
         options = context.options
-        self._shuffle, self._drop_last = options.shuffle is not False, options.drop_last
-        self._order = order.SHUFFLED if self._shuffle else order.OWN  # a checkpoint brings its own
+        self._drop_last = options.drop_last
+        of_torch = dict(options.of_torch)
+        self._drawn = _drawn_orders(of_torch, context)
+        self._digest: str | None = None  # of the sampler's order of this epoch
+        self._shuffle = options.shuffle is not False and not self._drawn
+        # A checkpoint brings its own.
+        self._order = order.SAMPLED if self._drawn else order.SHUFFLED if self._shuffle else order.OWN
         self._samples = len(dataset)
-        least = context.step_size if options.drop_last else 1 if context.evaluates else context.world_size
-        if self._samples < least:
-            unit = "a step of all ranks takes" if options.drop_last else "there are ranks"
-            raise SetupError(f"{context.name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
+        if not self._drawn:
+            self._check_size("dataset", self._samples)
         self._source: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=_BatchSampler(self),
             generator=self._generator,
-            **{"pin_memory": context.device.type == "cuda", **options.of_torch},
+            collate_fn=Collate(of_torch.pop("collate_fn", None) or default_collate),
+            **{"pin_memory": context.device.type == "cuda", **of_torch},
         )
 
     def __len__(self) -> int:
-        """Number of steps of a whole epoch; the same on every rank."""
-        return step_sizes(self._samples, self._world_size, self._step_size, drop_last=self._drop_last)[0]
+        """Number of steps of a whole epoch; the same on every rank. Raises TypeError for a sampler without a length."""
+        length = len(self._drawn) if self._drawn else self._samples
+        return step_sizes(length, self._least_rest, self._step_size, drop_last=self._drop_last)[0]
 
     def _batches(self) -> Iterator[Any]:
         self._begin()
-        for size, batch in zip(self._sizes(), self._timed(self._source), strict=True):
+        epoch_order = self._epoch_order()
+        collated = self._timed(self._source)
+        for step, parts in self._plan(epoch_order.length):
+            missing, given = zip(*(next(collated) for _ in parts), strict=True)
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
-            self.consumed += size
-            yield self._give(batch, size, own_samples(size, self._world_size, self._rank))
+            self.consumed += len(step)
+            counts = [epoch_order.count(part) for part in parts]
+            own = sum(counts) if own_samples(len(step), self._world_size, self._rank) else 0
+            share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)), sum(missing))
+            yield self._give(list(given), counts, share)
+        for _ in collated:  # nothing: its workers end
+            pass
         self._next_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """The position, which is independent of the number of ranks."""
         own = {"samples": self._samples, "shuffle": self._shuffle, "order": self._order}
-        return {**self._position(), **own}
+        return {**self._position(), **own, **({"digest": self._digest} if self._drawn else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.
@@ -111,6 +123,9 @@ class Loader(EpochLoader):
                 f"{self.name}: the checkpoint is of an iterable, and this is data with an index: resume with the same "
                 "data, or give the loader another name="
             )
+        if (state.get("order") == order.SAMPLED) != bool(self._drawn):
+            now, then = ("a sampler", "none") if self._drawn else ("no sampler", "one")
+            raise MismatchError(f"{self.name}: the loader has {now} here, and had {then} in the checkpoint")
         if state.get("shuffle", self._shuffle) != self._shuffle:
             raise MismatchError(
                 f"{self.name}: shuffle={self._shuffle} here, and shuffle={state['shuffle']} in the checkpoint"
@@ -126,44 +141,71 @@ class Loader(EpochLoader):
                 "know: resume with the release that wrote it"
             )
         self._go_to(state)
-        self._order = kind
+        self._order, self._digest = kind, state.get("digest")
 
-    def indices(self) -> Iterator[list[int]]:
-        """Yield this rank's indices for each step that is left of the epoch."""
-        epoch_order = order.EpochOrder(self._order, self._samples, self._seed, self.epoch)
-        for shares in _blocks(self._positions()):
-            found = epoch_order.at(torch.cat([torch.arange(share.start, share.stop) for share in shares]))
-            for indices in torch.split(found, [len(share) for share in shares]):
-                yield indices.tolist()
+    def indices(self) -> Iterator[list[Any]]:
+        """Yield the indices of each of this rank's micro-batches, of all steps that are left of the epoch."""
+        epoch_order = self._epoch_order()
+        return epoch_order.indices(part for _, parts in self._plan(epoch_order.length) for part in parts)
 
-    def _positions(self) -> Iterator[range]:
-        """Yield the positions of this rank's samples for each step that is left of the epoch."""
+    def _epoch_order(self) -> order.Order:
+        if not self._drawn:
+            return order.EpochOrder(self._order, self._samples, self._seed, self.epoch)
+        drawn = self._drawn.of(self.epoch, self._seed, self._digest)
+        self._check_size("sampler", drawn.length)
+        self._digest = drawn.digest
+        return drawn
+
+    def _check_size(self, what: str, length: int) -> None:
+        context, drops = self._context, self._drop_last
+        least = context.step_size if drops else 1 if context.evaluates or self._is_batched else context.world_size
+        if length < least:
+            unit = "a step of all ranks takes" if drops else "there are ranks"
+            raise SetupError(f"{self.name}: the {what} has {length} samples, fewer than {unit} ({least})")
+
+    @property
+    def _is_batched(self) -> bool:
+        """Whether a position is that of a batch, which a sampler made, and not of a sample."""
+        return self._drawn is not None and self._drawn.batched
+
+    @property
+    def _least_rest(self) -> int:
+        """The least number that is a step of its own at the end of an epoch. Batches of a sampler are never joined."""
+        return 1 if self._is_batched else self._world_size
+
+    def _plan(self, length: int) -> Iterator[tuple[range, list[range]]]:
+        """Yield the positions of each step that is left of the epoch, and those of this rank's micro-batches in it."""
         position = self.consumed
-        for size in self._sizes():
+        steps, last = step_sizes(length - position, self._least_rest, self._step_size, drop_last=self._drop_last)
+        for step in range(steps):
+            size = last if step == steps - 1 else self._step_size
             begin, end = rank_share(size, self._world_size, self._rank)
-            yield range(position + begin, position + end)
+            pieces = pieces_of(end - begin, self._context.count_pieces(size))
+            first = position + begin
+            yield range(position, position + size), [range(first + part.start, first + part.stop) for part in pieces]
             position += size
 
-    def _sizes(self) -> Iterator[int]:
-        """Yield the number of samples, over all ranks, of each step that is left of the epoch."""
-        left = self._samples - self.consumed
-        steps, last = step_sizes(left, self._world_size, self._step_size, drop_last=self._drop_last)
-        for step in range(steps):
-            yield last if step == steps - 1 else self._step_size
+    def _next_epoch(self) -> None:
+        super()._next_epoch()
+        self._digest = None
 
 
-def _blocks(ranges: Iterator[range]) -> Iterator[list[range]]:
-    """Yield the ranges in lists with about `_BLOCK` numbers each."""
-    block: list[range] = []
-    count = 0
-    for each in ranges:
-        block.append(each)
-        count += len(each)
-        if count >= _BLOCK:
-            yield block
-            block, count = [], 0
-    if block:
-        yield block
+def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext) -> DrawnOrders | None:
+    """The orders of the sampler in the options for torch's DataLoader, which is taken out of them; None without one.
+
+    Raises SetupError for two samplers, for a batch sampler beside options that make batches, and as `DrawnOrders`.
+    """
+    options = context.options
+    sampler, batch_sampler = of_torch.pop("sampler", None), of_torch.pop("batch_sampler", None)
+    if sampler is None and batch_sampler is None:
+        return None
+    name = "sampler" if batch_sampler is None else "batch_sampler"
+    if options.shuffle or (batch_sampler is not None and (sampler is not None or options.drop_last)):
+        raise SetupError(f"{name}= chooses the samples: leave out shuffle=, and drop_last= beside a batch_sampler")
+    if batch_sampler is not None and options.batch_size is not None:
+        raise SetupError("batch_sampler= makes the batches: leave out batch_size=")
+    chosen = sampler if batch_sampler is None else batch_sampler
+    return DrawnOrders(chosen, context.name, batched=sampler is None, world_size=context.world_size)
 
 
 class _BatchSampler:

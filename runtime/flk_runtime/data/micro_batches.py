@@ -1,19 +1,24 @@
-"""Micro-batches: parts of a rank's batch that fit its memory, and their weights in the mean over the global batch.
+"""Micro-batches: a rank's batches of one step, and their weights in the mean over the global batch.
 
 A step has more samples than fit a rank's memory where gradients are accumulated, and in a job with fewer ranks than
 usual, whose steps have as many samples as before. Then a rank computes its samples in several micro-batches, one after
-the other. Not all ranks have equally many samples.
+the other. The loader collates each of them from samples of its own, so nothing that `collate_fn` made is split. Not all
+ranks have equally many samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from flk_runtime.data.partition import shard_range
 from flk_runtime.errors import SetupError
-from flk_runtime.system import pytree
+
+_CURE: Final = (
+    "a batch of a loader with accumulate= is in micro-batches: loop over run.micro_batches(batch), and change each of "
+    "them in that loop"
+)
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,7 @@ class StepShare:
     samples: int  # of the step, over all ranks
     own: int  # samples that this rank was given; 0 if it was given a sample that another rank has too
     pieces: int  # micro-batches in which every rank computes its samples
-
-    @property
-    def given(self) -> int:
-        """The number of samples in this rank's batch."""
-        return max(1, self.own)
+    missing: int = 0  # samples of this rank that are None, which collate_fn may leave out
 
     def weight(self, world_size: int, fraction: float = 1.0) -> float:
         """The factor of the mean loss of ``fraction`` of this rank's samples.
@@ -35,6 +36,65 @@ class StepShare:
         With it, the mean over the ranks of the sum of such losses is the mean over all samples of the step.
         """
         return world_size * self.own * fraction / self.samples
+
+
+class MicroBatches:
+    """A rank's micro-batches of one step, which a loader with ``accumulate=`` gives for `Run.micro_batches`.
+
+    ``parts`` are the micro-batches, as ``collate_fn`` made them, and ``fractions`` their shares of the rank's samples.
+    All ranks have equally many: a rank with fewer repeats its first one, with the fraction 0. Whatever else takes this
+    for a batch raises an error that says what to do.
+    """
+
+    def __init__(self, parts: Sequence[Any], counts: Sequence[int], share: StepShare) -> None:
+        """``counts``: the number of samples in each of ``parts``."""
+        missing = share.pieces - len(parts)
+        self.parts = [*parts, *[parts[0]] * missing]
+        self.fractions = [count / sum(counts) for count in counts] + [0.0] * missing
+        self.share = share
+
+    def __repr__(self) -> str:
+        return f"<MicroBatches: {len(self.parts)} of a loader with accumulate=>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name}: {_CURE}")
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise SetupError(_CURE)
+
+    __len__ = __getitem__ = __array__ = _refuse
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> NoReturn:
+        raise SetupError(_CURE)
+
+
+def parts_of(batch: Any) -> tuple[StepShare, Iterator[tuple[Any, float]]]:
+    """The share of the step that ``batch`` is, and its micro-batches with their fractions of the rank's samples.
+
+    ``batch`` is what a loader with ``accumulate=`` gave, or a tuple or list of what several gave, whose micro-batches
+    come together. Raises SetupError for anything else, and for several with different numbers of samples.
+    """
+    several = batch if isinstance(batch, (tuple, list)) else [batch]
+    if not several or not all(isinstance(each, MicroBatches) for each in several):
+        kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in several))
+        raise SetupError(
+            f"micro_batches takes what a loader with accumulate= gives, and was given a {type(batch).__name__}"
+            f"{f' ({kinds})' if several is batch else ''}: pass accumulate=1 or more to run.loader, and its batch "
+            "as it is; what changes a batch belongs into the loop over micro-batches"
+        )
+    first = several[0]
+    if any((each.share, each.fractions) != (first.share, first.fractions) for each in several):
+        raise SetupError(
+            f"micro_batches was given batches of different sizes (steps of "
+            f"{', '.join(str(each.share.samples) for each in several)} samples): take a loop over micro_batches for "
+            "each of them"
+        )
+    if several is batch:
+        parts = [type(batch)(together) for together in zip(*(each.parts for each in several), strict=True)]
+    else:
+        parts = first.parts
+    return first.share, zip(parts, first.fractions, strict=True)
 
 
 def count_pieces(samples: int, world_size: int, batch_size: int) -> int:
@@ -45,73 +105,6 @@ def count_pieces(samples: int, world_size: int, batch_size: int) -> int:
     return max(1, -(-samples // (world_size * batch_size)))
 
 
-def split(batch: Any, pieces: int, samples: int) -> Iterator[tuple[Any, float]]:
-    """Yield ``pieces`` micro-batches of a batch of ``samples``, each with its fraction of the samples.
-
-    ``batch`` is a pytree. Leaves with an entry for each sample are split: tensors and arrays by their first dimension,
-    and lists and tuples. The other leaves are the same in each micro-batch. If no leaf has an entry for each sample, as
-    where ``collate_fn`` packs samples into fewer rows, the first dimension that all tensors share is split. A list of
-    as many tensors as there are samples, each with that first dimension, counts as a list of fields, as torch's
-    default_collate makes it. Where there are fewer samples than micro-batches, the last micro-batches are the first
-    sample with the fraction 0. Raises SetupError if nothing can be split, or if it is not clear what.
-    """
-    if pieces == 1 or samples == 1:
-        yield batch, 1.0
-        yield from [(batch, 0.0)] * (pieces - 1)
-        return
-    size = _size(batch, samples)
-
-    def is_column(value: Any) -> bool:
-        return _is_column(value, size)
-
-    for piece in range(pieces):
-        own = shard_range(size, piece, pieces)
-        chosen = slice(own.start, own.stop) if own else slice(1)
-        part = pytree.map_leaves(batch, lambda leaf, chosen=chosen: _cut(leaf, size, chosen), is_column)  # type: ignore[misc]
-        yield part, len(own) / size
-
-
-def _size(batch: Any, samples: int) -> int:
-    """The number of entries of the leaves that are split: ``samples``, or else the first dimension of all tensors."""
-    leaves: list[Any] = []
-    pytree.map_leaves(batch, leaves.append, lambda value: _is_column(value, samples))
-    if any(_has_length(leaf, samples) for leaf in leaves):
-        return samples
-    sizes = {len(leaf) for leaf in leaves if _is_array(leaf)}
-    if len(sizes) != 1:
-        raise SetupError(
-            f"the batch cannot be split into micro-batches: it has {samples} samples, and no tensor or list in it has "
-            "as many entries: have collate_fn keep one entry for each sample"
-        )
-    return sizes.pop()
-
-
-def _is_column(value: Any, size: int) -> bool:
-    """Whether a list or tuple has an entry for each of ``size`` samples, and is no list of fields."""
-    if not _is_list(value) or len(value) != size:
-        return False
-    if not all(_has_length(each, size) for each in value):
-        return True
-    if all(map(_is_list, value)):  # samples are of one kind: a tensor beside a list is a field
-        raise SetupError(
-            f"the batch cannot be split into micro-batches: a list of {size} lists with {size} entries each may be one "
-            f"of {size} samples or of {size} fields: have collate_fn return a dictionary of fields"
-        )
-    return False
-
-
-def _cut(leaf: Any, size: int, chosen: slice) -> Any:
-    return leaf[chosen] if _has_length(leaf, size) else leaf
-
-
-def _has_length(value: Any, size: int) -> bool:
-    return (_is_list(value) or _is_array(value)) and len(value) == size
-
-
-def _is_array(value: Any) -> bool:
-    """Whether this is a tensor, or an array of NumPy, with a dimension."""
-    return getattr(value, "ndim", 0) > 0
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
+def pieces_of(samples: int, pieces: int) -> list[range]:
+    """The ranges of ``samples`` that are micro-batches, at most ``pieces``, and none without a sample."""
+    return [part for part in (shard_range(samples, number, pieces) for number in range(pieces)) if part]

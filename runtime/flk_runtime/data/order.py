@@ -1,11 +1,16 @@
 """The orders of the samples of an epoch, which depend on the seed and the epoch only.
 
+The orders that a sampler of the script gives are in `samplers`.
+
 A shuffled order takes no memory: it is a keyed permutation of the positions, a Feistel network. A position is two
 halves, and each round changes one half by a hash of the other. The network permutes the numbers below a power of 4; a
 result that is no position goes through it again until it is one (cycle walking: Black and Rogaway, CT-RSA 2002).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 
@@ -17,23 +22,47 @@ SHUFFLED = "feistel"
 """The order of a loader that shuffles."""
 EARLIER = "randperm"
 """The order of checkpoints of flk 0.1.0, which holds all positions in memory."""
-KINDS = (OWN, SHUFFLED, EARLIER)
+SAMPLED = "sampler"
+"""The order that a sampler of the script gives."""
+KINDS = (OWN, SHUFFLED, EARLIER, SAMPLED)
 
+_BLOCK = 4096  # samples whose indices are computed by one call
 _ROUNDS = 6
 # The multipliers of splitmix64 (Steele et al., OOPSLA 2014), as signed numbers: torch does not compute with unsigned.
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
+
+
+class Order(Protocol):
+    """The order of an epoch over all ranks: at each of ``length`` positions a sample, or a batch of a batch sampler."""
+
+    length: int
+
+    def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
+        """Yield the indices of the samples at each range of positions."""
+
+    def count(self, positions: range) -> int:
+        """The number of samples at ``positions``."""
 
 
 class EpochOrder:
     """The order of an epoch's ``samples`` over all ranks. ``kind`` is one of KINDS."""
 
     def __init__(self, kind: str, samples: int, seed: int, epoch: int) -> None:
-        self._kind, self._samples = kind, samples
+        self._kind, self._samples, self.length = kind, samples, samples
         self._bits = max(1, ((samples - 1).bit_length() + 1) // 2)  # of a half
         self._keys = [rng.derive_seed("order", seed, epoch, number) for number in range(_ROUNDS)]
         if kind == EARLIER:
             generator = torch.Generator().manual_seed(rng.derive_seed("order", seed, epoch))
             self._all = torch.randperm(samples, generator=generator)
+
+    def count(self, positions: range) -> int:
+        return len(positions)
+
+    def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
+        for block in _blocks(ranges):
+            found = self.at(torch.cat([torch.arange(each.start, each.stop) for each in block]))
+            for indices in torch.split(found, [len(each) for each in block]):
+                yield indices.tolist()
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """The indices of the samples at ``positions``, int64 of any shape."""
@@ -52,6 +81,20 @@ class EpochOrder:
         for key in self._keys:
             left, right = right, left ^ (_hash(right + key) & mask)
         return (left << self._bits) | right
+
+
+def _blocks(ranges: Iterator[range]) -> Iterator[list[range]]:
+    """Yield the ranges in lists with about `_BLOCK` numbers each."""
+    block: list[range] = []
+    count = 0
+    for each in ranges:
+        block.append(each)
+        count += len(each)
+        if count >= _BLOCK:
+            yield block
+            block, count = [], 0
+    if block:
+        yield block
 
 
 def _hash(values: torch.Tensor) -> torch.Tensor:

@@ -109,12 +109,19 @@ def has_state(dataset: Any) -> bool:
     return not shuffles
 
 
+def sources_of(dataset: Any) -> list[Any]:
+    """What the pipeline of a dataset of Hugging Face begins with, such as names of files, as mappings."""
+    return [step.kwargs for step in _steps(dataset) if isinstance(getattr(step, "kwargs", None), dict)]
+
+
 def _has_step(dataset: Any, wanted: Callable[[str, Any], bool]) -> bool:
     """Whether a dataset of Hugging Face has a step of its pipeline, by the name of its class and itself."""
+    return any(wanted(type(step).__name__, step) for step in _steps(dataset))
+
+
+def _steps(dataset: Any) -> Iterator[Any]:
     waiting = [dataset._ex_iterable]
     while waiting:
         step = waiting.pop()
-        if wanted(type(step).__name__, step):
-            return True
+        yield step
         waiting += [each for each in [getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())] if each]
-    return False

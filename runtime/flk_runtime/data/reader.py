@@ -14,13 +14,17 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker
 
 from flk_runtime.data import parts
+from flk_runtime.data.fingerprint import StreamFingerprint
 from flk_runtime.data.partition import shard_range
 from flk_runtime.data.parts import PartsReader, PartState, set_epoch
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
+from flk_runtime.system import rng
 
 # One rank's share of a step: samples that count for the position, the dataset's own state after the step, the samples.
 ReadShare = tuple[int, Any, list[Any]]
+# The same, with a fingerprint of all that has been read in the second place. 0: this rank reads shards of its own.
+MarkedShare = tuple[int, int, Any, list[Any]]
 
 
 def step_shares(
@@ -59,11 +63,14 @@ def step_shares(
         yield len(own), None, own or [latest]
 
 
-class ShareReader(IterableDataset[ReadShare]):
+class ShareReader(IterableDataset[MarkedShare]):
     """The dataset that DataLoader iterates over: this rank's share of each step, from a position on.
 
     Of a stream with shards each worker reads its own parts, and gives full shares. Once `join` is called, this rank
     reads the rest of all parts and takes its share of it, as of a stream without shards.
+
+    While it reads, the global random generators have states of the stream's own, seeded by epoch and part. So a stream
+    that shuffles by them has the same order on all ranks, and again after a restart, which skips what has been read.
     """
 
     def __init__(
@@ -83,13 +90,19 @@ class ShareReader(IterableDataset[ReadShare]):
         self._states: list[PartState] = []
         self._is_joined = False
         self._data: tuple[int, int, Any] | None = None  # epoch, position, and the dataset's own state there
-        # Epoch and position: a tensor, since it is shared with persistent workers.
-        self.position = torch.zeros(2, dtype=torch.int64)
+        # Seed, epoch and position: a tensor, since it is shared with persistent workers.
+        self.position = torch.zeros(3, dtype=torch.int64)
         self.next_epoch()
 
-    def begin(self, epoch: int, consumed: int) -> None:
+    def of_copy(self) -> ShareReader:
+        """This reader with a copy of the dataset, which can be read beside it."""
+        twin = copy.copy(self)
+        twin._dataset = copy.copy(self._dataset)
+        return twin
+
+    def begin(self, seed: int, epoch: int, consumed: int) -> None:
         """Go to a position; the next iteration starts there."""
-        self.position.copy_(torch.tensor([epoch, consumed]))
+        self.position.copy_(torch.tensor([seed, epoch, consumed]))
 
     @property
     def start(self) -> tuple[list[PartState], bool, Any]:
@@ -155,22 +168,38 @@ class ShareReader(IterableDataset[ReadShare]):
             )
         self._states = [(count, done, data) for count, done, data in state.get("read", ())]
 
-    def __iter__(self) -> Iterator[ReadShare]:
-        epoch, consumed = self.position.tolist()
+    def __iter__(self) -> Iterator[MarkedShare]:
+        seed, epoch, consumed = self.position.tolist()
+        fingerprint = StreamFingerprint()
+        begins_at = consumed if self._has_state_at(epoch, consumed) else 0
+        own = rng.OwnNumbers(rng.derive_seed("stream", seed, epoch, begins_at))
+        shares = self._read_shares(seed, epoch, consumed, fingerprint)
+        while True:
+            with own.used():
+                share = next(shares, None)
+            if share is None:
+                return
+            yield share[0], fingerprint.value, *share[1:]
+
+    def _read_shares(self, seed: int, epoch: int, consumed: int, fingerprint: StreamFingerprint) -> Iterator[ReadShare]:
         worker_info = get_worker_info()
         with _hidden_worker():
             set_epoch(self._dataset, epoch)
         if self.is_divided:
             _, own = self._lanes()[worker_info.id if worker_info else 0]
-            return PartsReader(own, self._states, partial(self._open, epoch)).full_shares(self._own_size)
+            return PartsReader(own, self._states, partial(self._open, seed, epoch)).full_shares(self._own_size)
         if self._states:
-            rest = PartsReader(range(len(self._states)), self._states, partial(self._open, epoch))
-            return self._shares(iter(rest), rest.changes)
+            rest = PartsReader(range(len(self._states)), self._states, partial(self._open, seed, epoch))
+            return self._shares(fingerprint.over(rest), rest.changes)
         dataset, skip = self._dataset, consumed
-        if self._data and self._data[:2] == (epoch, consumed):
+        if self._data and self._has_state_at(epoch, consumed):
             dataset, skip = copy.copy(dataset), 0  # the given dataset starts the next epoch from its beginning
             dataset.load_state_dict(self._data[2])
-        return self._shares(_read(dataset, skip), dataset.state_dict if self.has_state else lambda: None)
+        stream = fingerprint.over(_read(dataset, skip))
+        return self._shares(stream, dataset.state_dict if self.has_state else lambda: None)
+
+    def _has_state_at(self, epoch: int, consumed: int) -> bool:
+        return self._data is not None and self._data[:2] == (epoch, consumed)
 
     def _shares(self, stream: Iterator[Any], state: Callable[[], Any]) -> Iterator[ReadShare]:
         return step_shares(
@@ -185,7 +214,8 @@ class ShareReader(IterableDataset[ReadShare]):
     def _lanes(self) -> list[tuple[int, range]]:
         return parts.lanes_of(self._rank, self._world_size, self._workers, self._states, self._own_size)
 
-    def _open(self, epoch: int, part: int, state: PartState) -> tuple[Iterator[Any], Callable[[], Any]]:
+    def _open(self, seed: int, epoch: int, part: int, state: PartState) -> tuple[Iterator[Any], Callable[[], Any]]:
+        rng.seed_cpu(rng.derive_seed("stream", seed, epoch, part, state[0] if state[2] is not None else 0))
         with _hidden_worker():
             dataset = parts.part_of(self._dataset, part, len(self._states), epoch)
         skip, _, data = state

@@ -15,13 +15,18 @@ from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.errors import setting
 
 
+def compares() -> bool:
+    """Whether ranks compare what the script gives them: not one rank, nor where FLK_PREFLIGHT switches it off."""
+    return dist.get_world_size() > 1 and "options" not in setting(user_env.PREFLIGHT)
+
+
 def compare_options(call: str, options: Mapping[str, Any]) -> None:
     """Check that all ranks make the same ``call`` with the same ``options``. Collective: one all-reduce of 16 bytes.
 
     Nothing is compared in a world of one rank, or where FLK_PREFLIGHT switches the check "options" off. Raises
     SetupError on every rank, with the first option that differs and the ranks on each side.
     """
-    if dist.get_world_size() > 1 and "options" not in setting(user_env.PREFLIGHT):
+    if compares():
         check_consistent(call, [(name, describe(value)) for name, value in options.items()])
 
 

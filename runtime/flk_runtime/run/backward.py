@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from flk_runtime.data import StepShare, split
+from flk_runtime.data import StepShare, parts_of
 from flk_runtime.errors import SetupError
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.models import Models
 from flk_runtime.run.weighted_mean import WeightedMean, backward
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -48,18 +46,18 @@ class Backward:
         self.has_looped = False
         """Whether there has been a loop since the latest step, for which `check_step` looks."""
 
-    def micro_batches(self, batch: T) -> Iterator[T]:
+    def micro_batches(self, batch: Any) -> Iterator[Any]:
         """Yield the micro-batches of ``batch``, all but the last one inside of no_sync."""
         if self._loop:
             raise SetupError(
                 "micro_batches in a loop over micro-batches: end that loop before, or pass both batches together, as "
                 "in micro_batches((a, b))"
             )
-        share = self._batches.share_of(batch)
+        share, parts = parts_of(batch)
         loop = self._loop = _Loop(share, self._models.parameters() if share.pieces > 1 else ())
         self.has_looped = True
         try:
-            for part, fraction in split(batch, share.pieces, share.given):
+            for part, fraction in parts:
                 loop.number, loop.fraction = loop.number + 1, fraction
                 with contextlib.nullcontext() if loop.is_last else self._models.no_sync():
                     yield part
@@ -81,6 +79,7 @@ class Backward:
         elif self._latest and not self._latest.passed and self._latest.share is self._batches.latest:
             raise SetupError("backward after a loop over micro-batches without one: call run.backward in that loop")
         if weight is None:
+            self._batches.say_missing()
             backward(loss, loop.share.weight(self._batches.parts, loop.fraction) if loop else self._batches.weight())
             return
         is_last = loop is None or loop.is_last

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from flk_runtime.data import (
     EpochLoader,
@@ -18,18 +18,19 @@ from flk_runtime.data import (
     LoaderOptions,
     StepShare,
     count_shards,
+    describe_data,
     divide_shards,
     length_of,
     make_loader,
     share_of_worker,
 )
+from flk_runtime.distributed import find_difference
 from flk_runtime.errors import SetupError
-from flk_runtime.preflight.options import compare_options
+from flk_runtime.preflight.options import compare_options, compares
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
-from flk_runtime.system import pytree
 
 T = TypeVar("T")
 _LOOP: Final = "loop over its epochs(n) or steps(n)"
@@ -42,7 +43,7 @@ class Batches(LoaderEvents):
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
         self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
-        self._evaluates = self._said_not_saved = False
+        self._evaluates = self._said_not_saved = self._said_missing = False
         self._goes_by_order = False  # the position of a loader is saved under a name by the order of calls
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
@@ -55,7 +56,6 @@ class Batches(LoaderEvents):
         # Loaders with a batch before a backward pass since the latest step; None: no pass has been seen.
         self._used: set[EpochLoader] | None = None
         self._used_before: list[EpochLoader] = []  # the loaders of the latest step that had any
-        self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
     def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:
         """A loader as `Run.loader` describes it, of one of several parts of the data. Collective.
@@ -174,27 +174,29 @@ class Batches(LoaderEvents):
         """The factor of the mean loss of the latest batch. Raises SetupError if loaders give batches that differ."""
         return self._only(lambda share: share.weight(self.parts))
 
+    def say_missing(self) -> None:
+        """Say once that samples of the latest batch are None, of which the mean loss may be without."""
+        if self.latest.missing and not self._said_missing:
+            self._said_missing = True
+            print(
+                f"flk: {self.latest.missing} samples of a batch are None, and run.backward counts them: if collate_fn "
+                "leaves them out, pass it the number of those that are left, as weight=len(x)",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def counts(self) -> bool:
         """Whether the samples of the latest batch count for this rank. Raises SetupError as `weight` does."""
         return self._only(lambda share: share.own > 0)
 
-    def share_of(self, batch: Any) -> StepShare:
-        """This rank's share of the step of ``batch``, by its tensors; of unknown ones, its share of the latest batch.
-
-        Raises SetupError if it is of several loaders, and their shares differ.
-        """
-        tensors = [leaf for leaf in pytree.leaves(batch) if isinstance(leaf, torch.Tensor)]
-        return self._only(lambda share: share, [self._by_tensor[each] for each in tensors if each in self._by_tensor])
-
-    def _only(self, read: Callable[[StepShare], T], shares: Sequence[StepShare] = ()) -> T:
-        """The value that ``read`` returns for all of ``shares``, by default for the shares of all batches in use."""
-        shares = shares or list(self._in_use.values()) or [self.latest]
-        values = {read(share) for share in shares}
+    def _only(self, read: Callable[[StepShare], T]) -> T:
+        """The value that ``read`` returns for the shares of all batches in use."""
+        values = {read(share) for share in self._in_use.values() or [self.latest]}
         if len(values) > 1:
             names = ", ".join(f"{loader.name} {share.samples}" for loader, share in self._in_use.items())
             raise SetupError(
-                f"the loaders of this step give it different numbers of samples ({names}): take a loop over "
-                "micro_batches for each loader's batch, and call run.backward in it"
+                f"the loaders of this step give it different numbers of samples ({names}): make them with "
+                "accumulate=1, take a loop over run.micro_batches for the batch of each, and call run.backward in it"
             )
         return values.pop()
 
@@ -204,7 +206,7 @@ class Batches(LoaderEvents):
     def begin(self) -> None:
         self._saves.manager.start_rank_rng()
 
-    def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+    def give(self, loader: EpochLoader, share: StepShare) -> None:
         if self._step_ended:
             self._in_use.clear()
             self._step_ended = False
@@ -212,9 +214,6 @@ class Batches(LoaderEvents):
         self._unused[loader] += 1
         if torch.is_grad_enabled() or loader in self._in_use:
             self._in_use[loader] = share
-        for leaf in pytree.leaves(batch):
-            if isinstance(leaf, torch.Tensor):
-                self._by_tensor[leaf] = share
         if loader is not self._loader:  # samples of an evaluation do not count for the next step
             self._loader, self._samples = loader, 0
         self._samples += share.samples
@@ -242,10 +241,17 @@ def _is_unread(state: Mapping[str, Any]) -> bool:
 
 
 def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, Any]) -> None:
-    """Raise SetupError on all ranks if the options of a loader differ between them. Collective."""
-    length = length_of(dataset) if options.split else None
-    common = {"batch_size": options.batch_size, "split": options.split, "length of the dataset": length}
+    """Raise SetupError on all ranks if the options of a loader or its data differ between them. Collective."""
+    common = {"batch_size": options.batch_size, "split": options.split}
     shards = count_shards(dataset) if options.split else 1
     if shards > 1:  # which are divided among the workers of all ranks
         common |= {"shards of the dataset": shards, "num_workers": options.of_torch.get("num_workers", 0)}
     compare_options(name, common | shared)
+    if not options.split or not compares():
+        return
+    length = [("length of the dataset", str(length_of(dataset)))]
+    if difference := find_difference(name, length + describe_data(dataset, shards)):
+        raise SetupError(
+            f"{name}: the ranks have different data: {difference}: give all ranks the whole data in the same order, "
+            "since the loader splits it over them; a random split needs the same seed on all ranks"
+        )

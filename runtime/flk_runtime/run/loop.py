@@ -101,12 +101,13 @@ class Loop(Training):
         """Whether checkpoints go to storage. Those in memory are lost with the last pod of the job."""
         return self._saves.manager.has_storage
 
-    def loader(self, dataset: Any, batch_size: int, *, mesh: Any = None, **options: Any) -> EpochLoader:
+    def loader(self, dataset: Any, batch_size: int | None = None, *, mesh: Any = None, **options: Any) -> EpochLoader:
         """A loader of this rank's batches, whose position is saved and restored, as `Run.loader`. Collective.
 
         ``mesh``: the dimension of the script's DeviceMesh along which the data is split, such as ``mesh["dp"]``. The
         ranks of one tensor, context or pipeline parallel group then get the same batches. By default the data is split
-        over all ranks. Call it before the first step.
+        over all ranks. Call it before the first step. With ``accumulate`` it gives `flk_runtime.data.MicroBatches`,
+        whose ``parts`` are the micro-batches of a step.
         """
         of_flk = {key: options.pop(key) for key in LoaderOptions.__dataclass_fields__ if key in options}
         return self._batches.make_loader(dataset, LoaderOptions(batch_size, **of_flk, of_torch=options), _part(mesh))

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from flk_runtime.parallel.average import Average
 
-T = TypeVar("T")
 O = TypeVar("O", bound="Optimizer | Sequence[Optimizer]")  # noqa: E741
 
 
@@ -136,12 +135,12 @@ class Run(Training):
     def loader(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         shuffle: bool | None = None,
         split: bool = True,
         drop_last: bool = False,
-        accumulate: int = 1,
+        accumulate: int | None = None,
         seed: int | None = None,
         name: str | None = None,
         transform: Transform | None = None,
@@ -150,13 +149,15 @@ class Run(Training):
         """A loader of this rank's batches for training, shuffled and with the incomplete last batch. Collective.
 
         Every step takes ``world_size * batch_size * accumulate`` samples. No sample is repeated, and all ranks take the
-        same number of steps. Batches are on the run's device. The position is saved in checkpoints, except for a loader
-        without a name that is made after the first step: where there are checkpoints, `step` raises SetupError if it
-        has trained with that. `flk_runtime.data.LoaderOptions` describes the arguments; ``options`` are the options of
-        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
+        same number of steps. With ``accumulate`` the loader gives micro-batches, for `micro_batches`. Batches are on
+        the run's device. The position is saved in checkpoints, except for a loader without a name that is made after
+        the first step: where there are checkpoints, `step` raises SetupError if it has trained with that.
+        `flk_runtime.data.LoaderOptions` describes the arguments; ``options`` are the options of
+        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, … A ``sampler`` or ``batch_sampler`` is one of
+        a single process: all ranks draw the same order from it, and each takes its share.
 
-        Raises SetupError if the dataset is too small, an option contradicts the loader, or the name is taken, and
-        CheckpointError if the checkpoint's position is of another dataset.
+        Raises SetupError if the dataset is too small, the ranks' data differ, an option contradicts the loader, or the
+        name is taken, and CheckpointError if the checkpoint's position is of another dataset.
         """
         chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, transform, options)
         return self._batches.make_loader(dataset, chosen)
@@ -179,22 +180,22 @@ class Run(Training):
 
     @property
     def accumulation(self) -> int:
-        """Number of micro-batches into which `micro_batches` splits the latest batch; the same on all ranks.
+        """Number of micro-batches of the latest batch; the same on all ranks.
 
         Raises SetupError if it differs between the loaders of the step.
         """
         return self._batches.accumulation
 
-    def micro_batches(self, batch: T) -> Iterator[T]:
-        """Yield the micro-batches of a loader's ``batch``, of about ``batch_size`` samples each.
+    def micro_batches(self, batch: Any) -> Iterator[Any]:
+        """Yield the micro-batches of ``batch``, which a loader with ``accumulate=`` gave.
 
-        Collective: all ranks take as many micro-batches, ``accumulate``, more in an elastic job that lacks ranks, fewer
-        at the end of an epoch. Call `backward` with the mean loss of each, and optimizer.step() after the loop. The
-        gradients are communicated in the last micro-batch only. The batch is a pytree; tensors and lists with an entry
-        for each sample are split. It is known by its tensors; one that the script has made counts as the latest batch.
+        Collective: all ranks take as many, ``accumulate``, more in an elastic job that lacks ranks, fewer at the end of
+        an epoch. Each is what ``collate_fn`` made of its samples, at most ``batch_size``; nothing is split. Call
+        `backward` with the mean loss of each, and optimizer.step() after the loop. The gradients are communicated in
+        the last micro-batch only. A tuple of the batches of several loaders gives tuples of their micro-batches.
 
-        Raises SetupError if the batch must be split and nothing in it has an entry for each sample, if it is of several
-        loaders that differ, and inside of another loop over micro-batches.
+        Raises SetupError for any other batch, such as one that the script has made or changed, for those of several
+        loaders that differ in size, and inside of another loop over micro-batches.
         """
         return self._backward.micro_batches(batch)
 
@@ -203,8 +204,9 @@ class Run(Training):
 
         It is weighted so that the optimizer gets the gradient of the mean over all ranks and micro-batches of the step.
         ``weight`` says how much this mean counts, such as the number of tokens without padding: a number or a tensor
-        with one element, which may differ between ranks and be 0. By default each sample counts as much, also where
-        ranks have different numbers of them; ``loss.backward()`` would weight all ranks alike. ``loss`` may be what
+        with one element, which may differ between ranks and be 0. By default each sample that the loader took counts as
+        much, also where ranks have different numbers of them; ``loss.backward()`` would weight all ranks alike. Where
+        ``collate_fn`` leaves samples out, pass the number of those that are left. ``loss`` may be what
         ``scaler.scale`` returns. If all weights are 0, so are the gradients. Where the weight is 0, ``loss`` may be
         NaN, but not its gradient: cross_entropy is right without labels, a division by their number is not.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import hashlib
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -57,6 +59,51 @@ def set_state(state: dict[str, Any]) -> None:
         numpy.random.set_state((name, numpy.frombuffer(bytes.fromhex(keys), numpy.uint32), position, has_gauss, cached))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(from_hex(state["cuda"]))
+
+
+class OwnNumbers:
+    """Random numbers apart from those of the rank: the global generators on the CPU have states of their own in `used`.
+
+    For what has to draw the same on all ranks, and again after a restart, by Python's, NumPy's or torch's generator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._state: tuple[Any, ...] | None = None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, the generators go on where the last call ended, at first from the seed; then they are as before."""
+        outside = _cpu_state()
+        if self._state:
+            _set_cpu_state(self._state)
+        else:
+            seed_cpu(self._seed)
+        try:
+            yield
+        finally:
+            self._state = _cpu_state()
+            _set_cpu_state(outside)
+
+
+def seed_cpu(seed: int) -> None:
+    """Seed the global generators on the CPU. Unlike `seed_all`, it works in a worker of DataLoader too."""
+    random.seed(seed)
+    if numpy := _numpy():
+        numpy.random.seed(seed % (1 << 32))
+    torch.default_generator.manual_seed(seed)
+
+
+def _cpu_state() -> tuple[Any, ...]:
+    numpy = _numpy()
+    return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+
+
+def _set_cpu_state(state: tuple[Any, ...]) -> None:
+    random.setstate(state[0])
+    torch.set_rng_state(state[1])
+    if state[2] and (numpy := _numpy()):
+        numpy.random.set_state(state[2])
 
 
 def to_hex(state: torch.Tensor) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -19,8 +22,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from flk_runtime.data import IterableLoader, Loader, iterable, length_of, make_loader, reader, shard
-from flk_runtime.data.reader import step_shares
+from flk_runtime.data.reader import ShareReader, step_shares
 from flk_runtime.errors import MismatchError, SetupError
+from flk_runtime.system.rng import seed_all
 from tests.support.loaders import Shares, loader_context
 
 WORLDS = st.integers(1, 7)
@@ -368,8 +372,10 @@ def test_what_is_refused() -> None:
     for data in (Numbers(5), [1, 2, 3]):
         with pytest.raises(SetupError, match="in_order=False"):
             one(data, num_workers=1, in_order=False)
-        with pytest.raises(SetupError, match="sampler= cannot be passed"):
-            one(data, sampler=[1])
+        with pytest.raises(SetupError, match="generator= cannot be passed: pass seed="):
+            one(data, generator=torch.Generator())
+    with pytest.raises(SetupError, match="sampler= is for data with an index: a Numbers has its own order"):
+        one(Numbers(5), sampler=[1])
     with pytest.raises(SetupError, match="epoch 0 of the data has 0 samples for 1 ranks"):
         list(one(iter([])))
     with pytest.raises(
@@ -528,3 +534,111 @@ def test_workers_read_shards_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     resumed = one(Shards(*sizes), num_workers=workers, collate_fn=list)
     resumed.load_state_dict(left.state_dict())
     assert begun + list(resumed) == undisturbed
+
+
+class Shuffled(IterableDataset[int]):
+    """It shuffles its files by a global random generator, and makes its elements noisy by another one."""
+
+    def __init__(self, generator: str) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        files = list(range(10))
+        if self.generator == "python":
+            random.shuffle(files)
+        elif self.generator == "numpy":
+            numpy.random.shuffle(files)
+        else:
+            files = torch.randperm(10).tolist()
+        for file in files:
+            yield from (1000 * random.randrange(1000) + 10 * file + number for number in range(7))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("generator", ["python", "numpy", "torch"])
+def test_a_stream_that_shuffles_has_one_order_for_all_ranks_and_after_a_restart(generator: str, workers: int) -> None:
+    shares: list[list[int]] = []
+    loaders = [one(Shuffled(generator), rank=rank, world_size=2, num_workers=workers, batch_size=5) for rank in (0, 1)]
+    for rank, loader in enumerate(loaders):
+        seed_all(100 + rank)
+        loader._ask = lambda found: lambda: (2, 2 * found[0]) if found else (0, 0)
+        before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        shares.append(values(loader))
+        assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    both = shares[0] + shares[1]
+    assert sorted(each % 1000 for each in both) == [10 * file + number for file in range(10) for number in range(7)]
+    again = one(Shuffled(generator), rank=1, world_size=2, num_workers=workers, batch_size=5)
+    again._ask = loaders[0]._ask
+    again.load_state_dict(again.state_dict() | {"consumed": 40})
+    assert values(again) == shares[1][20:]
+    assert values(loaders[1]) != shares[1]  # in the next epoch
+
+
+def test_a_stream_with_shards_that_shuffles_resumes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mixed(Shards):
+        def __iter__(self) -> Iterator[int]:
+            numbers = list(super().__iter__())
+            random.shuffle(numbers)
+            return iter(numbers)
+
+    for steps in (2, 4):
+        ranks = Ranks(2, monkeypatch)
+        begun, state = ranks.take(lambda: Mixed(9, 9, 9, 9), None, steps)
+        random.seed(steps)
+        rest, _ = Ranks(2, monkeypatch).take(lambda: Mixed(9, 9, 9, 9), state, 100)
+        assert sorted(number for step in begun + rest for number in step) == list(Shards(9, 9, 9, 9))
+
+
+class Listed(IterableDataset[Any]):
+    def __init__(self, elements: Any) -> None:
+        self.elements = elements
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.elements)
+
+
+class World:
+    """The all-reduce of two ranks of which the other one reads ``elements``."""
+
+    def __init__(self, elements: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._other = iter(ShareReader(elements, 1, 2, 4, drop_last=False))
+        monkeypatch.setattr(iterable, "comm_device", lambda device: device)
+        monkeypatch.setattr(iterable.dist, "all_reduce", self._add)
+        monkeypatch.setattr(iterable.process_group, "all_true", lambda flag: lambda: flag)
+
+    def _add(self, total: torch.Tensor, async_op: bool = False) -> Any:
+        count, mark, _, _ = next(self._other)
+        total += torch.tensor([1, count, mark, mark**2])
+        return SimpleNamespace(wait=lambda: None)
+
+
+def test_a_stream_that_ranks_read_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank_0(data: Any, steps: int) -> list[int]:
+        loader = IterableLoader(data, loader_context(2, 0, 2))
+        return values(batch for _, batch in zip(range(steps), loader, strict=False))
+
+    numbers = list(range(20))
+    World(numbers, monkeypatch)
+    assert rank_0(Listed(numbers), 3) == [0, 2, 4, 6, 8, 10]
+    for other, steps in ((numbers[1:], 1), ([*numbers[:8], 0, 0, *numbers[8:]], 3)):
+        World(other, monkeypatch)
+        with pytest.raises(SetupError, match=r"is not the same on all ranks.*pass split=False if the dataset splits"):
+            rank_0(Listed(numbers), steps)
+    World(numbers[1:], monkeypatch)
+    with pytest.raises(SetupError, match="is not the same on all ranks"):
+        rank_0(iter(numbers), 1)
+
+
+def test_random_numbers_of_a_stream_s_own_are_no_reason_to_refuse_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Noisy(Listed):
+        def __iter__(self) -> Iterator[Any]:
+            generator = random.Random()
+            return (torch.tensor([each, generator.randrange(1 << 40)]) for each in self.elements)
+
+    World(list(range(20)), monkeypatch)
+    loader = IterableLoader(Noisy(range(20)), loader_context(2, 0, 2))
+    assert [batch[:, 0].tolist() for _, batch in zip(range(3), loader, strict=False)] == [[0, 2], [4, 6], [8, 10]]
+    said = capsys.readouterr().err
+    assert said.count("ranks read different elements, by random numbers of the dataset's own") == 1

@@ -245,8 +245,6 @@ def test_what_a_loader_refuses() -> None:
     for batch_size in (0, -1, 1.5, "8"):
         with pytest.raises(SetupError, match="batch_size="):
             loader(8, batch_size=batch_size)  # type: ignore[arg-type]
-    with pytest.raises(SetupError, match="sampler= cannot be passed"):
-        loader(8, sampler=[1])
     with pytest.raises(MismatchError, match="has 8 samples, and had 9"):
         loader(8).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "samples": 9})
 

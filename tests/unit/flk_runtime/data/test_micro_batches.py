@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+import itertools
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import IterableLoader, Loader, StepShare, split
+from flk_runtime.data import IterableLoader, Loader, MicroBatches, StepShare, parts_of
 from flk_runtime.data.micro_batches import count_pieces
 from flk_runtime.errors import SetupError
 from tests.support.loaders import Shares, loader_context
@@ -24,15 +23,15 @@ BATCHES = st.integers(1, 5)
 
 def shares_of_an_epoch(
     samples: int, world_size: int, batch_size: int, full: int, consumed: int = 0
-) -> list[list[tuple[list[int], StepShare]]]:
-    """[step][rank]: the samples of a rank, and its share."""
+) -> list[list[tuple[list[tuple[list[int], float]], StepShare]]]:
+    """[step][rank]: the micro-batches of a rank with their fractions, and its share."""
     ranks = []
     for rank in range(world_size):
         shares = Shares()
-        context = loader_context(batch_size, rank, world_size, events=shares, full_world_size=full)
+        context = loader_context(batch_size, rank, world_size, events=shares, full_world_size=full, accumulate=1)
         loader = Loader(TensorDataset(torch.arange(samples)), context)
         loader.consumed = consumed
-        taken = [batch[0].tolist() for batch in loader]
+        taken = [[(part.tolist(), fraction) for (part,), fraction in parts_of(batch)[1]] for batch in loader]
         ranks.append(list(zip(taken, shares.found, strict=True)))
     return [list(step) for step in zip(*ranks, strict=True)]
 
@@ -44,10 +43,11 @@ def test_a_step_has_as_many_samples_with_fewer_ranks_and_each_sample_is_taken_on
     world_size = data.draw(st.integers(1, full))
     samples = data.draw(st.integers(full, 100))
     steps = shares_of_an_epoch(samples, world_size, batch_size, full)
-    assert sorted(i for step in steps for taken, _ in step for i in taken) == list(range(samples))
+    every = [[part for taken, _ in step for part, fraction in taken if fraction] for step in steps]
+    assert sorted(itertools.chain.from_iterable(itertools.chain.from_iterable(every))) == list(range(samples))
     assert len(steps) in (samples // (full * batch_size), -(-samples // (full * batch_size)), 1)
-    for step in steps[:-1]:
-        assert sum(len(taken) for taken, _ in step) == full * batch_size
+    for parts in every[:-1]:
+        assert sum(map(len, parts)) == full * batch_size
 
 
 @given(samples=st.integers(8, 60), consumed=st.integers(0, 60), world_size=WORLDS, batch_size=BATCHES)
@@ -60,10 +60,11 @@ def test_the_weights_of_a_step_make_the_mean_over_its_samples(
         total = 0.0
         for taken, share in step:
             assert share.pieces == pieces  # all ranks take as many micro-batches
-            for (part,), fraction in split((torch.tensor(taken),), pieces, share.given):
-                assert len(part) <= batch_size + 1
+            assert len(taken) == pieces
+            for part, fraction in taken:
+                assert len(part) <= batch_size
                 total += share.weight(world_size, fraction) * values[part].mean().item() / world_size
-        distinct = {i for taken, _ in step for i in taken}
+        distinct = {i for taken, _ in step for part, _ in taken for i in part}
         assert total == pytest.approx(values[sorted(distinct)].mean().item())
 
 
@@ -75,15 +76,15 @@ def test_accumulated_micro_batches_are_one_batch_of_a_rank() -> None:
             context = loader_context(3, rank, 2, events=given, accumulate=2, shuffle=False if make is Loader else None)
             if make is Loader:
                 data: Any = TensorDataset(torch.arange(29))
-                batches = [batch.tolist() for (batch,) in Loader(data, context)]
+                batches = [[part.tolist() for (part,) in batch.parts] for batch in Loader(data, context)]
             else:
                 loader = IterableLoader(_Numbers(29), context)
                 loader._ask = lambda found: lambda: (2, {6: 12, 3: 5, 2: 5}[found[0]]) if found else (0, 0)  # type: ignore[method-assign]
                 iterator = iter(loader)
-                batches = [next(iterator).tolist() for _ in range(3)]
-            shares[rank] = given.found, [len(batch) for batch in batches]
-        assert shares[0] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 3, 1)], [6, 6, 3])
-        assert shares[1] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 2, 1)], [6, 6, 2])
+                batches = [[part.tolist() for part in next(iterator).parts] for _ in range(3)]
+            shares[rank] = given.found, [[len(part) for part in batch] for batch in batches]
+        assert shares[0] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 3, 1)], [[3, 3], [3, 3], [3]])
+        assert shares[1] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 2, 1)], [[3, 3], [3, 3], [2]])
     with pytest.raises(SetupError, match="accumulate=0: expected a whole number, 1 or more"):
         loader_context(3, accumulate=0)
 
@@ -94,58 +95,104 @@ def test_the_number_of_micro_batches_is_that_of_the_rank_with_most_samples() -> 
     assert count_pieces(1, 4, 32) == 1
 
 
-def test_a_batch_is_split_with_everything_in_it_that_has_an_entry_for_each_sample() -> None:
-    Pair = namedtuple("Pair", "inputs targets")
-    batch = {"pair": Pair(torch.arange(5), torch.arange(10).view(5, 2)), "texts": list("abcde"), "scale": 3.0}
-    parts: list[Any] = [part for part, _ in split(batch, 2, 5)]
-    assert [part["pair"].inputs.tolist() for part in parts] == [[0, 1, 2], [3, 4]]
-    assert [part["pair"].targets.shape for part in parts] == [(3, 2), (2, 2)]
-    assert [part["texts"] for part in parts] == [["a", "b", "c"], ["d", "e"]]
-    assert [part["scale"] for part in parts] == [3.0, 3.0]
+def test_the_loader_collates_each_micro_batch_from_samples_of_its_own() -> None:
+    """Time comes first, two views are concatenated, or samples are packed into a row: nothing of that can be split."""
+
+    def pack(samples: list[torch.Tensor]) -> dict[str, Any]:
+        both = torch.cat([torch.stack(samples), -torch.stack(samples)])
+        time_first = torch.nn.utils.rnn.pad_sequence(samples)
+        return {"views": both, "time": time_first, "row": torch.cat(samples)[None], "lengths": [*map(len, samples)]}
+
+    for make in (Loader, IterableLoader):
+        data: Any = [torch.full((3,), float(number)) for number in range(14)]
+        shuffle = False if make is Loader else None
+        options: dict[str, Any] = {"accumulate": 2, "shuffle": shuffle, "collate_fn": pack}
+        loader = make(data, loader_context(3, **options))
+        steps = [[part for part, _ in parts_of(batch)[1]] for batch in loader]
+        assert [[part["row"][0, ::3].tolist() for part in parts] for parts in steps] == [
+            [[0, 1, 2], [3, 4, 5]],
+            [[6, 7, 8], [9, 10, 11]],
+            [[12, 13]],
+        ]
+        for part in itertools.chain.from_iterable(steps):
+            first, second = part["views"].chunk(2)
+            assert torch.equal(first, -second)
+            assert part["time"].shape == (3, len(part["lengths"]))
+
+
+def test_samples_that_are_none_are_counted_since_the_mean_may_be_without_them() -> None:
+    def drop(samples: list[Any]) -> list[Any]:
+        return [each for each in samples if each is not None]
+
+    for make in (Loader, IterableLoader):
+        shares = Shares()
+        shuffle = False if make is Loader else None
+        context = loader_context(2, events=shares, accumulate=2, shuffle=shuffle, collate_fn=drop)
+        assert [batch.parts for batch in make([1, None, 3, 4, 5], context)] == [[[1], [3, 4]], [[5]]]
+        assert [share.missing for share in shares.found] == [1, 0]
+
+
+def test_a_batch_of_micro_batches_is_no_plain_batch() -> None:
+    (batch, *_) = list(Loader(TensorDataset(torch.arange(8)), loader_context(2, accumulate=2)))
+    assert len(batch.parts) == 2
+    for wrong in (lambda: batch[0], lambda: len(batch), lambda: list(batch), lambda: torch.nn.functional.relu(batch)):
+        with pytest.raises(SetupError, match=r"loop over run.micro_batches\(batch\)"):
+            wrong()
+    with pytest.raises(AttributeError, match=r"loop over run.micro_batches\(batch\)"):
+        batch.to("cpu")
+
+
+def test_a_batch_that_the_script_made_is_refused() -> None:
+    for batch, kind in (
+        (torch.ones(4), "Tensor"),
+        ([torch.ones(4)], r"list \(Tensor\)"),
+        ({"x": 1}, "dict"),
+        ((), "tuple"),
+    ):
+        with pytest.raises(SetupError, match=f"was given a {kind}.*: pass accumulate=1 or more to run.loader"):
+            parts_of(batch)
+    (plain, *_) = list(Loader(TensorDataset(torch.arange(8)), loader_context(2)))
+    with pytest.raises(SetupError, match="pass accumulate=1"):
+        parts_of(plain)
+
+
+def test_batches_of_several_loaders_come_together_if_they_are_alike() -> None:
+    first, second, other = (
+        next(
+            iter(
+                Loader(TensorDataset(torch.arange(count) + 10 * count), loader_context(2, accumulate=2, shuffle=False))
+            )
+        )
+        for count in (8, 6, 3)
+    )
+    share, parts = parts_of((first, second))
+    assert share == StepShare(4, 4, 2)
+    assert [[one.tolist() for (one,) in pair] for pair, _ in parts] == [[[80, 81], [60, 61]], [[82, 83], [62, 63]]]
+    with pytest.raises(SetupError, match=r"different sizes \(steps of 4, 3 samples\): take a loop over"):
+        parts_of((first, other))
 
 
 def test_a_rank_with_fewer_samples_than_micro_batches_repeats_one_without_weight() -> None:
-    parts = [(part.tolist(), fraction) for part, fraction in split(torch.tensor([7]), 3, 1)]
-    assert parts == [([7], 1.0), ([7], 0.0), ([7], 0.0)]
-
-
-def test_lists_of_samples_of_any_kind_are_split_with_the_tensors_beside_them() -> None:
-    boxes = [{"boxes": torch.zeros(count, 4), "id": count} for count in range(4)]
-    images = tuple(torch.full((3, 2), float(each)) for each in range(4))
-    batch = {"detection": (images, boxes), "array": numpy.arange(4), "class_weights": torch.ones(10)}
-    parts: list[Any] = [part for part, _ in split(batch, 2, 4)]
-    assert [[image[0, 0].item() for image in part["detection"][0]] for part in parts] == [[0, 1], [2, 3]]
-    assert [[each["id"] for each in part["detection"][1]] for part in parts] == [[0, 1], [2, 3]]
-    assert [part["array"].tolist() for part in parts] == [[0, 1], [2, 3]]
-    assert all(len(part["class_weights"]) == 10 for part in parts)
-
-
-def test_fields_are_told_from_samples_though_there_are_as_many() -> None:
-    fields: list[Any] = [part for part, _ in split([torch.arange(2), ["a", "b"]], 2, 2)]
-    assert [(part[0].tolist(), part[1]) for part in fields] == [([0], ["a"]), ([1], ["b"])]
-    pair: list[Any] = [part for part, _ in split([torch.arange(4).view(2, 2), torch.arange(2)], 2, 2)]
-    assert [(part[0].tolist(), part[1].tolist()) for part in pair] == [([[0, 1]], [0]), ([[2, 3]], [1])]
-    with pytest.raises(SetupError, match="2 samples or of 2 fields: have collate_fn return a dictionary of fields"):
-        list(split([("a", "b"), ("c", "d")], 2, 2))
-
-
-def test_rows_of_packed_samples_are_split_where_all_tensors_have_as_many() -> None:
-    parts = [(part["x"].tolist(), fraction) for part, fraction in split({"x": torch.arange(3), "n": 7}, 2, 8)]
-    assert parts == [([0, 1], 2 / 3), ([2], 1 / 3)]
-
-
-def test_a_batch_in_which_nothing_has_the_number_of_samples_cannot_be_split() -> None:
-    assert list(split("anything", 1, 4)) == [("anything", 1.0)]
-    for batch in ({"texts": ["a", "b"]}, (torch.ones(2), torch.ones(3))):
-        with pytest.raises(SetupError, match="it has 4 samples, and no tensor or list in it has as many entries"):
-            list(split(batch, 2, 4))
+    batch = MicroBatches(["a", "b"], [3, 1], StepShare(20, 4, 3))
+    assert list(parts_of(batch)[1]) == [("a", 0.75), ("b", 0.25), ("a", 0.0)]
 
 
 def test_an_iterable_keeps_its_global_batch_too() -> None:
     shares = Shares()
     stream = IterableLoader(_Numbers(20), loader_context(3, events=shares, full_world_size=2))
     assert [len(batch) for batch in stream] == [6, 6, 6, 2]
-    assert shares.found == [StepShare(6, 6, 2)] * 3 + [StepShare(2, 2, 1)]
+    assert shares.found == [StepShare(6, 6, 1)] * 3 + [StepShare(2, 2, 1)]
+    divided = IterableLoader(_Numbers(20), loader_context(3, events=shares, full_world_size=2, accumulate=1))
+    assert [[len(part) for part in batch.parts] for batch in divided] == [[3, 3], [3, 3], [3, 3], [2]]
+    assert shares.found[4:] == [StepShare(6, 6, 2)] * 3 + [StepShare(2, 2, 1)]
+
+
+def test_data_that_is_split_already_has_as_many_micro_batches_on_all_ranks() -> None:
+    """Though one rank has a full step left, and another one a single sample."""
+    loader = IterableLoader(_Numbers(5), loader_context(2, 0, 2, split=False, accumulate=2))
+    loader._ask = lambda found: lambda: (2, found[0] + 4) if found else (0, 0)  # type: ignore[method-assign]
+    batches = [[(part.tolist(), fraction) for part, fraction in parts_of(batch)[1]] for batch in loader]
+    assert batches == [[([0, 1], 0.5), ([2, 3], 0.5)], [([4], 1.0), ([4], 0.0)]]
 
 
 class _Numbers(torch.utils.data.IterableDataset[int]):
