@@ -119,12 +119,14 @@ class Acceptor(Generic[M]):
         sock, address = accepted[0], str(accepted[1][0])
         if len(self._strangers) >= self._most:
             self._drop(next(iter(self._strangers)), "it made room for newer ones")
-        now = time.monotonic()
+        now, end = time.monotonic(), sock
         try:
             sock.setblocking(False)
-            connection = Connection(self._wrap(sock), self._session(), self._registry, self._lease, now)
-        except OSError:  # the other end has gone again
-            sock.close()
+            end = self._wrap(sock)
+            connection = Connection(end, self._session(), self._registry, self._lease, now)
+        except OSError as error:  # the other end has gone again, or does not speak TLS
+            end.close()
+            self.refuse(address, reason(error))
             return
         stranger = _Stranger(connection, address, now + HANDSHAKE)
         self._strangers[stranger] = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -194,4 +193,4 @@ class Stream(Generic[M]):
 
 def reason(error: Exception) -> str:
     """The reason of an error, in a few words."""
-    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    return str(getattr(error, "strerror", None) or error)

@@ -269,7 +269,7 @@ class Server:
                 self._break(peer, silence)
 
     def _serve_attempt_store(self) -> int:
-        self._attempt_store = AttemptStore(self._post)
+        self._attempt_store = AttemptStore(self._post, local=self._settings.local)
         return self._attempt_store.port
 
 
