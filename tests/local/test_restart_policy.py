@@ -184,7 +184,8 @@ def test_launchers_that_are_all_killed_leave_their_attempts_on_the_volume(
 ) -> None:
     """The namespace keeps no records: the next launchers count on, so that a job at its memory limit ends."""
     folder = tmp_path / "checkpoints"
-    job = forked_pods(1, 1, script=KEEP_TRAINING, **{pod_env.JOB_UID: "uid-1", user_env.CHECKPOINT: str(folder)})
+    identity = {pod_env.JOB_UID: "uid-1", pod_env.RDZV_SECRET: "secret"}
+    job = forked_pods(1, 1, script=KEEP_TRAINING, **identity, **{user_env.CHECKPOINT: str(folder)})
     record = folder / ".flk-record-test.uid-1.json"
     for attempt in (0, 1):
         job.start("train.py")

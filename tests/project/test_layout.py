@@ -45,6 +45,7 @@ COVERED = {
         "flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
+    "tests/unit/flk_runtime/launcher/test_metrics_page.py": "flk_runtime.launcher.http_server",
     "tests/local/test_between_passes.py": "flk_runtime.parallel.records",
     "tests/local/test_silent_training.py": "flk_runtime.parallel.full_parameters flk_runtime.parallel.silent_errors",
     "tests/local/test_optimizer_watch.py": "flk_runtime.distributed.settled",

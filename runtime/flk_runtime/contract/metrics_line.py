@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from flk_runtime.contract import foreign
+
 TOTALS: Final = ("total", "total_steps", "steps", "max_steps")  # keys with the number of steps of the whole job
 AT: Final = "at"  # key with the time at which a line was made that is printed later, in seconds since the epoch
 _LONGEST: Final = 300.0  # seconds that such a line may wait: a script may mean something else by its name
@@ -53,7 +55,7 @@ def parse(line: str | bytes) -> MetricsLine | None:
         return None
     try:
         values = json.loads(line)
-    except (ValueError, RecursionError):
+    except foreign.ERRORS:  # not by foreign.parse: Python writes a loss of NaN as it stands
         return None
     step = _count(values.get("step"))
     if step is None:

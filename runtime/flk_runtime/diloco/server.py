@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import queue
 import socket
@@ -9,18 +10,38 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from flk_runtime.contract import foreign
+from flk_runtime.contract.strategies import OUTER_DTYPES
+from flk_runtime.contract.typed import AtMost, Seconds, Within
 from flk_runtime.diloco import messages
 from flk_runtime.diloco.messages import Data, FromHub, Peer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
-from flk_runtime.wire import LEASE, Lease, Refused, Stream, VersionError, listen, serve
+from flk_runtime.wire import LEASE, Acceptor, Lease, Refused, listen
 
 _TICK = 0.5  # seconds
-_HANDSHAKE_TIMEOUT = 10.0  # seconds, of TLS
 _Item = tuple[FromHub, Data]
+_BYTES, _MORE = 4, 1 << 16  # that a worker may send at once: of an element, and of all beside them
+
+
+def _check_dtype(name: str) -> None:
+    if name not in OUTER_DTYPES:
+        raise ValueError(f"expected one of {', '.join(OUTER_DTYPES)}")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the hub itself uses of the layout of a worker."""
+
+    workers: Annotated[int, Within(1, 10_000)]
+    wait: Seconds
+    timeout: Seconds
+    sizes: Annotated[list[Annotated[int, Within(0, 2**40)]], AtMost(10_000)]
+    dtype: Annotated[str, _check_dtype]
 
 
 class Hub:
@@ -38,12 +59,21 @@ class Hub:
         """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
         if not secret and not _is_loopback(address):
             raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
-        self._secret, self._tls, self._lease, self._log = secret, tls, Lease(LEASE), log
-        self._socket = listen(address, port)
-        self.port = int(self._socket.getsockname()[1])
+        self._lease, self._log = Lease(LEASE), log
+        listener = listen(address, port)
+        self.port = int(listener.getsockname()[1])
+        self._acceptor = Acceptor(
+            listener,
+            lambda: messages.session(secret, serves=True),
+            messages.MESSAGES,
+            log,
+            lease=self._lease,
+            wrap=functools.partial(_with_tls, tls),
+        )
         self._lock = threading.Lock()
         self._rounds: Rounds | None = None
         self._layout: dict[str, Any] = {}
+        self._longest = 0  # bytes that a worker may send at once
         self._peers: dict[int, _Peer] = {}  # by worker
         self._closed = threading.Event()
         self.bytes = 0  # sent and received, of connections that have ended
@@ -51,7 +81,7 @@ class Hub:
 
     def start(self) -> None:
         """Serve in threads of this process."""
-        threading.Thread(target=serve, args=(self._socket, self._serve, "worker"), daemon=True).start()
+        threading.Thread(target=self._acceptor.serve, args=(self._serve, "worker"), daemon=True).start()
         threading.Thread(target=self._tick, daemon=True).start()
 
     @property
@@ -81,54 +111,58 @@ class Hub:
     def close(self) -> None:
         """Stop listening and close all connections."""
         self._closed.set()
-        self._socket.close()
+        self._acceptor.close()
         with self._lock:
             for peer in self._peers.values():
                 peer.stream.close()
 
-    def _serve(self, tcp: socket.socket) -> None:
-        worker, peer, reason = -1, None, ""
-        sock: socket.socket | TlsSocket = tcp
+    def _serve(self, stream: Peer, address: str) -> None:
+        hello, _ = stream.receive()
+        if not isinstance(hello, messages.Hello):
+            self._acceptor.refuse(address, "it did not introduce itself")
+            return
+        worker, reason, peer = hello.worker, "", None
         try:
-            tcp.settimeout(_HANDSHAKE_TIMEOUT)
-            if self._tls:
-                sock = TlsSocket(self._tls.wrap_socket(tcp, server_side=True))
-            stream = Stream(sock, messages.session(self._secret, serves=True), messages.MESSAGES, self._lease)
-            hello, _ = stream.receive()
-            if not isinstance(hello, messages.Hello):
-                raise ConnectionError("the worker did not introduce itself")
-            worker = hello.worker
-            if problem := self._problem(hello.layout):
+            with self._lock:
+                problem = self._problem(hello)
+                if not problem:
+                    peer = _Peer(stream, self._lease)
+                    self._join(peer, hello)
+            if peer is None:
                 stream.send(Refused(problem))
                 return
-            peer = _Peer(stream, self._lease)
-            self._join(peer, hello)
             while True:
                 message, length = stream.receive()
+                if length > self._longest:
+                    raise ConnectionError(f"it sent {length} bytes at once")
                 data = stream.receive_bytes(length)
                 if isinstance(message, messages.Bye):
                     return
                 self._handle(worker, peer, message, data)
-        except VersionError as error:
-            self._log(f"refused a worker: {error}")
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, *foreign.ERRORS) as error:
             reason = str(error) or type(error).__name__
         finally:
-            if peer is None:
-                sock.close()
-            else:
+            if peer:
                 self._leave(worker, peer, reason)
 
-    def _problem(self, layout: dict[str, Any]) -> str:
-        """Why a worker with this layout cannot train with the others; empty if it can."""
-        with self._lock:
-            if not self._rounds:
-                self._layout = layout
-                limits = Limits(int(layout["workers"]), float(layout["wait"]), float(layout["timeout"]))
-                self._rounds = Rounds(limits, layout["sizes"], layout["dtype"], time.monotonic(), self._log)
-            keys = self._layout.keys() - {"wait", "timeout"}
-            different = [key for key in self._layout if key in keys and layout.get(key) != self._layout[key]]
-        if not different:
+    def _problem(self, hello: messages.Hello) -> str:
+        """Why a worker with this layout cannot train with the others; empty if it can. Call it with the lock.
+
+        Where no worker is left, the first that comes sets the layout anew.
+        """
+        layout, now = hello.layout, time.monotonic()
+        keys = self._layout.keys() - {"wait", "timeout"}
+        different = [key for key in self._layout if key in keys and layout.get(key) != self._layout[key]]
+        if self._rounds and not different:
+            return ""
+        if not self._peers:
+            try:
+                made = foreign.read(_Layout, layout)
+                limits = Limits(made.workers, made.wait, made.timeout)
+                self._rounds = Rounds(limits, made.sizes, made.dtype, now, self._log)
+            except (RuntimeError, *foreign.ERRORS) as error:
+                return f"its layout cannot be used: {error}"
+            self._layout, self._longest = layout, _BYTES * sum(made.sizes) + _MORE
             return ""
         key = different[0]
         if key in ("sizes", "model"):
@@ -136,19 +170,19 @@ class Hub:
         return f"its {key} is {layout.get(key)!r}, and {self._layout[key]!r} on the other workers"
 
     def _join(self, peer: _Peer, hello: messages.Hello) -> None:
+        """Add a worker. Call it with the lock."""
         worker = hello.worker
-        with self._lock:
-            former = self._peers.get(worker)
-            self._peers[worker] = peer
-            peer.incarnation = hello.incarnation
-            if former and former.incarnation != peer.incarnation:
-                reason = f"another process has taken the place of worker {worker}: give each site a number of its own"
-                former.post(Refused(reason), b"")
-            if former:
-                self._forget(former)
-            if self._rounds:
-                member = Member(worker, peer.post, hello.versions, hello.digest)
-                self._rounds.join(member, time.monotonic())
+        former = self._peers.get(worker)
+        self._peers[worker] = peer
+        peer.incarnation = hello.incarnation
+        if former and former.incarnation != peer.incarnation:
+            reason = f"another process has taken the place of worker {worker}: give each site a number of its own"
+            former.post(Refused(reason), b"")
+        if former:
+            self._forget(former)
+        if self._rounds:
+            member = Member(worker, peer.post, hello.versions, hello.digest)
+            self._rounds.join(member, time.monotonic())
 
     def _handle(self, worker: int, peer: _Peer, message: messages.Message, data: bytearray) -> None:
         with self._lock:
@@ -199,6 +233,10 @@ class _Peer:
     def close(self) -> None:
         """Close the connection after all posted messages are sent."""
         self._queue.put(None)
+
+
+def _with_tls(tls: ssl.SSLContext | None, sock: socket.socket) -> socket.socket | TlsSocket:
+    return TlsSocket(tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)) if tls else sock
 
 
 def _is_loopback(address: str) -> bool:

@@ -19,7 +19,10 @@ _PIECE: Final = 1 << 16  # bytes that are sent under the lock at once
 
 
 class TlsSocket:
-    """A socket with the methods that `flk_runtime.wire.Stream` uses, over an SSLSocket after its handshake."""
+    """A socket with the methods that `flk_runtime.wire.Stream` and `Connection` use, over an SSLSocket.
+
+    Without a handshake before, the first calls make it.
+    """
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._socket = sock
@@ -31,14 +34,28 @@ class TlsSocket:
         """Raise TimeoutError from later calls after ``seconds`` without progress; None: never."""
         self._timeout = seconds
 
+    def setblocking(self, blocking: bool) -> None:
+        """Raise BlockingIOError from later calls where they would wait; True: they wait for ever."""
+        self._timeout = None if blocking else 0.0
+
+    def fileno(self) -> int:
+        """The descriptor, to be selected. What has arrived and was decrypted does not make it readable."""
+        return self._socket.fileno()
+
     def setsockopt(self, level: int, option: int, value: int) -> None:
         """Set an option of the TCP connection."""
         self._socket.setsockopt(level, option, value)
 
-    def send(self, data: memoryview) -> int:
+    def send(self, data: bytes | memoryview) -> int:
         """Send some bytes, and return how many."""
-        with data[:_PIECE] as piece:
+        with memoryview(data)[:_PIECE] as piece:
             return self._without_blocking(partial(self._socket.send, piece))
+
+    def recv(self, most: int) -> bytes:
+        """Receive at most so many bytes; none: the other end has closed the connection."""
+        buffer = bytearray(min(most, _PIECE))
+        with memoryview(buffer) as view:
+            return bytes(buffer[: self.recv_into(view)])
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive some bytes into ``buffer``, and return how many; 0: the other end has closed the connection."""
@@ -68,6 +85,8 @@ class TlsSocket:
             self._wait(number, event, deadline)
 
     def _wait(self, number: int, event: int, deadline: float | None) -> None:
+        if self._timeout == 0:
+            raise BlockingIOError("it would wait")
         poll = select.poll()
         poll.register(number, event)
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000

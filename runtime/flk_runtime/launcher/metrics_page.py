@@ -14,18 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from http.server import BaseHTTPRequestHandler
+from typing import Final
 
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import Goodput, JobRecord
 from flk_runtime.contract.telemetry import RANKS_LIMIT, PodUsage, Telemetry, latest_sample
+from flk_runtime.launcher.http_server import PodServer
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
-from flk_runtime.wire import listen, reason
+from flk_runtime.wire import reason
+from flk_runtime.wire.listener import LOOPBACK
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_CLIENTS: Final = 16  # connections that are served at once; others are closed
 _PATIENCE: Final = 30.0  # seconds for which a client may neither send nor take anything
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # in values of labels
 _PROGRESS: Final = 60.0  # seconds without news of an attempt after which none runs
@@ -141,7 +142,7 @@ class MetricsPage:
                 """Print nothing: the log is for the training."""
 
         try:
-            server = _Server(("", settings.metrics_port), Handler)
+            server = PodServer((LOOPBACK if settings.pod_ip == LOOPBACK else "", settings.metrics_port), Handler)
         except OSError as error:
             log(f"metrics are not served at port {settings.metrics_port}: {reason(error)}")
             return
@@ -242,24 +243,3 @@ def _labels(labels: Mapping[str, object]) -> str:
         )
         + "}"
     )
-
-
-class _Server(ThreadingHTTPServer):
-    """Listens on IPv4 and IPv6, where the pod has both. Slow clients cannot have it keep many threads."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._free = threading.BoundedSemaphore(_CLIENTS)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def server_bind(self) -> None:
-        self.socket.close()
-        self.socket = listen(*self.server_address)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure, Kind, kind_of_end
 from flk_runtime.contract.failure_text import kind_of_text, with_advice
 from flk_runtime.contract.secrets import hidden
+from flk_runtime.contract.typed import Time
 from flk_runtime.system.text import last_exception
 
 _STDERR_LINES = 20  # that are kept
@@ -31,7 +32,19 @@ _TERMINATED = "terminate called "
 _CRASH = re.compile(r"^(terminate called |Fatal Python error: )", re.MULTILINE)  # a process that aborts writes this
 _THROWN = re.compile(r"^terminate called after throwing an instance of '(?:\w+::)*(\w+)'", re.MULTILINE)
 _TRAILING_LINES = 2  # that may follow the traceback which ended a process
-_REPORTED_FIELDS = ("type", "message", "traceback", "time", "exit_code")
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a rank reports; its fields but ``output`` are those of a failure. None: it does not say."""
+
+    kind: Kind
+    type: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+    time: Time | None = None
+    exit_code: int | None = None
+    output: str = ""
 
 
 def is_crash(stderr: str) -> bool:
@@ -46,12 +59,12 @@ def from_report(failure: Failure, report: bytes, secrets: Sequence[str] = ()) ->
     failure is without ``secrets``.
     """
     try:
-        reported = json.loads(report)
-        fields = {name: reported[name] for name in _REPORTED_FIELDS if name in reported}
-        fields |= {name: hidden(fields[name], secrets) for name in ("message", "traceback") if name in fields}
-        return replace(failure, kind=Kind(reported["kind"]), **fields), str(reported.get("output", ""))
-    except (ValueError, TypeError, KeyError, AttributeError):
+        found = foreign.load(_Report, report)
+    except foreign.ForeignError:
         return None
+    fields = {name: value for name, value in vars(found).items() if name != "output" and value is not None}
+    fields |= {name: hidden(fields[name], secrets) for name in ("message", "traceback") if name in fields}
+    return replace(failure, **fields), found.output
 
 
 def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Failure:

@@ -7,7 +7,8 @@ without an API server or a volume that answers, the job runs on.
 
 from __future__ import annotations
 
-import contextlib
+import hmac
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ INTERVAL: Final = 300.0  # seconds after which the progress alone is written
 _PAUSE: Final = 2.0  # seconds between two writes at least
 _RETRY: Final = 30.0  # seconds after a write that failed
 _LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
+_SEAL: Final = re.compile(r',"seal":"([0-9a-f]{64})"\}')
+_SEAL_LENGTH: Final = 75
 
 
 class RecordArchive:
@@ -101,15 +104,28 @@ class RecordArchive:
             self._flushes = False
 
     def read(self) -> ArchivedRecord | None:
-        """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now."""
-        if not self._settings.job_uid:
-            return None  # it may be another job's of the same name
-        with contextlib.suppress(*ERRORS):
-            entry = ArchivedRecord.from_json(self._place.read(entry_key(self._settings.job, self._settings.job_uid)))
-            if entry:
-                self.created = min(self.created, entry.created)
-            return entry
-        return None
+        """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now.
+
+        An entry that they have not written is ignored, with a line in the log.
+        """
+        settings = self._settings
+        if not (settings.job_uid and settings.secret):
+            return None  # it may be another job's of the same name, or anybody's
+        key = entry_key(settings.job, settings.job_uid)
+        try:
+            text = self._place.read(key)
+        except ERRORS:
+            return None
+        if not text:
+            return None
+        written = opened(text, settings.secret, key)
+        entry = ArchivedRecord.from_json(written) if written else None
+        if entry is None:
+            why = "it is damaged" if written else "no launcher of this job has written it"
+            self._log(f"ignored the record of the job in {self._place.name}: {why}")
+            return None
+        self.created = min(self.created, entry.created)
+        return entry
 
     def _run(self) -> None:
         while True:
@@ -141,7 +157,23 @@ class RecordArchive:
     def _write(self, entry: ArchivedRecord) -> str:
         """Write an entry. Returns why that failed; empty if it did not."""
         try:
-            self._place.write(entry.key, entry.to_json())
+            self._place.write(entry.key, sealed(entry.to_json(), self._settings.secret, entry.key))
         except ERRORS as error:  # URLError is an OSError
             return describe(error)
         return ""
+
+
+def sealed(text: str, secret: str, key: str) -> str:
+    """An object of JSON with a code that proves that a launcher with the secret has written it under this key."""
+    return f'{text[:-1]},"seal":"{_code(text, secret, key)}"}}'
+
+
+def opened(text: str, secret: str, key: str) -> str:
+    """The text of which `sealed` has made this one; empty if it was not sealed with this secret and key."""
+    written, found = text[:-_SEAL_LENGTH] + "}", _SEAL.fullmatch(text[-_SEAL_LENGTH:])
+    return written if found and hmac.compare_digest(found[1], _code(written, secret, key)) else ""
+
+
+def _code(text: str, secret: str, key: str) -> str:
+    content = f"record\n{key}\n{text}".encode(errors="surrogatepass")
+    return hmac.digest(secret.encode(), content, "sha256").hex()

@@ -14,7 +14,7 @@ import urllib.error
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from flk_runtime.contract import pod_layout
+from flk_runtime.contract import foreign, pod_layout
 from flk_runtime.contract.record import ArchivedRecord
 from flk_runtime.launcher import cluster_http
 
@@ -69,8 +69,8 @@ class ConfigMap:
         return found
 
     def _data(self) -> dict[str, str]:
-        data: dict[str, str] = json.loads(self._request("GET")).get("data") or {}
-        return data
+        data = foreign.parse_object(self._request("GET")).get("data") or {}
+        return foreign.read(dict[str, str], data)
 
     def _request(self, method: str, body: Any = None) -> bytes:
         """Send a request about the ConfigMap, and return the answer. Raises one of `cluster_http.ERRORS`."""
@@ -99,8 +99,8 @@ class Folder:
         found: list[str] = []
 
         def look() -> None:
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                found.append(self._file(key).read_text())
+            with contextlib.suppress(OSError, UnicodeDecodeError), open(self._file(key)) as stream:
+                found.append(stream.read(foreign.LIMIT))
 
         thread = threading.Thread(target=look, name="record", daemon=True)  # a system call may never return
         thread.start()
@@ -111,14 +111,16 @@ class Folder:
         file = self._file(key)
         self._path.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
-        with open(part, "w") as stream:
+        part.unlink(missing_ok=True)  # a link of another job would lead elsewhere
+        with open(part, "x") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(file)
         for other in self._path.glob(_FILE.format(key="*")):
             if other != file:
-                other.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    other.unlink()
 
     def _file(self, key: str) -> Path:
         return self._path / _FILE.format(key=key)

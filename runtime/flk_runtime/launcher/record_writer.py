@@ -173,12 +173,13 @@ class RecordWriter:
     def finish_without_ranks(self, failure: Failure, history: Sequence[Attempt]) -> int:
         """Write that this pod has lost its ranks. Returns the launcher's exit code.
 
-        With several pods the code makes the operator start this pod again, for the next attempt.
+        The code makes the operator start this pod again, for the next attempt, as if the launcher had been killed too,
+        unless the job allows no disruption.
         """
         record = job_record(failure, history, self._settings.limits)
         write_termination_message(self._settings.termination_log, record)
         self.log(f"failed: {failure.summary}")
-        return failure.code if self._settings.pods == 1 else 128 + signal.SIGKILL
+        return 128 + signal.SIGKILL if self._settings.limits.disruptions else failure.code
 
     @property
     def kept(self) -> bool:

@@ -17,6 +17,7 @@ from flk_runtime.contract.variable import T, Variable
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.system import host
 from flk_runtime.wire import Session
+from flk_runtime.wire.listener import LOOPBACK
 
 _PROGRAMS = ("flk_runtime.bench", "flk_runtime.plan", "flk_runtime.diloco")
 _CHECK = "flk_runtime.check"
@@ -136,6 +137,11 @@ class Settings:
         with it.
         """
         return self.volume if self.job_uid and self.trains and self.workers == 1 and not self.parent else ""
+
+    @property
+    def local(self) -> bool:
+        """Whether all pods are on this machine, so that their launchers meet on its loopback interface."""
+        return self.pods == 1 or self.pod_ip == LOOPBACK
 
     @property
     def pod_in_job(self) -> int:

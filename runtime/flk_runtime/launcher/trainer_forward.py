@@ -21,6 +21,7 @@ from flk_runtime.launcher import cluster_http
 _EVERY: Final = 5.0  # seconds between two messages, as Trainer's own client
 _METRICS: Final = 256  # that the protocol allows
 _MOST: Final = (1 << 31) - 1  # seconds that remain, in a field of 32 bits
+_LARGEST: Final = 1 << 63  # a larger number may have no float
 _LENGTH: Final = 64  # characters of a metric's name, and of its value
 _OWN: Final = {"progress", "eta_s", metrics_line.AT}  # keys of a line that are no metrics
 
@@ -113,4 +114,4 @@ def status_of(line: bytes, first: int, since: float, now: float) -> bytes:
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
-    return type(value) in (int, float) and math.isfinite(value)
+    return (type(value) is int and abs(value) < _LARGEST) or (type(value) is float and math.isfinite(value))

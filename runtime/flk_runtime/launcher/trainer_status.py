@@ -12,11 +12,12 @@ import math
 import secrets
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime.contract import pod_env
+from flk_runtime.contract import foreign, pod_env
+from flk_runtime.launcher.http_server import PodServer
 
 _BODY_LIMIT: Final = 1 << 18  # bytes; the protocol allows 256 metrics
 
@@ -44,7 +45,7 @@ class TrainerStatus:
                 code = 401
                 if hmac.compare_digest(given, expected):
                     code, line = 400, ""
-                    if size.isdecimal() and int(size) <= _BODY_LIMIT:
+                    if size.isdecimal() and len(size) < 10 and int(size) <= _BODY_LIMIT:
                         line = line_of(self.rfile.read(int(size)), step())
                     if line:
                         code = 200
@@ -56,7 +57,7 @@ class TrainerStatus:
             def log_message(self, *arguments: object) -> None:
                 """Print nothing: the log is for the training."""
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = PodServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, name="flk-trainer-status", daemon=True).start()
         self.variables: Final = {
             pod_env.TRAINER_URL: f"http://127.0.0.1:{server.server_port}/",
@@ -68,10 +69,10 @@ class TrainerStatus:
 def line_of(body: bytes, step: int) -> str:
     """The line of metrics of a status; empty if it is none. ``step`` is used where the status has no step."""
     try:
-        status = json.loads(body)["trainerStatus"]
+        status = foreign.parse_object(body)["trainerStatus"]
         metrics = {str(each["name"]): _number(each["value"]) for each in status.get("metrics") or []}
         percent, remaining = status.get("progressPercentage"), status.get("estimatedRemainingSeconds")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except foreign.ERRORS:
         return ""
     at, total = metrics.pop("current_step", None), metrics.pop("total_steps", None)
     values: dict[str, Any] = {"step": step if at is None else at, "total_steps": total}
@@ -84,7 +85,7 @@ def line_of(body: bytes, step: int) -> str:
 def _number(text: Any) -> int | float | None:
     try:
         value = float(text)
-    except ValueError:
+    except foreign.ERRORS:
         return None
     if not math.isfinite(value):
         return None

@@ -6,7 +6,8 @@
 - `connection`: a non-blocking end of a connection, for a loop that serves many
 - `stream`: a blocking end, for threads, which also carries bulk data
 - `lease`: how long an end may be silent
-- `listener`: a socket that listens on IPv6 and IPv4, and how connections are accepted
+- `listener`: a socket that listens on IPv6 and IPv4, and how its connections are accepted
+- `acceptor`: hands over the connections whose other ends belong to the job; all strangers together have limits
 - `backoff`: the delays between two tries to connect
 
 A frame is the lengths of a message and of its bulk data, the message, and an authentication code. The bulk data follows
@@ -16,6 +17,7 @@ The rendezvous (`flk_runtime.launcher.transport`), the replication of checkpoint
 the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_runtime.diloco`) are sets of messages.
 """
 
+from flk_runtime.wire.acceptor import Acceptor
 from flk_runtime.wire.backoff import Backoff
 from flk_runtime.wire.connection import Connection, was_closed
 from flk_runtime.wire.lease import LEASE, Lease
@@ -26,6 +28,7 @@ from flk_runtime.wire.stream import Stream, reason
 
 __all__ = [
     "LEASE",
+    "Acceptor",
     "Backoff",
     "Connection",
     "Done",

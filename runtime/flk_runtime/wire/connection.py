@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 from flk_runtime.wire.lease import Lease
 from flk_runtime.wire.registry import MessageError, Registry, Unreadable
 from flk_runtime.wire.session import LENGTHS, Session
+from flk_runtime.wire.stream import Stream
 
 M = TypeVar("M")
 _CHUNK: Final = 1 << 18  # bytes that are read or sent at once
@@ -26,7 +27,7 @@ class Connection(Generic[M]):
     which the other end was last heard of.
     """
 
-    __slots__ = ("_received", "_registry", "_unsent", "heard", "lease", "session", "socket")
+    __slots__ = ("_data_length", "_received", "_registry", "_unsent", "heard", "lease", "session", "socket")
 
     def __init__(self, sock: socket.socket, session: Session, registry: Registry[M], lease: float, now: float) -> None:
         """The kernel gives up data that the peer does not confirm within the ``lease``, a time in seconds."""
@@ -38,6 +39,7 @@ class Connection(Generic[M]):
         self.heard = now
         self._registry = registry
         self._received = bytearray()
+        self._data_length = 0  # bytes of bulk data behind the latest message
         self._unsent, session.greeting = session.greeting, b""  # a leader has many sessions, and sends it once
         self.flush()
 
@@ -74,18 +76,27 @@ class Connection(Generic[M]):
         Raises VersionError, StrangerError for frames without the right authentication code, and ConnectionError at the
         end of the stream, for frames that are too long, and for bytes that are no greeting.
         """
+        if self.read(now):
+            yield from self.messages()
+
+    def read(self, now: float) -> bool:
+        """Read the bytes that have arrived, and return whether there were any. Raises as `receive`."""
         try:
             data = self.socket.recv(_CHUNK)
         except BlockingIOError:
-            return
+            return False
         if not data:
             raise ConnectionResetError(f"{self.session.other} closed the connection")
         self.heard = now
         self._received += data
+        return True
+
+    def messages(self) -> Iterator[M | Unreadable]:
+        """Yield the complete messages among the bytes that were read. Raises as `receive`."""
         if not self.session.met:
             self._take(self.session.meet(self._received))
         while self.session.met and len(self._received) >= LENGTHS.size:
-            length, _ = self.session.lengths(self._received)
+            length, self._data_length = self.session.lengths(self._received)
             if len(self._received) < length:
                 return
             message = self.session.open(self._take(length))
@@ -93,6 +104,11 @@ class Connection(Generic[M]):
                 yield self._registry.decode(message)
             except MessageError as error:
                 yield Unreadable(str(error))
+
+    def to_stream(self, message: M) -> Stream[M]:
+        """Go on as a blocking end, which receives ``message`` next: the first one, which was read here."""
+        rest, self._received = bytes(self._received), bytearray()
+        return Stream(self.socket, self.session, self._registry, self.lease, (message, self._data_length), rest)
 
     def close(self) -> None:
         """Close the socket."""

@@ -48,16 +48,11 @@ def accept(listener: socket.socket) -> tuple[socket.socket, Any] | None:
         return None
 
 
-def serve(
-    listener: socket.socket,
-    handle: Callable[[socket.socket], None],
-    name: str,
-    room: threading.Semaphore | None = None,
-) -> None:
+def serve(listener: socket.socket, handle: Callable[[socket.socket], None], name: str) -> None:
     """Call ``handle`` with each connection that arrives, in a thread with this name, until the listener is closed.
 
-    A connection is closed where no thread can be made for it: at a limit of processes, which its other end may outlast.
-    ``room``, if given, is acquired for each, and ``handle`` releases it; one for which there is none is closed.
+    It is for Unix sockets, which only this pod reaches. A connection is closed where no thread can be made for it: at a
+    limit of processes, which its other end may outlast.
     """
     while True:
         try:
@@ -66,13 +61,8 @@ def serve(
             return
         if accepted is None:
             continue
-        if room and not room.acquire(blocking=False):
-            accepted[0].close()
-            continue
         try:
             threading.Thread(target=handle, args=accepted[:1], name=name, daemon=True).start()
         except RuntimeError:
             accepted[0].close()
-            if room:
-                room.release()
             time.sleep(_PAUSE)

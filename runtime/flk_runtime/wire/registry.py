@@ -10,12 +10,13 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from flk_runtime.contract import typed
+from flk_runtime.contract import foreign
 from flk_runtime.errors import RuntimeFailure
 
 M = TypeVar("M")
+LIMIT: Final = 1 << 26  # bytes of a message: headers of shards are long
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,15 @@ class Registry(Generic[M]):
         self._classes = {message.__name__: message for message in messages}
 
     def encode(self, message: M) -> bytes:
-        """The message as JSON. A float that is infinite or NaN is written as Python does."""
+        """The message as JSON. Its floats are finite."""
         return json.dumps([type(message).__name__, message], separators=(",", ":"), default=_plain).encode()
 
     def decode(self, data: bytes) -> M:
         """The message that was encoded. Raises MessageError if ``data`` is none of this set."""
         try:
-            name, fields = json.loads(data)
-            message: M = typed.read(self._classes[name], fields)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            name, fields = foreign.parse(data, LIMIT)
+            message: M = foreign.read(self._classes[name], fields)
+        except foreign.ERRORS as error:  # two values and no others, of which the first is a name
             raise MessageError(f"not a message: {error!r}"[:200]) from error
         return message
 

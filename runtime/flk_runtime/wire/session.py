@@ -1,9 +1,10 @@
 """The authentication of one connection: greetings, a key that both ends derive, and a code for each frame.
 
 Each end sends a greeting at once. It names the version of the protocol, shows to which purpose and job the end belongs
-and that it knows the secret of the job, and has a nonce. The layout of greetings is the same in all versions. The key
-of the connection is derived from the secret and both nonces. Each later frame carries a code (HMAC-SHA256, RFC 2104)
-that covers its direction and its number. So nobody without the secret can pretend to belong to the job, or insert,
+and that it knows the secret of the job, and has a nonce. The proof covers the version, so that nobody else can make an
+end believe that the other one is of another version. The layout of greetings is the same in all versions. The key of
+the connection is derived from the secret and both nonces. Each later frame carries a code (HMAC-SHA256, RFC 2104) that
+covers its direction and its number. So nobody without the secret can pretend to belong to the job, or insert,
 change, repeat or reorder frames. Bulk data has a code of its own (`flk_runtime.wire.bulk_code`), for which each nonce
 says what its end can compute.
 """
@@ -22,15 +23,15 @@ from typing import Final
 from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.wire import bulk_code
 from flk_runtime.wire.bulk_code import DIGEST, BulkCode
+from flk_runtime.wire.registry import LIMIT
 
-VERSION: Final = 7
+VERSION: Final = 8
 _GREETING: Final = struct.Struct(">4sH8s16s16s")  # magic, version, job, proof of the secret, nonce
 LENGTHS: Final = struct.Struct(">IQ")  # of a message and of the bulk data behind it
 CODE: Final = 32  # bytes
 _MAGIC: Final = b"flk\n"
 _CHANGED: Final = "sent data without the right authentication code: it was changed on its way"
 _FIRST_LIMIT: Final = 1 << 16  # bytes of the first message, before which the other end may be anybody
-_LIMIT: Final = 1 << 26  # bytes of a later message: headers of shards are long
 
 
 class StrangerError(RendezvousError, ConnectionError):
@@ -61,7 +62,7 @@ class Session:
         self._gmac = False  # both ends have it
         self._keys = (b"", b"")  # of sent and of received data
         self._sent = self._received = 0  # codes
-        self.greeting = _GREETING.pack(_MAGIC, VERSION, self._job, self._proof(self._ends[0]), self._nonce)
+        self.greeting = _GREETING.pack(_MAGIC, VERSION, self._job, self._proof(self._ends[0], VERSION), self._nonce)
 
     @property
     def met(self) -> bool:
@@ -85,7 +86,7 @@ class Session:
         _, version, job, proof, nonce = _GREETING.unpack_from(data)
         if job != self._job:
             raise StrangerError(f"{self.other} belongs to another job")
-        if not hmac.compare_digest(proof, self._proof(self._ends[1])):
+        if not hmac.compare_digest(proof, self._proof(self._ends[1], version)):
             raise StrangerError(f"{self.other} does not know the secret of this job")
         if version != VERSION:
             raise VersionError(
@@ -109,7 +110,7 @@ class Session:
     def lengths(self, data: bytes | bytearray) -> tuple[int, int]:
         """The lengths of a frame without its bulk data, and of the bulk data. Raises ConnectionError if too long."""
         length, data_length = LENGTHS.unpack_from(data)
-        limit = _LIMIT if self.authenticated else _FIRST_LIMIT
+        limit = LIMIT if self.authenticated else _FIRST_LIMIT
         if length > limit:
             raise ConnectionError(f"{self.other} sent a message of more than {limit} bytes")
         return LENGTHS.size + length + CODE, data_length
@@ -137,8 +138,8 @@ class Session:
         if not hmac.compare_digest(computed.digest(), bytes(code)):
             raise StrangerError(f"{self.other} {_CHANGED}")
 
-    def _proof(self, end: bytes) -> bytes:
-        return hmac.digest(self._secret, end, DIGEST)[:16]
+    def _proof(self, end: bytes, version: int) -> bytes:
+        return hmac.digest(self._secret, end + version.to_bytes(2, "big"), DIGEST)[:16]
 
 
 @functools.lru_cache(8)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -37,23 +37,46 @@ class Stream(Generic[M]):
     """
 
     def __init__(
-        self, sock: Socket, session: Session, registry: Registry[M], timeout: float | None = _HANDSHAKE_TIMEOUT
+        self,
+        sock: Socket,
+        session: Session,
+        registry: Registry[M],
+        timeout: float | None = _HANDSHAKE_TIMEOUT,
+        first: tuple[M, int] | None = None,
+        rest: bytes = b"",
     ) -> None:
-        """Greet, and wait for the greeting of the other end. The socket is closed if that fails."""
+        """Greet, and wait for the greeting of the other end, unless both have. The socket is closed if that fails.
+
+        ``first`` is a message, with the bytes of bulk data behind it, that was received before, and ``rest`` what was
+        received behind it.
+        """
         self.sent = self.received = 0  # bytes, of TCP's content
         self._socket, self._session, self._registry = sock, session, registry
+        self._first, self._rest = first, rest
         self._sending = threading.Lock()
         try:
             with contextlib.suppress(OSError):  # a Unix socket has none of them
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.settimeout(_HANDSHAKE_TIMEOUT)
-            self._send(session.greeting)
-            session.meet(self._read(len(session.greeting)))
+            if not session.met:
+                self._greet()
             sock.settimeout(timeout)
         except BaseException:
             self.close()
             raise
+
+    def _greet(self) -> None:
+        """Exchange greetings. The other end has to send all of its own in time: it may be anybody."""
+        deadline = time.monotonic() + _HANDSHAKE_TIMEOUT
+        self._socket.settimeout(_HANDSHAKE_TIMEOUT)
+        self._send(self._session.greeting)
+        greeting = bytearray(len(self._session.greeting))
+        done = 0
+        while done < len(greeting):
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            with memoryview(greeting) as view, view[done:] as missing:
+                done += self._receive_into(missing)
+        self._session.meet(greeting)
 
     def set_timeout(self, seconds: float | None) -> None:
         """Raise TimeoutError after ``seconds`` without progress; None: wait for ever."""
@@ -77,6 +100,9 @@ class Stream(Generic[M]):
 
     def receive(self) -> tuple[M, int]:
         """The next message, and the bytes of bulk data behind it, which have to be received or skipped next."""
+        if self._first:
+            first, self._first = self._first, None
+            return first
         lengths = self._read(LENGTHS.size)
         length, data_length = self._session.lengths(lengths)
         content = self._session.open(lengths + self._read(length - LENGTHS.size))
@@ -147,17 +173,24 @@ class Stream(Generic[M]):
     def _fill(self, view: memoryview) -> None:
         done = 0
         while done < len(view):
-            with view[done:] as rest:
-                try:
-                    count = self._socket.recv_into(rest)
-                except TimeoutError:
-                    raise TimeoutError(f"{self._session.other} was silent") from None
-            if not count:
-                raise ConnectionError(f"{self._session.other} closed the connection")
-            done += count
-        self.received += done
+            with view[done:] as missing:
+                done += self._receive_into(missing)
+
+    def _receive_into(self, view: memoryview) -> int:
+        if self._rest:
+            count = min(len(view), len(self._rest))
+            view[:count], self._rest = self._rest[:count], self._rest[count:]
+        else:
+            try:
+                count = self._socket.recv_into(view)
+            except TimeoutError:
+                raise TimeoutError(f"{self._session.other} was silent") from None
+        if not count:
+            raise ConnectionError(f"{self._session.other} closed the connection")
+        self.received += count
+        return count
 
 
 def reason(error: Exception) -> str:
     """The reason of an error, in a few words."""
-    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    return str(getattr(error, "strerror", None) or error)

@@ -16,9 +16,8 @@ from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import ShardError, read_preamble, verify
-from flk_runtime.wire import Backoff, Done, Failed, Stream, VersionError, serve
+from flk_runtime.wire import Acceptor, Backoff, Done, Failed, VersionError
 
-_STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
 _RETRY: Final = (0.2, 2.0)  # seconds between two times that all holders of a shard are asked: first, at most
 _SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread still uses
 
@@ -29,35 +28,26 @@ class Exchange:
     def __init__(
         self, settings: Settings, store: ShardStore, listener: socket.socket, log: Callable[[str], None]
     ) -> None:
-        self._settings, self._store, self._listener, self._log = settings, store, listener, log
-        self._strangers = threading.BoundedSemaphore(_STRANGERS)
+        self._settings, self._store = settings, store
+        self._acceptor = Acceptor(
+            listener, lambda: settings.session("replication", serves=True), messages.MESSAGES, log, lease=settings.lease
+        )
 
     def run(self) -> None:
-        """Accept connections, until the listener is closed."""
-        serve(self._listener, self._serve, "memory-peer", self._strangers)
+        """Accept connections, until `close`."""
+        self._acceptor.serve(self._serve, "memory-peer")
 
-    def _serve(self, sock: socket.socket) -> None:
-        peer: Peer | None = None
-        known = False
-        try:
-            peer = Stream(sock, self._settings.session("replication", serves=True), messages.MESSAGES)
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._acceptor.close()
+
+    def _serve(self, peer: Peer, address: str) -> None:
+        with contextlib.suppress(OSError):  # the other side has ended, and says why if it can
             while True:
-                message, length = peer.receive()  # the first one proves that the other side knows the secret
-                if not known:
-                    known = True
-                    self._strangers.release()
+                peer.set_timeout(None)
+                message, length = peer.receive()
                 peer.set_timeout(self._settings.lease)
                 self._answer(peer, message, length)
-                peer.set_timeout(None)
-        except VersionError as error:
-            self._log(f"takes no copies of a pod's checkpoints: {error}")
-        except OSError:
-            pass  # the other side ended, or is no launcher of this job; it says so if it is one
-        finally:
-            if not known:
-                self._strangers.release()
-            if peer:
-                peer.close()
 
     def _answer(self, peer: Peer, message: Request | Answer, length: int) -> None:
         match message:

@@ -100,9 +100,9 @@ class MemoryService:
         self._medium = "on the disk" if settings.memory_path else "in the memory"
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
-        alone = settings.pods == 1 or settings.pod_ip == LOOPBACK  # all pods are on this machine
-        self._listener = listen(LOOPBACK if alone else "", 0)
-        self._exchange = Exchange(settings, store, self._listener, log)
+        listener = listen(LOOPBACK if settings.local else "", 0)
+        self._port = int(listener.getsockname()[1])
+        self._exchange = Exchange(settings, store, listener, log)
         self.socket = str(store.folder / _SOCKET)
         """Path of the socket for the ranks, in FLK_MEMORY."""
         Path(self.socket).unlink(missing_ok=True)  # of a launcher that was killed
@@ -150,7 +150,7 @@ class MemoryService:
         """The shards that this launcher holds, for the leader."""
         settings = self._settings
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
-        return Inventory.of(address, int(self._listener.getsockname()[1]), self._store.shards())
+        return Inventory.of(address, self._port, self._store.shards())
 
     def start(
         self,
@@ -225,7 +225,7 @@ class MemoryService:
     def close(self, *, remove: bool) -> None:
         """End the service. ``remove``: the shards are not needed any more."""
         self.stop()
-        self._listener.close()
+        self._exchange.close()
         if remove:
             self._store.remove()
 

@@ -80,8 +80,8 @@ class ShardStore:
     def load(self, log: Callable[[str], None]) -> None:
         """Find the shards that an earlier launcher of this pod has left, and remove files without a whole shard."""
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
-            self._next = max(self._next, int(path.stem) + 1)
             try:
+                self._next = max(self._next, int(path.stem) + 1)
                 slot = Slot(path, _NOBODY, _map(path), path.stat().st_size)
                 if shard_file.is_sealed(slot.memory):
                     slot.shard = _id_of(shard_file.verify(slot.memory))
@@ -91,7 +91,8 @@ class ShardStore:
                     path.unlink()
             except (OSError, ValueError, ShardError) as error:
                 log(f"dropped a shard of a checkpoint in memory: {error}")
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # something else has its name
+                    path.unlink(missing_ok=True)
 
     # What is held ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flk_runtime.launcher.thread import start_thread
 from flk_runtime.launcher.transport.messages import Event
-from flk_runtime.wire.listener import listen
+from flk_runtime.wire.listener import LOOPBACK, listen
 
 _TIMEOUT = timedelta(seconds=30)  # of the server's own connection to itself
 
@@ -24,20 +24,26 @@ class AttemptStore:
     has connected keeps its thread and its port until the launcher ends.
     """
 
-    def __init__(self, post: Callable[[Event], None]) -> None:
-        """``post`` receives the thread's exception, if it ends with one."""
-        if "torch" in sys.modules:
+    def __init__(self, post: Callable[[Event], None], *, local: bool) -> None:
+        """``post`` receives the thread's exception, if it ends with one. ``local``: all ranks are on this machine."""
+        if "torch" in sys.modules and not local:
             self._store = _new()
             self.port = int(self._store.port)
+            return
+        listener = listen(LOOPBACK if local else "", 0)
+        self.port = int(listener.getsockname()[1])
+        if "torch" in sys.modules:
+            self._open(listener)
         else:
-            listener = listen("", 0)
-            self.port = int(listener.getsockname()[1])
             start_thread("attempt-store", lambda: self._serve(listener), post)
 
     def _serve(self, listener: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             selector.select()
+        self._open(listener)
+
+    def _open(self, listener: socket.socket) -> None:
         # Before torch 2.8, libuv's server does not listen on a socket that it is given.
         self._store = _new(self.port, master_listen_fd=listener.detach(), use_libuv=False)
 

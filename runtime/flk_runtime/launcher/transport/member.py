@@ -76,6 +76,7 @@ class Member:
         self._log = log
         self._incarnation, self._began = uuid.uuid4().hex, time.monotonic()
         self._leader = ""  # identifies the leader's process
+        self._pod_0 = ""  # name of its pod; empty: not known yet
         self._history_from = ""  # the leader that sent the history
         self._history: list[Attempt] = []
         self._inventory = inventory
@@ -282,7 +283,7 @@ class Member:
         self._end(job_record(failure, self._history, self._settings.limits))
 
     def _lost(self, pod: int, message: str) -> Failure:
-        name = self._settings.pod_name if pod == self._settings.pod else self._settings.rendezvous_host
+        name = self._settings.pod_name if pod == self._settings.pod else self._pod_0
         attempt = self._history[-1].number if self._history else 0
         return Failure(Kind.LOST, pod, pod_name=name, attempt=attempt, time=time.time(), message=message)
 
@@ -327,7 +328,7 @@ class Member:
             sock.close()
             raise
         session.other = "it"
-        self._leader = answer.leader
+        self._leader, self._pod_0 = answer.leader, answer.pod_name
         self._compare_clocks(answer.time)
         return connection
 

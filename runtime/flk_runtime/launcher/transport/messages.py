@@ -188,6 +188,7 @@ class Welcome(FromLeader):
 
     leader: str  # identifies the leader's process
     time: float = 0.0  # of the leader's clock, in seconds since the epoch
+    pod_name: str = ""  # of pod 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import queue
 import selectors
 import socket
 import threading
@@ -17,13 +19,11 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.thread import start_thread
 from flk_runtime.launcher.transport.attempt_store import AttemptStore
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
-from flk_runtime.wire import Connection, Lease, Refused, Unreadable, VersionError, accept, listen, was_closed
+from flk_runtime.wire import Acceptor, Connection, Lease, Refused, Unreadable, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
-_AUTHENTICATION = Lease(10.0)  # seconds in which a connection must have authenticated itself
-_STRANGERS = 256  # open connections beyond one for each pod; the oldest is closed for a new one
+_FAREWELL = Lease(10.0)  # seconds in which a launcher that is not admitted must have read that
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
-_LOG_INTERVAL = 10.0  # seconds between two lines about connections that were dropped
 _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
 _BIND_INTERVAL = 0.5  # seconds between two tries
 
@@ -34,7 +34,7 @@ class _Peer:
 
     connection: Connection[Message]
     address: str
-    opened: float
+    opened: float  # or when it was refused
     incarnation: str = ""  # as in Hello
     began: float = 0.0  # when its launcher's process began, by time.monotonic of this one
     pod: int | None = None
@@ -79,20 +79,30 @@ class Server:
         self._members: dict[int, _Peer] = {}  # authenticated, by pod
         self._replaced: set[str] = set()  # incarnations whose pod has another launcher by now
         self._broken: list[_Peer] = []  # to be closed
-        self._dropped = 0  # connections since the last line about them
-        self._dropped_log_at = 0.0
         self._attempt_store: AttemptStore | None = None
         self._leader = lead(self._send, self._serve_attempt_store)
         self._all_left = threading.Event()
         self._selector = selectors.DefaultSelector()
-        self._listener = _listen(settings)
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self.port = int(self._listener.getsockname()[1])
+        self._arrived: queue.SimpleQueue[tuple[Connection[Message], str, Message]] = queue.SimpleQueue()
+        self._wakeup, self._wake_end = socket.socketpair()
+        for end in (self._wakeup, self._wake_end):
+            end.setblocking(False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        listener = _listen(settings)
+        self.port = int(listener.getsockname()[1])
+        self._acceptor = Acceptor(
+            listener,
+            lambda: settings.session(serves=True),
+            MESSAGES,
+            log,
+            lease=self._lease,
+            expected=settings.pods,
+        )
 
     def start(self) -> None:
-        """Start the thread, which waits for the members to join."""
+        """Start the threads, which wait for the members to join."""
         start_thread("rendezvous-server", self._run, self._post)
+        start_thread("rendezvous-acceptor", lambda: self._acceptor.run(self._arrive), self._post)
 
     def wait_for_members_to_leave(self) -> None:
         """Serve until all members know how the job ended, for at most the time of a lease."""
@@ -102,8 +112,8 @@ class Server:
         sweep_at = time.monotonic()
         while True:
             for key, mask in self._selector.select(self._timeout(sweep_at)):
-                if key.fileobj is self._listener:
-                    self._accept()
+                if key.data is None:
+                    self._take_arrived()
                 else:
                     self._handle_io(key.data, mask)
             # Leases are checked after all messages that have arrived are read. So no member loses its lease because
@@ -123,22 +133,24 @@ class Server:
 
     # Connections -------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        if (accepted := accept(self._listener)) is None:
-            return
-        sock, address = accepted
-        now = time.monotonic()
-        if len(self._peers) >= self._settings.pods + _STRANGERS:
-            oldest = next(peer for peer in self._peers.values() if peer.pod is None)
-            self._break(oldest, "it made room for newer ones")
-        try:
-            connection = Connection(sock, self._settings.session(serves=True), MESSAGES, self._lease, now)
-        except OSError:  # the peer has gone again
-            sock.close()
-            return
-        peer = _Peer(connection, str(address[0]), now)
-        self._peers[peer.connection] = peer
-        self._selector.register(sock, selectors.EVENT_READ, peer)
+    def _arrive(self, connection: Connection[Message], address: str, message: Message) -> None:
+        """Pass an authenticated connection on to the thread of the server."""
+        self._arrived.put((connection, address, message))
+        with contextlib.suppress(BlockingIOError):  # that has not yet woken up for the former ones
+            self._wake_end.send(b"\0")
+
+    def _take_arrived(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup.recv(4096):
+                pass
+        while not self._arrived.empty():
+            connection, address, message = self._arrived.get()
+            now = time.monotonic()
+            peer = _Peer(connection, address, now)
+            self._peers[connection] = peer
+            self._selector.register(connection.socket, selectors.EVENT_READ, peer)
+            self._handle_message(peer, message, now)
+            self._handle_io(peer, 0)
 
     def _handle_io(self, peer: _Peer, mask: int) -> None:
         if peer.broken:
@@ -149,13 +161,11 @@ class Server:
                 peer.connection.flush()
                 self._watch(peer)
             if mask & selectors.EVENT_READ:
-                for message in peer.connection.receive(now):
-                    self._handle_message(peer, message, now)
-                    if peer.broken:
-                        return
-        except VersionError as error:
-            self._dropped_log_at = now  # every such launcher is named, at once
-            self._break(peer, _reason(error))
+                peer.connection.read(now)
+            for message in peer.connection.messages():
+                self._handle_message(peer, message, now)
+                if peer.broken:
+                    return
         except OSError as error:
             self._break(peer, _reason(error), closed=was_closed(error))
 
@@ -201,7 +211,7 @@ class Server:
                 self._refuse(former, f"another launcher has taken the place of pod {hello.pod}", now)
         peer.pod, peer.incarnation = hello.pod, hello.incarnation
         self._members[hello.pod] = peer
-        self._send_to([peer], Welcome(self._identity, time.time()))
+        self._send_to([peer], Welcome(self._identity, time.time(), self._settings.pod_name))
         self._leader.connected(hello.pod, hello.incarnation)
 
     def _refuse(self, peer: _Peer, reason: str, now: float) -> None:
@@ -245,30 +255,26 @@ class Server:
             peer.connection.close()
             del self._peers[peer.connection]
             if peer.pod is None:
-                self._dropped += 1
-                if now >= self._dropped_log_at:
-                    others = f" ({self._dropped - 1} others before it)" if self._dropped > 1 else ""
-                    self._log(f"refused a connection from {peer.address}: {peer.refused or peer.broken}{others}")
-                    self._dropped, self._dropped_log_at = 0, now + _LOG_INTERVAL
+                self._acceptor.refuse(peer.address, peer.refused or peer.broken)
             elif self._members.get(peer.pod) is peer:
                 del self._members[peer.pod]
                 self._leader.disconnected(peer.pod, peer.broken, now, closed=peer.closed)
 
     def _sweep(self, now: float) -> None:
-        """Give up members whose lease is over, and connections that do not authenticate themselves."""
+        """Give up members whose lease is over, and launchers that do not go though they are not admitted."""
         for peer in self._peers.values():
-            stranger = peer.pod is None
-            silence = _AUTHENTICATION.silence(peer.opened, now) if stranger else peer.connection.silence(now)
+            refused = peer.pod is None
+            silence = _FAREWELL.silence(peer.opened, now) if refused else peer.connection.silence(now)
             if silence:
                 self._break(peer, silence)
 
     def _serve_attempt_store(self) -> int:
-        self._attempt_store = AttemptStore(self._post)
+        self._attempt_store = AttemptStore(self._post, local=self._settings.local)
         return self._attempt_store.port
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Listen on all addresses, IPv6 and IPv4; in a job of one pod on the loopback interface only.
+    """Listen on all addresses, IPv6 and IPv4; where all pods are on this machine on the loopback interface only.
 
     Raises SetupError if the port stays taken.
     """
@@ -276,7 +282,7 @@ def _listen(settings: Settings) -> socket.socket:
     deadline = time.monotonic() + min(_BIND_TIMEOUT, settings.join_timeout)
     while True:
         try:
-            return listen(LOOPBACK if settings.pods == 1 else "", port)
+            return listen(LOOPBACK if settings.local else "", port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                 raise SetupError(

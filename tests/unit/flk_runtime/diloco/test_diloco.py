@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +27,14 @@ from flk_runtime.diloco.compression import ErrorFeedback, decode, encode, encode
 from flk_runtime.diloco.exchange import HubExchange
 from flk_runtime.diloco.fragments import Fragment, Schedule
 from flk_runtime.diloco.lead import Lead
-from flk_runtime.diloco.messages import MESSAGES, CatchUp, Contribution, FromHub, Hello, Peer, Result, session
+from flk_runtime.diloco.messages import MESSAGES, Begin, CatchUp, Contribution, FromHub, Hello, Peer, Result, session
 from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.server import Hub
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.diloco.worker import OuterLoop
 from flk_runtime.errors import RuntimeFailure, SetupError
-from flk_runtime.wire import Stream
+from flk_runtime.wire import Refused, Stream
 from tests.support.certificates import make_certificate
 from tests.support.processes import until
 
@@ -421,6 +422,59 @@ def test_a_hub_that_closes_has_lost_no_worker() -> None:
         worker.close()
     until(lambda: not hub._peers, "the hub closes the connections of its workers")
     assert said == ["begin with 2 of 2 workers, at round 0"]
+
+
+LAYOUT = {"workers": 2, "wait": 60.0, "timeout": 60.0, "sizes": [1], "dtype": "fp32"}
+
+
+def test_the_first_worker_after_all_have_left_sets_the_layout(hub: Hub) -> None:
+    """A training that was started by mistake, or with another model, keeps the right one out only while it lasts."""
+    first = _connected(hub, 0, LAYOUT)
+    assert "its model differs" in _refusal(hub, {**LAYOUT, "sizes": [5]})
+    first.close()
+    until(lambda: not hub._peers, "the hub knows that the worker has left")
+    _connected(hub, 0, {**LAYOUT, "sizes": [5]}).close()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"sizes": "x"}, {"sizes": [2**62]}, {"workers": 0}, {"workers": 10**9}, {"wait": "x"}, {"dtype": "x"}],
+    ids=lambda changed: str(changed),
+)
+def test_a_layout_that_is_none_is_refused_and_sets_nothing(hub: Hub, changed: dict[str, Any]) -> None:
+    assert "its layout cannot be used" in _refusal(hub, {**LAYOUT, **changed})
+    _connected(hub, 0, LAYOUT).close()
+
+
+@pytest.mark.parametrize("number", [10**9, -(10**9), 2**62])
+def test_nonsense_of_a_worker_ends_its_connection_only(hub: Hub, number: int) -> None:
+    peers = [_connected(hub, worker, LAYOUT) for worker in range(2)]
+    assert isinstance(peers[0].receive()[0], Begin)
+    peers[1].send(Contribution(number, 1), b"\0" * 4)
+    until(lambda: 1 not in hub._peers, "the hub has closed the connection")
+    peers[0].send(Contribution(0, 1), b"\0" * 4)
+    assert isinstance(peers[0].receive()[0], Result)
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub("127.0.0.1", 0, "secret", log=lambda line: None)
+    made.start()
+    yield made
+    made.close()
+
+
+def _refusal(hub: Hub, layout: dict[str, Any]) -> str:
+    stream: Peer = Stream(
+        socket.create_connection(("127.0.0.1", hub.port)), session("secret", serves=False), MESSAGES, 60.0
+    )
+    stream.send(Hello(9, layout, [0], "", "it"))
+    message, _ = stream.receive()
+    stream.close()
+    assert isinstance(message, Refused)
+    return message.reason
 
 
 def _connected(hub: Hub, worker: int, layout: dict[str, Any]) -> Peer:

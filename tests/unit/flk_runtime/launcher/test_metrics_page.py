@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 import re
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Telemetry
-from flk_runtime.launcher import metrics_page
+from flk_runtime.launcher import http_server, metrics_page
 from flk_runtime.launcher.metrics_page import METRICS, MetricsPage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
@@ -47,7 +48,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     def refuse(*arguments: object) -> None:
         raise OSError(1, "not served")
 
-    monkeypatch.setattr(metrics_page, "_Server", refuse)
+    monkeypatch.setattr(metrics_page, "PodServer", refuse)
 
     def page(telemetry: Telemetry | None = JOB, **settings: Any) -> MetricsPage:
         read = (lambda: telemetry) if telemetry else None
@@ -191,13 +192,13 @@ def test_a_job_of_a_thousand_pods_has_few_lines(make: Make) -> None:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """Serves a page until the end of the test, and returns its port."""
     served: list[Any] = []
-    server_of = metrics_page._Server
+    server_of = metrics_page.PodServer
 
     def make(*arguments: Any) -> Any:
         served.append(server_of(*arguments))
         return served[0]
 
-    monkeypatch.setattr(metrics_page, "_Server", make)
+    monkeypatch.setattr(metrics_page, "PodServer", make)
     with held_ports() as hold:
 
         def start() -> int:
@@ -222,6 +223,25 @@ def test_a_client_that_says_nothing_keeps_no_thread(serve: Callable[[], int], mo
         assert client.recv(1) == b""
 
 
+def test_a_client_that_resets_its_connection_is_no_traceback(
+    serve: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher's stderr is a file on the pod's disk."""
+    failed: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def text(page: MetricsPage) -> str:
+        failed.put("")
+        raise ConnectionResetError
+
+    monkeypatch.setattr(MetricsPage, "text", text)
+    port = serve()
+    for _ in range(3):
+        with connect(port, GET) as client:
+            failed.get(timeout=20)
+            assert client.recv(1) == b"", "the thread has ended the connection"
+    assert capfd.readouterr().err == ""
+
+
 def test_more_clients_than_are_served_at_once_keep_no_thread(
     serve: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +255,7 @@ def test_more_clients_than_are_served_at_once_keep_no_thread(
         return "flk_step 3\n"
 
     monkeypatch.setattr(MetricsPage, "text", text)
-    monkeypatch.setattr(metrics_page, "_CLIENTS", 1)
+    monkeypatch.setattr(http_server, "_CLIENTS", 1)
     port = serve()
     with connect(port, GET) as first:
         assert begun.wait(20)

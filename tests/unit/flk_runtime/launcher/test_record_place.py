@@ -19,7 +19,12 @@ RUNNING = [Attempt(4, 1e9, restarts=2, disruptions=6)]
 
 
 def settings_of(folder: str, **variables: str) -> Settings:
-    own: Mapping[str, str] = {user_env.JOB: "gpt", pod_env.JOB_UID: "uid-1", user_env.CHECKPOINT: folder}
+    own: Mapping[str, str] = {
+        user_env.JOB: "gpt",
+        pod_env.JOB_UID: "uid-1",
+        pod_env.RDZV_SECRET: "secret",
+        user_env.CHECKPOINT: folder,
+    }
     return Settings.from_environment(["train.py"], {**own, **variables})
 
 
@@ -82,3 +87,18 @@ def test_a_folder_that_cannot_be_written_is_named_once(tmp_path: Path) -> None:
     records._kept.flush(60.0)
     told = [line for line in lines if "is not kept" in line]
     assert told == [f"[pod 0] the record of the job is not kept in folder {tmp_path}/file/gpt: Not a directory\n"]
+
+
+def test_a_record_is_written_through_no_link_of_another_job(tmp_path: Path) -> None:
+    """All jobs with this volume can write into the folder."""
+    own = tmp_path / "own"
+    own.write_text("precious")
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / ".flk-record-gpt.part").symlink_to(own)
+    (volume / ".flk-record-other.json").mkdir()
+    place = Folder(str(volume))
+    place.write("gpt", "{}")
+    assert (place.read("gpt"), own.read_text()) == ("{}", "precious")
+    (volume / ".flk-record-gpt.json").write_text("x" * 10_000_000)
+    assert len(place.read("gpt")) < 5_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Silences
 from flk_runtime.launcher import record_archive, record_writer
 from flk_runtime.launcher.record_writer import RecordWriter
-from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.shared.progress import ProgressPage
 
 RUNNING = [Attempt(0, 1e9)]
@@ -172,3 +175,16 @@ def test_other_launchers_keep_no_goodput(archive: Archive, tmp_path: Path, setti
     records.write_running(RUNNING)
     records.keep_progress({0: ProgressPage.private()})
     assert logged(lines) == [None]
+
+
+@pytest.mark.parametrize("pods", [1, 2])
+@pytest.mark.parametrize(("disruptions", "code"), [(1, 128 + signal.SIGKILL), (0, ExitCode.INFRASTRUCTURE)])
+def test_a_pod_that_has_lost_its_ranks_is_started_again_also_if_it_is_the_only_one(
+    pods: int, disruptions: int, code: int
+) -> None:
+    settings = Settings(("train.py",), pods=pods, limits=Limits(disruptions=disruptions))
+    lines: list[bytes] = []
+    writer = RecordWriter(settings, lines.append, lambda number: [])
+    failure = Failure(Kind.LOST, 0, pod_name="gpt-worker-0", message="lost its ranks: the fork server was killed")
+    assert writer.finish_without_ranks(failure, [Attempt(0, 1.0)]) == code
+    assert lines == [b"[pod 0] failed: gpt-worker-0 lost its ranks: the fork server was killed\n"]

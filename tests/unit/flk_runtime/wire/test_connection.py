@@ -107,10 +107,10 @@ def test_another_secret_is_refused_by_both_ends(socks: tuple[socket.socket, sock
 def test_another_version_is_named_by_both_ends(
     socks: tuple[socket.socket, socket.socket], side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newer = Session("s", ["gpt"], serves=False)
-    greeting = newer.greeting[:4] + struct.pack(">H", session.VERSION + 1) + newer.greeting[6:]
-    newer.greeting = greeting
     older = Session("s", ["gpt"], serves=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "VERSION", session.VERSION + 1)
+        newer = Session("s", ["gpt"], serves=False)
     client, server = (
         Connection(sock, each, NUMBERS, 15.0, 0.0) for sock, each in zip(socks, (newer, older), strict=True)
     )
@@ -118,6 +118,19 @@ def test_another_version_is_named_by_both_ends(
         monkeypatch.setattr(session, "VERSION", session.VERSION + 1)
     with pytest.raises(VersionError, match=r"it speaks version \d of flk's protocol and this end version \d: give all"):
         receive((client, server)[side], 0)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_version_that_was_changed_on_the_way_is_not_believed(
+    socks: tuple[socket.socket, socket.socket], side: int
+) -> None:
+    """No repetition helps against another version, so a launcher that believed it would leave its job."""
+    changed, other = Session("s", ["gpt"], serves=side == 0), Session("s", ["gpt"], serves=side == 1)
+    changed.greeting = changed.greeting[:4] + struct.pack(">H", session.VERSION + 1) + changed.greeting[6:]
+    end = Connection(socks[0], other, NUMBERS, 15.0, 0.0)
+    Connection(socks[1], changed, NUMBERS, 15.0, 0.0)
+    with pytest.raises(StrangerError, match="does not know the secret"):
+        receive(end, 0)
 
 
 def test_the_version_of_another_job_is_of_no_interest(socks: tuple[socket.socket, socket.socket]) -> None:

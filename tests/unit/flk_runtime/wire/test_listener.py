@@ -52,31 +52,6 @@ def test_a_connection_that_cannot_be_accepted_takes_a_pause_and_not_the_listener
     assert (len(pauses), busy.errors) == (2, [])  # none for the end that has gone
 
 
-def test_a_connection_for_which_there_is_no_room_gets_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends, failing = [socket.socketpair() for _ in range(4)], [RuntimeError("can't start new thread")]
-    started: list[str] = []
-
-    class Crowd(Busy):
-        def accept(self) -> Any:
-            return (ends[4 - len(waiting)][0], waiting.pop()) if waiting else super().accept()
-
-    def start(thread: threading.Thread) -> None:
-        if failing:
-            raise failing.pop()  # its place is free again
-        started.append(thread.name)
-
-    waiting = [""] * len(ends)
-    monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(listener_module.time, "sleep", lambda _: None)
-    crowd: Any = Crowd()
-    serve(crowd, pytest.fail, "crowd", threading.Semaphore(2))
-    assert started == ["crowd"] * 2
-    assert [mine.fileno() == -1 for mine, _ in ends] == [True, False, False, True], "those without a thread are closed"
-    for each in ends:
-        for end in each:
-            end.close()
-
-
 def test_without_a_connection_there_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module.time, "sleep", pytest.fail)
     with listen("127.0.0.1", 0) as listener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import socket
 import threading
@@ -18,6 +19,7 @@ from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, ShardFile
+from flk_runtime.wire import acceptor
 
 SETTINGS = Settings(("train.py",), pods=3, secret="secret", lease=10.0)
 SHARD = ShardId(CheckpointId("first", 1, 2, 1), 0)
@@ -41,18 +43,18 @@ def holding(folder: Path) -> ShardStore:
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., int]]:
     """Starts the launcher of another pod, and returns its port."""
-    listeners: list[socket.socket] = []
+    exchanges: list[Exchange] = []
 
     def start(store: ShardStore, port: int = 0) -> int:
         listener = socket.create_server(("127.0.0.1", port))
-        listeners.append(listener)
-        threading.Thread(target=Exchange(SETTINGS, store, listener, print).run, daemon=True).start()
-        return int(listener.getsockname()[1])
+        port = int(listener.getsockname()[1])
+        exchanges.append(Exchange(SETTINGS, store, listener, print))
+        threading.Thread(target=exchanges[-1].run, daemon=True).start()
+        return port
 
     yield start
-    for listener in listeners:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
+    for each in exchanges:
+        each.close()
 
 
 @pytest.fixture
@@ -136,20 +138,16 @@ def test_a_shard_whose_beginning_is_damaged_is_refused_at_once(
         fetcher(store, {1: serve(held)}, lease=1.0).fetch(SHARD, [1])
 
 
-def test_strangers_are_limited_and_pods_of_the_job_are_none(
+def test_strangers_who_stay_keep_nobody_from_fetching_a_shard(
     store: ShardStore, tmp_path: Path, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "_STRANGERS", 1)
+    monkeypatch.setattr(acceptor, "STRANGERS", 1)
     address = ("127.0.0.1", port := serve(holding(tmp_path / "good")))
-    with socket.create_connection(address), socket.create_connection(address) as refused:
-        assert refused.recv(1) == b"", "it is closed"
-    fetcher(store, {1: port}).fetch(SHARD, [1])  # the stranger has gone
-    pod = exchange.messages.connect(address, SETTINGS)
-    pod.send(exchange.messages.Get(SHARD))
-    assert isinstance(pod.receive()[0], exchange.messages.Content)
-    other = exchange.messages.connect(address, SETTINGS)
-    for each in (pod, other):
-        each.close()
+    with contextlib.ExitStack() as strangers:
+        for _ in range(3):
+            strangers.enter_context(socket.create_connection(address))
+        fetcher(store, {1: port}).fetch(SHARD, [1])
+    assert store.shards() == [SHARD]
 
 
 def test_nothing_is_said_of_a_shard_that_was_not_given_before_its_attempt_ended(

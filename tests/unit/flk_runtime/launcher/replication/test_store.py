@@ -483,3 +483,15 @@ def test_a_reservation_that_fails_leaves_all_files_as_they_were(
             store.reserve("first", {0: 2 * SIZE, 1: SIZE}, 1)
     assert [(slot.size, slot.written) for slot in store._slots] == [(SIZE, False)] * 2
     assert len(reserve(store, 0, 1, size=2 * SIZE)) == 2
+
+
+def test_what_only_has_the_name_of_a_shard_is_said_and_takes_no_checkpoint_away(tmp_path: Path) -> None:
+    (tmp_path / "000003.shard").mkdir()
+    (tmp_path / "x.shard").touch()
+    lines: list[str] = []
+    store = ShardStore(tmp_path, 1 << 20)
+    store.load(lines.append)
+    assert len(lines) == 2
+    store.keep_only(None, attempt="a")
+    store.reserve("a", {0: 4096}, 1)
+    assert len(store.files_of(0)) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -65,3 +66,17 @@ def test_former_attempts_are_read_and_the_node_is_checked_beside_the_launchers_l
     assert len(readers) == 2
     assert threading.main_thread() not in readers
     assert events.empty()
+
+
+def test_a_lost_leader_has_the_name_of_its_pod_and_not_an_address() -> None:
+    leader = Listener()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    settings = Settings(("train.py",), pods=2, pod_name="gpt-worker-0", pod_ip="127.0.0.1")
+    server = Server(settings, lambda send, store: leader, events.put, print)
+    server.start()
+    other = replace(settings, pod=1, pod_name="gpt-worker-1", rendezvous_host="127.0.0.1")
+    member = Member(other, server.port, events.put, print, lambda: None, lambda: ([], False))
+    assert member._lost(0, "").summary.startswith("pod 0 ")
+    member.start()
+    leader.joined.get(timeout=60)
+    assert member._lost(0, "").pod_name == "gpt-worker-0"

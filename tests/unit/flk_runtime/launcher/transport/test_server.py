@@ -119,3 +119,20 @@ def test_a_message_with_wrong_values_ends_neither_the_leader_nor_other_connectio
         member.close()
     assert failures == []
     assert any("ignored a message of pod 1" in line for line in lines)
+
+
+def test_launchers_of_one_machine_meet_on_its_loopback_interface() -> None:
+    for settings, local in (
+        (Settings(("train.py",), pods=PODS, pod_ip="127.0.0.1"), True),  # `flk run`
+        (Settings(("train.py",)), True),
+        (Settings(("train.py",), pods=PODS, pod_ip="10.0.0.1"), False),
+        (Settings(("train.py",), pods=PODS), False),
+    ):
+        server = Server(settings, lambda send, store: Starter(send), print, print)
+        server.start()
+        try:
+            socket.create_connection(("127.0.0.2", server.port)).close()
+            reached = True
+        except ConnectionRefusedError:
+            reached = False
+        assert reached is not local
