@@ -159,7 +159,7 @@ class CheckpointManager:
         """The storage for checkpoints, ready for use; None if there is none that all ranks share. Collective."""
         from flk_runtime.checkpoint.storage import is_shared, open_destination
 
-        without_volume = place == pod_layout.CHECKPOINT_FOLDER  # each pod has its own
+        without_volume = pod_layout.is_of_pod(place)
         if not place or (without_volume and self._memory):
             return None
         destination = open_destination(place)
