@@ -14,7 +14,6 @@ import contextlib, functools, gc, json, os, shutil, warnings, torch, torch.distr
 from torch import nn
 from torch.nn import functional as F
 import flk_runtime as flk
-from flk_runtime.run import places
 
 class Block(nn.Module):
     def __init__(self, width):
@@ -96,13 +95,7 @@ def group():
     if dist.is_initialized():
         dist.destroy_process_group()
 
-def begin_anew():
-    # From here on as in a process of its own: the next training resumes where an earlier one has ended.
-    places._places.clear()
-    places._holder = None
-
 def init(strategy, **options):
-    begin_anew()
     return flk.init(**{"strategy": strategy, "device": "cpu", "log_every": 0, **options})
 
 def hybrid(name):

@@ -37,9 +37,8 @@ class Saves:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
         options, worker = context.options, context.worker
         self._context = context
-        given = places.at(options.checkpoint)
         name, in_memory = places.of_next_training(options.checkpoint)
-        self._place = places.at(name)
+        given, self._place = places.at(options.checkpoint), places.at(name)
         if self._place.has_saved_by_script:
             raise SetupError(
                 f"this process has saved another training in {name} with flk.save, and this one would resume from it: "
