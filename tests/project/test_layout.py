@@ -47,7 +47,6 @@ COVERED = {
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
     "tests/local/test_between_passes.py": "flk_runtime.parallel.records",
     "tests/local/test_silent_training.py": "flk_runtime.parallel.full_parameters flk_runtime.parallel.silent_errors",
-    "tests/local/test_optimizer_watch.py": "flk_runtime.distributed.settled",
     "tests/local/test_optimizer.py": (
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
         "flk_runtime.distributed.reducer"
