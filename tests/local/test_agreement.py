@@ -175,3 +175,99 @@ with group():
 """
     )
     ranks(script.replace("{FOLDER}", str(tmp_path)), 2)
+
+
+# Optimizers that flk was not given, and what a given one trains beside the model.
+OTHERS = (
+    SMALL_MODEL
+    + """
+def by_hand(parameters):
+    for each in parameters:
+        dist.all_reduce(each.grad)
+        each.grad /= dist.get_world_size()
+
+def trained(run, make, average=by_hand, steps=2):
+    # A head of the script's own behind the model; it returns how far the head is from that of other ranks.
+    model, optimizer = run.parallelize(*build())
+    torch.manual_seed(1)
+    head = nn.Linear(11, 1, bias=False)
+    own = make(run, head, optimizer)
+    for step in range(steps):
+        head(model(share(run, data(6, 1)[step][0])[:, :-1])).square().mean().backward()
+        average(head.parameters())
+        for each in {optimizer, own}:
+            each.step(), each.zero_grad()
+        run.step()
+    return head.weight.detach()
+
+def separate(run, head, optimizer):
+    return torch.optim.SGD(head.parameters(), lr=0.1)
+
+def in_a_closure(run, head, optimizer):
+    own = torch.optim.LBFGS(head.parameters(), max_iter=1)
+    step = own.step
+    def closure():
+        own.zero_grad()
+        loss = head.weight.square().sum()
+        loss.backward()
+        return loss
+    own.step = lambda: step(closure)
+    return own
+
+def averaged(run, head, optimizer):
+    return flk.DistributedOptimizer(torch.optim.SGD(head.parameters(), lr=0.1))
+
+def in_the_same(run, head, optimizer):
+    optimizer.add_param_group({"params": head.parameters()})
+    return optimizer
+
+def registered(run, head, optimizer):
+    own = separate(run, head, optimizer)
+    run.register("own", flk.per_rank(own))
+    return own
+
+def not_averaged(parameters):
+    pass
+
+def without_parallelize(run):
+    model, optimizer = build()
+    for step in range(2):
+        loss_of(model, share(run, data(6, 1)[step][0])).backward()
+        by_hand(model.parameters())
+        optimizer.step(), optimizer.zero_grad(), run.step()
+
+def is_alike(weight):
+    other = [torch.empty_like(weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(other, weight)
+    return torch.equal(*other)
+"""
+)
+
+
+def test_what_was_not_handed_over_trains_as_in_torch(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        OTHERS
+        + f"""
+with group():
+    for strategy in ("ddp", "full_shard"):
+        with init(strategy, checkpoint={str(tmp_path)!r} + "/" + strategy) as run:
+            assert is_alike(trained(run, separate))
+        for make, average, alike in (
+            (in_a_closure, not_averaged, True),
+            (averaged, not_averaged, True),
+            (separate, not_averaged, False),  # a model of each rank
+            (registered, not_averaged, False),
+            (in_the_same, by_hand, True),
+        ):
+            with init(strategy) as run:
+                assert is_alike(trained(run, make, average)) is alike, make
+        with init(strategy) as run:
+            without_parallelize(run)
+        with init(strategy) as run:
+            words = "parameter 16 of AdamW 0, of shape (1, 11), in no model of parallelize, has other values"
+            refused(words, lambda: trained(run, in_the_same, not_averaged))
+        with init(strategy, checkpoint={str(tmp_path)!r} + "/" + strategy + "-grown") as run:
+            refused("a group was added to AdamW after parallelize", lambda: trained(run, in_the_same))
+"""
+    )
+    ranks(script, 2)

@@ -55,20 +55,35 @@ def test_a_group_that_is_there_is_used_and_left(ranks: Ranks) -> None:
     ranks(script, 2)
 
 
-def test_ranks_build_the_same_model_and_draw_different_numbers(ranks: Ranks) -> None:
+@pytest.mark.parametrize("variable", ["FLK_SEED", "SCRIPT_SEED"])
+def test_ranks_draw_alike_until_the_training_begins(ranks: Ranks, variable: str) -> None:
     script = """
-        import random, torch, flk_runtime as flk
+        import os, random, torch, flk_runtime as flk
+        if "SCRIPT_SEED" in os.environ:  # another one on each rank, of which rank 0's counts
+            seed = int(os.environ["SCRIPT_SEED"]) + 1000 * int(os.environ["RANK"])
+            torch.manual_seed(seed), random.seed(seed)
+            expected = torch.nn.Linear(3, 3).weight.sum().item(), random.random()
+            torch.manual_seed(seed), random.seed(seed)
         with flk.init(device="cpu") as run:
             model = torch.nn.Linear(3, 3)
+            if "SCRIPT_SEED" in os.environ and run.rank == 0:
+                state = random.getstate()
+                assert expected == (model.weight.sum().item(), random.random())
+                random.setstate(state)
             print("model", model.weight.sum().item())
             model = run.parallelize(model)
+            print("split", run.seed, torch.rand(1).item(), random.random())
+            model(torch.ones(1, 3))
             print("numbers", torch.rand(1).item(), random.random())
+        print("after", torch.rand(1).item(), random.random())
     """
-    first, second = ranks(script, 2, {"FLK_SEED": "7"})
-    again, _ = ranks(script, 2, {"FLK_SEED": "7"})
-    other, _ = ranks(script, 2, {"FLK_SEED": "8"})
-    assert first.lines[0] == second.lines[0] != other.lines[0]
-    assert first.lines[1] != second.lines[1]
+    first, second = ranks(script, 2, {variable: "7"})
+    again, _ = ranks(script, 2, {variable: "7"})
+    other, _ = ranks(script, 2, {variable: "8"})
+    assert first.lines[1].startswith("split 7 ")
+    for number, alike in enumerate((True, True, False, True)):
+        assert (first.lines[number] == second.lines[number]) is alike, first.lines[number]
+        assert first.lines[number] != other.lines[number]
     assert first.lines == again.lines
 
 

@@ -537,36 +537,64 @@ def test_a_training_does_not_resume_from_the_memory_of_another_one(
     assert job.log().count("the memory of the pods keeps only the first training of a process") == 2
 
 
-# Models of other packages' trainings, of which the last two name the place of the first one in other words.
-SAME_PLACE = """
-    import os, torch
+# Three trainings in one place, of which rank 1 is killed in the second one.
+SEVERAL = """
+    import os, random, signal, torch
     from torch import nn
     import flk_runtime as flk
-    from flk_runtime.run.adopt import adopt_training
 
-    os.chdir(os.environ["FOLDER"])
+    torch.manual_seed(7)
+    random.seed(7)
 
-    def train(place, size):
-        model = nn.Linear(size, 1)
-        before = model.weight.clone()
-        try:
-            with adopt_training(checkpoint=place, save_every=1, model=model) as loop:
-                loop.step()
-        except (flk.SetupError, flk.CheckpointError) as error:
-            print(f"refused: {error}")
-        assert torch.equal(model.weight, before)
+    def begin(kind, model, optimizer):
+        if kind == "run":
+            run = flk.init(device="cpu", save_every=SAVE_EVERY)
+            return run, *run.parallelize(model, optimizer)
+        loop = flk.adopt(save_every=SAVE_EVERY, log_every=0, model=model, optimizer=optimizer)
+        return loop, model, optimizer
 
-    train(os.path.abspath("place"), 2)
-    train("place/", 2)
-    train("place", 3)
+    def train(number, kind):
+        model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        training, model, optimizer = begin(kind, model, torch.optim.AdamW(model.parameters(), lr=0.1))
+        split = torch.randperm(100)[:3].tolist(), random.random()
+        print(f"{number} begins at {training.steps} with {split}", flush=True)
+        for step in range(training.steps, 4):
+            if (number, step, training.attempt) == (1, 2, 0):
+                training.save(wait=True)
+                if training.rank:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+            training.step()
+        training.close()
+        print(f"{number} ends after {training.steps} with {sum(each.sum().item() for each in model.parameters())}")
+
+    for number, kind in enumerate(KINDS):
+        train(number, kind)
 """
 
 
-def test_a_training_in_the_place_of_another_one_is_refused_before_it_is_restored(ranks: Ranks, tmp_path: Path) -> None:
-    (result,) = ranks(SAME_PLACE, 1, {"FOLDER": str(tmp_path)})
-    refused = re.findall(r"refused: (.*)", result.output)
-    assert len(refused) == 2
-    assert all("this process has kept another training in the same place" in each for each in refused), refused
+@pytest.mark.parametrize("kinds", [("run", "run", "loop"), ("loop", "loop", "run")], ids=["runs", "loops"])
+def test_each_training_of_a_process_begins_anew_and_resumes_from_its_own_state(
+    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
+    """They draw the same numbers before their first steps in each attempt, on all ranks."""
+    settings = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: str(tmp_path / "checkpoint")}
+    every = 1 if kinds[0] == "run" else 0
+    script = SEVERAL.replace("KINDS", repr(kinds)).replace("SAVE_EVERY", str(every))
+    job = forked_pods(1, 2, script=script, **settings, **{pod_env.RESTARTS: "1", user_env.BACKOFF: "0"})
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    begun = re.findall(r"(\d) begins at (\d) with (.*)", job.log())
+    assert sorted(each[:2] for each in begun) == sorted(
+        [("0", "0"), ("1", "0"), ("0", "4"), ("1", "2"), ("2", "0")] * 2
+    ), job.log()
+    for number in "012":
+        assert len({split for each, _, split in begun if each == number}) == 1, job.log()
+    ended = re.findall(r"0 ends after 4 with (\S+)", job.log())
+    assert len(ended) == 4
+    assert len(set(ended[::2])) == 1, job.log()  # of both attempts
 
 
 # An optimizer of stages of a pipeline, which holds some state alike on all ranks, and some only on the last one.

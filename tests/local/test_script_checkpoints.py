@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -690,3 +691,100 @@ def test_the_steps_of_an_attempt_go_on_where_flk_has_restored(
     assert "at step 0 again" not in job.log()
     assert record.goodput is not None
     assert record.goodput.seconds["computing"] > 0
+
+
+# Two trainings with flk.restore and flk.save, a run and a loop, of which some are in one place.
+SEVERAL = """
+    import os, torch
+    from torch import nn
+    import flk_runtime as flk
+
+    def things():
+        model = nn.Linear(2, 1)
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1)}
+
+    def with_script(place):
+        objects = things()
+        for step in range(flk.restore(place, **objects), 2):
+            flk.save(step + 1, place, **objects)
+
+    def with_run(place):
+        with flk.init(device="cpu", checkpoint=place) as run:
+            run.parallelize(*things().values())
+            run.step()
+
+    def with_loop(place):
+        with flk.adopt(checkpoint=place, **things()) as loop:
+            loop.step()
+
+    def tried(train, place):
+        try:
+            train(os.environ["FOLDER"] + place)
+            print("trained")
+        except flk.SetupError as error:
+            print("refused", error)
+
+    for number, (first, second) in enumerate([
+        (with_script, with_script), (with_script, with_run), (with_script, with_loop), (with_run, with_script)
+    ]):
+        tried(first, str(number)), tried(second, str(number)), tried(second, f"{number}-own")
+"""
+
+
+def test_a_training_that_would_resume_from_another_one_of_the_process_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    (result,) = ranks(SEVERAL, 1, {"FOLDER": f"{tmp_path}/"}, one_process=True)
+    lines = [line for line in result.lines if line.startswith(("trained", "refused"))]
+    assert [line.partition(" ")[0] for line in lines] == ["trained", "refused", "trained"] * 4
+    words = (
+        "flk.restore: this process has trained another optimizer with the checkpoints in",
+        "this process has saved another training in",
+        "this process has saved another training in",
+        "flk.restore: this process has trained another optimizer with the checkpoints in",
+    )
+    assert all(text in line for text, line in zip(words, lines[1::3], strict=True)), lines
+
+
+# The data are split after the restore, and each step drops other units.
+SPLIT = """
+    import json, os, torch
+    from torch import nn
+    import flk_runtime as flk
+
+    torch.manual_seed(42)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    things = {"model": model, "optimizer": optimizer}
+    if os.environ["KIND"] == "script":
+        begun, step_of = flk.restore(**things), lambda step: flk.save(step, wait=True, **things)
+    elif os.environ["KIND"] == "loop":
+        loop = flk.adopt(save_every=1, log_every=0, **things)
+        begun, step_of = loop.steps, lambda _: loop.step()
+    else:
+        run = flk.init(device="cpu", save_every=1, log_every=0)
+        model, optimizer = run.parallelize(model, optimizer)
+        begun, step_of = run.steps, lambda _: run.step()
+    split = torch.randperm(60)[:5].tolist()
+    losses = []
+    for step in range(begun, int(os.environ["STEPS"])):
+        loss = model(torch.ones(4, 2)).square().mean()
+        loss.backward(), optimizer.step(), optimizer.zero_grad()
+        losses.append(loss.item())
+        step_of(step + 1)
+    print("=", json.dumps(["seen", [begun, split, losses]]))
+    if os.environ["KIND"] != "script":
+        (run if os.environ["KIND"] == "run" else loop).close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["script", "loop", "run"])
+def test_what_a_script_draws_before_its_first_step_is_the_same_in_each_attempt(
+    ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    def attempt(place: str, steps: int) -> Any:
+        environment = {"FLK_CHECKPOINT": str(tmp_path / place), "STEPS": str(steps), "KIND": kind}
+        return told(ranks(SPLIT, 1, environment)[0])["seen"]
+
+    _, split, whole = attempt("whole", 4)
+    first, second = attempt("resumed", 2), attempt("resumed", 4)
+    assert (first[1], second[0], second[1]) == (split, 2, split)
+    assert first[2] + second[2] == whole  # also the units that are dropped

@@ -46,9 +46,8 @@ COVERED = {
     ),
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
     "tests/unit/flk_runtime/launcher/test_metrics_page.py": "flk_runtime.launcher.http_server",
-    "tests/local/test_between_passes.py": "flk_runtime.parallel.records",
+    "tests/local/test_between_passes.py": "flk_runtime.distributed.settled flk_runtime.parallel.records",
     "tests/local/test_silent_training.py": "flk_runtime.parallel.full_parameters flk_runtime.parallel.silent_errors",
-    "tests/local/test_optimizer_watch.py": "flk_runtime.distributed.settled",
     "tests/local/test_optimizer.py": (
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
         "flk_runtime.distributed.reducer"
@@ -199,7 +198,6 @@ COVERED = {
     "tests/unit/flk_runtime/launcher/test_trainer_forward.py": "flk_runtime.launcher.cluster_http",
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",
     "tests/unit/flk_runtime/launcher/test_settings.py": "flk_runtime.contract.pod_env",
-    "tests/unit/flk_runtime/launcher/test_unpack.py": "flk_runtime.contract.pod_layout",
     "tests/unit/flk_runtime/plan/test_capture.py": "flk_runtime.plan.fake",
     "tests/unit/flk_runtime/plan/test_choice.py": (
         "flk_runtime.plan.communication flk_runtime.plan.plan flk_runtime.plan.trace"

@@ -16,7 +16,8 @@ from tests.support.ports import held_ports
 PATIENCE = 120.0  # seconds that a script may take, for all its ranks together
 
 # The code of a rank's process. Its output goes to a file, and a warning ends it. A rank that hangs prints the stacks of
-# its threads before it is killed.
+# its threads before it is killed. Each training of a script begins as in a process of its own, unless the test says
+# otherwise: so one script shows how a training resumes.
 BOOT = """
 import faulthandler, os, runpy, sys, warnings
 os.environ.update(environment)
@@ -24,6 +25,15 @@ file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(file, 1), os.dup2(file, 2)
 faulthandler.dump_traceback_later(patience * 0.8)
 warnings.simplefilter("error")
+if not one_process:
+    from flk_runtime.run import places
+    def as_in_another_process(name, find=places.of_next_training):
+        for place in places._places:
+            place.trainings, place.kept = 0, False
+            place._optimizers.clear()
+        return find(name)
+    places.of_next_training = as_in_another_process
+    places.Place.other_optimizer = lambda *_: None
 sys.argv = [script]
 runpy.run_path(script, run_name="__main__")
 """
@@ -57,13 +67,14 @@ class Ranks:
         environment: Mapping[str, str] = {},
         of_rank: Mapping[int, Mapping[str, str]] = {},
         failing: bool = False,
+        one_process: bool = False,
     ) -> list[Ended]:
         """Run the script as ``world_size`` ranks and return how each ended, in the order of ranks.
 
         ``environment`` is added to the variables of all ranks, ``of_rank`` to the variables of the rank with this
         number. A world of one gets none of torchrun's variables. The test fails if a rank does not end within
         ``patience``, and, unless ``failing``, if one ends with another code than 0. No rank is left when this returns
-        or raises.
+        or raises. ``one_process``: a second training in the script is one of the same process.
         """
         self._runs += 1
         path = self.folder / "script.py"
@@ -82,6 +93,7 @@ class Ranks:
                         "output": str(output),
                         "script": str(path),
                         "patience": self.patience,
+                        "one_process": one_process,
                     }
                     process = self._fork_server.Process(target=exec, args=(BOOT, names))
                     process.start()

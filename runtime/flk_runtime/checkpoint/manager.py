@@ -93,7 +93,7 @@ class CheckpointManager:
         self._unclaimed: set[str] = set()  # names in the checkpoint for which no object is registered yet
         self._rng_state: dict[str, Any] | None = None  # of this rank, from the checkpoint
         self._draws_as = self._saved_as = process_group.rank()  # ranks with one number draw the same random numbers
-        self._rng_started = False  # whether this rank draws random numbers of its own
+        self._rng_started = False  # whether this rank draws random numbers of its own, or those of the checkpoint
         self._finished = False  # restoring: the first step has been made
         self._saved: Any = None  # the progress at the latest checkpoint
         self._latest = 0  # its step
@@ -160,7 +160,7 @@ class CheckpointManager:
         """The storage for checkpoints, ready for use; None if there is none that all ranks share. Collective."""
         from flk_runtime.checkpoint.storage import is_shared, open_destination
 
-        without_volume = place == pod_layout.CHECKPOINT_FOLDER  # each pod has its own
+        without_volume = pod_layout.is_of_pod(place)
         if not place or (without_volume and self._memory):
             return None
         destination = open_destination(place)
@@ -288,13 +288,27 @@ class CheckpointManager:
             self._rng_state = self._fresh_rng_state()
 
     def _fresh_rng_state(self) -> dict[str, Any]:
+        before = rng.get_state()  # from which the script goes on
         rng.seed_all(rng.derive_seed("rank", self._seed, self._draws_as, self.steps))
-        return rng.get_state()
+        fresh = rng.get_state()
+        rng.set_state(before)
+        return fresh
 
     def start_rank_rng(self) -> None:
         """Until the first step, set the random generators to where this rank's training starts or resumes."""
-        if self._finished:
-            return
+        if not self._finished:
+            self._set_rng()
+
+    def begin_rank_rng(self) -> None:
+        """Set them when the training begins, unless `start_rank_rng` has. Only a run's ranks do not start alike."""
+        if self._awaits_rng:
+            self._set_rng()
+
+    @property
+    def _awaits_rng(self) -> bool:
+        return not self._rng_started and (self._needs_model or self._rng_state is not None)
+
+    def _set_rng(self) -> None:
         if self._rng_state is not None:
             rng.set_state(self._rng_state)
         elif not self._rng_started:
@@ -385,7 +399,8 @@ class CheckpointManager:
             "steps": steps,
             "objects": {name: state.plain for name, state in states.items()} if process_group.rank() == 0 else {},
             "own": own,
-            "random": rng.get_state(),
+            # What the script draws before the training begins is no part of it.
+            "random": self._rng_state if self._awaits_rng else rng.get_state(),
             "draws_as": self._draws_as,
             "place": self.place,  # the memory of the pods may be asked for the checkpoint of another one
         }

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.state import SplitState
-from flk_runtime.distributed import parameters_in, settle
 from flk_runtime.errors import SetupError
 
 if TYPE_CHECKING:
@@ -43,12 +42,6 @@ class Declared:
     thing: Stateful
     replicated: bool
 
-    def __post_init__(self) -> None:
-        if isinstance(self.thing, nn.Module):
-            settle(self.thing.parameters())
-        elif isinstance(self.thing, torch.optim.Optimizer):
-            settle(parameters_in(self.thing))
-
     def state_dict(self) -> dict[str, Any]:
         """The state of the object."""
         return self.thing.state_dict()
@@ -75,8 +68,7 @@ def per_rank(thing: Any) -> Declared:
     ``thing`` has ``state_dict`` and ``load_state_dict``, or is a dictionary of plain values. Pass the result to `save`
     and `restore`, or to `Run.register`. Without it this holds for every object but modules, optimizers, learning rate
     schedulers, GradScaler and dictionaries, which are `replicated`. At another number of ranks such a state is refused:
-    `restore` and `Run.register` raise CheckpointError with its name. Of a module or an optimizer this also says that
-    each rank trains its own on purpose. Raises SetupError if ``thing`` has no state.
+    `restore` and `Run.register` raise CheckpointError with its name. Raises SetupError if ``thing`` has no state.
     """
     return Declared(_declarable(thing), replicated=False)
 
@@ -85,8 +77,7 @@ def replicated(thing: Any) -> Declared:
     """Say that ``thing`` has the same state on all ranks: rank 0's is saved, and restored on any number of ranks.
 
     ``thing`` is as for `per_rank`. Without it this holds for modules, optimizers, learning rate schedulers, GradScaler
-    and dictionaries. A scheduler or an average of the parameters of a class of your own needs it. Of a module or an
-    optimizer that `Run.parallelize` was not given, it also says that the script averages its gradients.
+    and dictionaries. A scheduler or an average of the parameters of a class of your own needs it.
     """
     return Declared(_declarable(thing), replicated=True)
 

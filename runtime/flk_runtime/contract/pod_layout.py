@@ -36,6 +36,11 @@ def is_same_place(place: str | None, other: str | None) -> bool:
     return first == second
 
 
+def is_of_pod(place: str | None) -> bool:
+    """Whether checkpoints go to a folder that only the pod has, and that is deleted with it."""
+    return place is not None and f"{place}/".startswith(f"{CHECKPOINT_FOLDER}/")
+
+
 def on_volume(checkpoint: str) -> str:
     """The folder of a job's checkpoints (FLK_CHECKPOINT) if it outlives the pods; else empty, as in S3."""
-    return "" if is_address(checkpoint) or checkpoint == CHECKPOINT_FOLDER else checkpoint
+    return "" if is_address(checkpoint) or is_of_pod(checkpoint) else checkpoint

@@ -26,7 +26,6 @@ from flk_runtime.distributed import buckets
 from flk_runtime.distributed.collectives import describe, unsendable
 from flk_runtime.distributed.process_group import mean_loss
 from flk_runtime.distributed.reducer import gradient_reducer
-from flk_runtime.distributed.settled import settle
 from flk_runtime.errors import SetupError
 
 _made: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
@@ -208,7 +207,6 @@ class DistributedOptimizer(Optimizer):
         for parameter in new:
             if problem := unsendable(parameter):  # such as one that a wrapper put into the optimizer later
                 raise SetupError(f"DistributedOptimizer: {self._name(parameter)} is {problem}")
-        settle(new)
         for parameters in buckets.split(new, self._bucket_bytes):
             bucket = _Bucket(len(self._buckets), parameters)
             self._buckets.append(bucket)

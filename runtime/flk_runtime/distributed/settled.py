@@ -1,8 +1,4 @@
-"""Settled parameters: it is known how the ranks train them, so that an optimizer's step with them is no mistake.
-
-Gradients of a parameter are averaged by a strategy or by a `DistributedOptimizer`, or the script has said that they
-need not be.
-"""
+"""Settled parameters: a strategy trains them."""
 
 from __future__ import annotations
 
@@ -21,11 +17,11 @@ def parameters_in(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def settle(parameters: Iterable[torch.Tensor]) -> None:
-    """Note that it is known how the ranks train ``parameters``."""
+    """Note that a strategy trains ``parameters``."""
     for each in parameters:
         setattr(each, _MARK, True)
 
 
 def is_settled(parameter: torch.Tensor) -> bool:
-    """Whether it is known how the ranks train ``parameter``."""
+    """Whether a strategy trains ``parameter``."""
     return hasattr(parameter, _MARK)

@@ -57,13 +57,16 @@ class MeshModel(FSDP2Model):
 
     def attach(self, optimizer: Optimizer) -> None:
         super().attach(optimizer)
+        checked = False
 
-        def check(*_: Any) -> None:
-            first.remove()
-            _check_samplers(self.mesh.parts)
-            self._compare(parameters_in(optimizer))
+        def check(*_: Any) -> None:  # it stays, since the optimizer calls other hooks after it
+            nonlocal checked
+            if not checked:
+                checked = True
+                _check_samplers(self.mesh.parts)
+                self._compare(parameters_in(optimizer))
 
-        first = optimizer.register_step_pre_hook(check)
+        optimizer.register_step_pre_hook(check)
 
     def clip_grad_norm(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         by_mesh: dict[Any, list[nn.Parameter]] = {}

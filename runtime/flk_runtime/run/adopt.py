@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any, Final
 
-from flk_runtime.contract.pod_layout import is_same_place
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current, saves
+from flk_runtime.run import current
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.group import entered
 from flk_runtime.run.loop import Loop
-from flk_runtime.run.options import LOG_EVERY, place_of
+from flk_runtime.run.options import LOG_EVERY
+from flk_runtime.system import rng
 
 _STRATEGY: Final = "none"  # the script parallelizes its model itself
 
@@ -43,8 +45,11 @@ def adopt(
         loop.close()
 
     The script parallelizes its model and opens the process group itself. Without one, the group of `init` is opened for
-    a job of several ranks. Seeds are left alone, and the random states of every rank are restored. ``checkpoint``,
-    ``save_every``, ``store_every``, ``keep``, ``keep_every``, ``log_every`` and ``metrics`` are as in `init`.
+    a job of several ranks. Seeds are left alone. The random states of every rank are restored when a batch of `Loop`'s
+    loader is drawn or a module is called first with gradients, and at once without a module. So a split of the data
+    between `adopt` and the loop is the same in every attempt. `Loop.close` seeds the generators anew, as in `init`.
+    ``checkpoint``, ``save_every``, ``store_every``, ``keep``, ``keep_every``, ``log_every`` and ``metrics`` are as in
+    `init`; so is what a later training of the process begins with.
 
     Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages
     do that are not in a list), or a run of `init` is open; CheckpointError if a state does not fit.
@@ -59,20 +64,17 @@ def adopt(
     if not objects:
         raise SetupError("adopt: there is nothing to keep: pass the model and its optimizer by name, as model=model")
     with entered(given) as (rank_info, options, owns_group):
+        if not options.has_seed and (seed := process_group.on_main(rng.script_seed)) is not None:
+            options = dataclasses.replace(options, seed=seed)  # of the order of loaders
         current.loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)
     return current.loop
 
 
 def adopt_training(**given: Any) -> Loop:
-    """Let flk keep a training of another package, which is a training of its own: as `adopt`. Collective.
+    """Let flk keep a training of another package, which begins now: as `adopt`, but for the random states. Collective.
 
-    Raises SetupError as that does, and if this process has kept another training in the same place, because this one
-    would resume from it.
+    They are restored at once, and again where the caller has `Loop.restore_random_state` do so.
     """
-    place = place_of(given.get("checkpoint"))
-    if any(is_same_place(place, each) for each in saves.kept):
-        raise SetupError(
-            "adopt: this process has kept another training in the same place, and this one would resume from it: pass "
-            "each training a checkpoint= of its own, a folder on a volume of all pods or an address"
-        )
-    return adopt(**given)
+    loop = adopt(**given)
+    loop.restore_random_state()
+    return loop

@@ -7,7 +7,7 @@ each rank draws for itself, gradients of torch.autograd.grad. Replicas then diff
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import torch
@@ -39,12 +39,20 @@ class Agreement:
         self._steps += 1
         return self._steps >= self._next
 
-    def compare(self, models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> None:
+    def compare(self, models: Iterable[ParallelModel], optimizers: Collection[Optimizer]) -> None:
         """Compare all ranks. Collective. Raises SetupError on all ranks where they differ."""
         self._next = next(step for step in itertools.count(self._steps + 1) if is_compared(step))
         models = list(models)
-        if found := find_difference("the end of a step", _described(models, optimizers)):
+        others = _beside(models, optimizers)
+        lines = [(name, f"{each.dtype} {tuple(each.shape)}") for name, each in others.items()]
+        if found := find_difference("the end of a step", _described(models, optimizers) + lines):
             raise SetupError(f"the ranks train apart: {found}: {_ADVICE}")
+        if name := first_far(others, dist.group.WORLD):
+            raise SetupError(
+                f"the ranks train apart: {name}, in no model of parallelize, has other values on other ranks: "
+                "pass its module to parallelize, average its gradient before the step, or register "
+                "flk.per_rank(optimizer) if each rank shall train its own"
+            )
         for model in models:
             _compare_parameters(model)
             buffers = {name: local(each) for name, each in model.loose_buffers().items()}
@@ -63,6 +71,17 @@ def _described(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer])
         for key, value in group.items()
         if key != "params"
     ]
+
+
+def _beside(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> dict[str, torch.Tensor]:
+    """What the optimizers train beside the models, such as a temperature, and each rank holds whole."""
+    own = {id(each) for model in models for each in model.parameters().values()}
+    return {
+        f"parameter {number} of {type(optimizer).__name__} {place}, of shape {tuple(each.shape)}": each.detach()
+        for place, optimizer in enumerate(optimizers)
+        for number, each in enumerate(parameters_in(optimizer))
+        if each.requires_grad and id(each) not in own and not is_sharded(each)
+    }
 
 
 def _text(value: Any) -> str:

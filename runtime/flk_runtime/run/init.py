@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flk_runtime.contract.strategies import AUTO
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
 from flk_runtime.run.group import entered
@@ -43,14 +44,21 @@ def init(
     """Open the process group and return this process's `Run`. Collective.
 
     Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
-    returns the same run.
+    returns the same run. After `Run.close` it begins another training, as for the next fold or seed, from its own
+    start: its checkpoints are in the folder ``training-1`` below the place of the first one, then ``training-2``, so
+    that a restarted process finds each again if it begins its trainings in the same order. One that leaves out what it
+    has finished passes each a ``checkpoint=`` of its own.
 
     - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp. auto: rank 0 plans the
       script in another process, or uses results of `flk bench`, and chooses for all ranks.
     - ``diloco``: options of strategy diloco, which trains several workers, each with an inner strategy; default
       $FLK_DILOCO, else the defaults of `flk_runtime.DiLoCo`.
-    - ``seed``: default $FLK_SEED, else 0. Python's, NumPy's and torch's generators are seeded alike on all ranks until
-      `Run.parallelize`, so that all ranks build the same model, and differently afterwards.
+    - ``seed``: of Python's, NumPy's and torch's generators, and of the order of loaders; default $FLK_SEED, else the
+      script's own: where it has seeded torch, all three generators stay as rank 0 has them now, else the seed is 0. All
+      ranks draw alike, also where each has had a seed of its own, so that they build the same model and split the data
+      alike, until a batch of a loader is drawn or the model is called first with gradients. From then on each rank
+      draws numbers of its own, or goes on with those of the checkpoint. `Run.close` seeds the generators anew, so that
+      what follows draws the same in every attempt.
     - ``checkpoint``: folder of checkpoints that all ranks see, or ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT, else
       none are written.
     - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end; ``auto``:
@@ -95,7 +103,23 @@ def init(
 
             chosen = automatic.choose(rank_info, options.device, options.timeout)
             options = dataclasses.replace(options, strategy=chosen)
-        rng.seed_all(options.seed)
+        if options.has_seed:
+            rng.seed_all(options.seed)
+        else:
+            options = dataclasses.replace(options, seed=_draw_as_rank_0(options.seed))
         current.run = Run(rank_info, options, owns_group=owns_group)
     _arguments = given
     return current.run
+
+
+def _draw_as_rank_0(default: int) -> int:
+    """Have all ranks draw as the script has seeded rank 0; return that seed, ``default`` if none. Collective."""
+
+    def begin() -> tuple[int, dict[str, Any]]:
+        if (seed := rng.script_seed()) is None:
+            rng.seed_all(seed := default)
+        return seed, rng.get_state()
+
+    seed, state = process_group.on_main(begin)
+    rng.set_state(state)
+    return seed

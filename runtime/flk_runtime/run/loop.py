@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters.adapt import adapt
-from flk_runtime.checkpoint.adapters.wrappers import Parts, parameters_of
+from flk_runtime.checkpoint.adapters.wrappers import Parts, parameters_of, roots_of
 from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.distributed import process_group
@@ -18,6 +18,7 @@ from flk_runtime.parallel.compilation import is_compiled, wait_before_compiled
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.first_pass import at_first_pass
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
@@ -42,7 +43,8 @@ class Loop(Training):
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
         self._end_with_process()
         self._register(adapted)
-        self.restore_random_state()
+        if self.steps:
+            at_first_pass(self._called(), self._saves.manager.begin_rank_rng)
 
     def register(self, **objects: Any) -> None:
         """Keep more objects, as `adopt` does, and restore them now. Call it before the first step. Collective.
@@ -53,8 +55,15 @@ class Loop(Training):
         self._check_open("register")
         self._register(self._adapted(objects))
 
+    def _called(self) -> list[nn.Module]:
+        """The modules that the loop calls."""
+        return [part for each in self._modules.values() for part in roots_of(each)]
+
     def restore_random_state(self) -> None:
-        """Set the random generators of this rank to their states in the checkpoint, until the first step."""
+        """Set the random generators of this rank to their states in the checkpoint, until the first step.
+
+        For a caller that knows when the first batch is drawn, as of a framework's loop.
+        """
         if self.steps:
             self._saves.manager.start_rank_rng()
 

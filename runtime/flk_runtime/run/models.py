@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from flk_runtime.checkpoint import (
     INTERNAL,
     Declared,
     DistributedStateful,
     Stateful,
-    Values,
     module_state,
     optimizer_state,
     placed,
     stateful_of,
 )
-from flk_runtime.distributed import process_group, settle
+from flk_runtime.distributed import mean_loss, parameters_in, process_group, settle
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
     STRATEGIES,
@@ -37,11 +35,10 @@ from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.agreement import Agreement, check_replicas
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.first_pass import at_first_pass
 from flk_runtime.run.metrics import Metrics
-from flk_runtime.run.optimizers import OptimizerWatch
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
-from flk_runtime.system import pytree
 
 if TYPE_CHECKING:
     from flk_runtime.parallel.average import Average
@@ -55,17 +52,16 @@ class Models:
         self._batches = batches
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
         self._averages = 0
-        self._optimizers: list[Optimizer] = []  # that are saved
-        self._groups: list[tuple[Optimizer, int]] = []  # optimizers with the number of groups that a restart restores
         self._registered: list[nn.Module] = []  # modules that are saved beside the models
-        self._others: list[Stateful] = []  # that are saved, and may have the state of any optimizer
-        averages = bool(context.options.diloco) or (context.world_size > 1 and context.options.strategy != "none")
-        self._watch = OptimizerWatch(batches, averages=averages, trained=self.parameters)
+        # The optimizers that the script has handed over, with the number of groups that a restart restores.
+        self._optimizers: dict[Optimizer, int] = {}
+        self._frozen: set[nn.Parameter] = set()  # in parallelize, so that the strategy would not average them
         communicates = context.options.strategy != "none"
+        self._has_registered = self._said_unsaved = False
+        self._is_averaged = bool(context.options.diloco) or (context.world_size > 1 and communicates)
         self._agreement = Agreement() if context.world_size > 1 and communicates else None
         if context.world_size > 1 and not communicates:
             saves.before_save = lambda: check_replicas(self._models.values())
-        context.closing.append(self._watch.close)
         self.is_held = False
         """Whether backward passes communicate nothing now."""
 
@@ -89,7 +85,6 @@ class Models:
             self._compare(name, options)
         manager.check_model(name, model, lacks_frozen=not options.save_frozen)
         self._metrics.utilisation.prepare(model)
-        self._watch.forget()
         parallel = parallelize(
             model,
             optimizers,
@@ -104,9 +99,11 @@ class Models:
             self._batches.divide(parallel.mesh.part, parallel.mesh.parts)
             self._metrics.utilisation.copies = parallel.mesh.sharding.size()
             manager.draw_as(parallel.mesh.seed)
-        self._optimizers += optimizers
-        self._groups += [(each, len(each.param_groups)) for each in optimizers]
+        for optimizer in optimizers:
+            self._hand_over(optimizer)
         settle(parallel.trained().values())
+        if self._is_averaged and not STRATEGIES[context.options.strategy].shards:
+            self._frozen |= {each for each in parallel.parameters().values() if not each.requires_grad}
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
             manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
@@ -123,7 +120,7 @@ class Models:
             outer = OuterLoop(parallel, blocks, context.options.diloco, context.member, self._steps.done)
             manager.register("diloco", outer)
             self._steps.begin_rounds(outer)
-        manager.start_rank_rng()
+        at_first_pass([parallel.module], manager.begin_rank_rng)
         return parallel.module
 
     def average(self, decay: float, model: nn.Module | None) -> Average:
@@ -137,18 +134,13 @@ class Models:
 
     def register(self, name: str, thing: Stateful | MutableMapping[str, Any]) -> None:
         """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
+        self._has_registered = True
         found = stateful_of(thing)
         thing = cast("Stateful", thing) if found is None else found
         saved: Stateful | DistributedStateful = thing
         of_script = thing.thing if isinstance(thing, Declared) else thing
-        if isinstance(of_script, Optimizer):
-            self._optimizers.append(of_script)
-        elif isinstance(of_script, Values) or not type(of_script).__module__.startswith(("torch.", "flk_runtime.")):
-            self._others.append(of_script)
-        elif isinstance(of_script, LRScheduler):
-            self._watch.scheduled.append(of_script.optimizer)
         if isinstance(thing, Optimizer):
-            self._groups.append((thing, len(thing.param_groups)))
+            self._hand_over(thing)
             shards = STRATEGIES[self._context.options.strategy].shards
             saved = adopt_optimizer(name, thing, self._models, shards=shards) or placed(thing, self._modules())
         elif isinstance(of_script, Optimizer):
@@ -163,18 +155,18 @@ class Models:
         return [*(each.saved for each in self._models.values()), *self._registered]
 
     def check_step(self) -> None:
-        """Raise SetupError if a state of an optimizer is not saved or would not be restored, or ranks train apart."""
-        for optimizer, groups in self._groups:
+        """Raise SetupError if the state of an optimizer would not be restored, or ranks train apart."""
+        for optimizer, groups in self._optimizers.items():
             if len(optimizer.param_groups) != groups and self._saves.manager.can_save:
                 raise SetupError(
                     f"a group was added to {type(optimizer).__name__} after parallelize or run.register, where a "
                     "restart restores it, which would fail: add all groups before, and freeze their parameters until "
                     "they are trained"
                 )
-        if self._watch.is_unchecked and self._saves.manager.can_save:
-            self._watch.check_saved(self._optimizers, map(_may_have_states, self._others))
+        if not self._said_unsaved:
+            self._say_unsaved()
         if self._models and self._agreement and self._agreement.step():
-            self._agreement.compare(self._models.values(), self._watch.stepped())
+            self._agreement.compare(self._models.values(), self._optimizers)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -217,6 +209,44 @@ class Models:
         if steps.outer:
             steps.outer.restart()
 
+    def _say_unsaved(self) -> None:
+        """Say what most trainings have and this one's checkpoints lack, if the script has registered nothing."""
+        self._said_unsaved = True
+        if self._has_registered or not self._saves.manager.can_save:
+            return
+        if not self._optimizers:
+            self._context.say(
+                "no optimizer is in the checkpoints, so it begins anew after a restart: pass it to parallelize, or "
+                "call run.register('optimizer', optimizer)"
+            )
+        elif any("initial_lr" in group for optimizer in self._optimizers for group in optimizer.param_groups):
+            self._context.say(
+                "the learning rate scheduler is in no checkpoint, so it begins anew after a restart unless its rate "
+                "follows run.steps: call run.register('scheduler', scheduler)"
+            )
+
+    def _hand_over(self, optimizer: Optimizer) -> None:
+        """Look at the steps of an optimizer that the script has handed over."""
+        self._optimizers[optimizer] = len(optimizer.param_groups)
+        hooks = [optimizer.register_step_post_hook(lambda *_: self._batches.passed())]
+        if self._is_averaged:
+            hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        self._context.closing.extend(each.remove for each in hooks)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Refuse gradients that the strategy does not average, and have closures return the mean loss."""
+        if self._frozen:
+            for each in parameters_in(optimizer):
+                if each in self._frozen and each.requires_grad and each.grad is not None:
+                    raise SetupError(
+                        f"a parameter of shape {tuple(each.shape)} of {type(optimizer).__name__} was frozen in "
+                        "parallelize, so its gradient is not averaged and each rank would train its own: freeze "
+                        "parameters after parallelize"
+                    )
+        if not (args[1:] or kwargs):
+            return None
+        return (args[0], *map(_agreed, args[1:])), {name: _agreed(value) for name, value in kwargs.items()}
+
     def _compare(self, name: str, options: ParallelOptions) -> None:
         """Compare the options of `parallelize` across ranks; check that the ranks of a node can be a shard group."""
         strategy, info = self._context.options.strategy, self._context.rank_info
@@ -239,12 +269,6 @@ def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
             raise SetupError(f"parallelize was given the same {type(each).__name__} twice: pass each optimizer once")
 
 
-def _may_have_states(thing: Stateful) -> bool:
-    """Whether an object of the script may have the state of an optimizer or of a scheduler."""
-    if not isinstance(thing, Values):
-        return True
-    values = thing.state_dict()
-    parts = [values, *(each for each in values.values() if isinstance(each, Mapping))]
-    return any({"last_epoch", "param_groups", "state"} & part.keys() for part in parts) or any(
-        isinstance(leaf, torch.Tensor) for leaf in pytree.leaves(values)
-    )
+def _agreed(argument: Any) -> Any:
+    """An argument of a step; of a closure, one that returns the mean loss, by which LBFGS decides on further calls."""
+    return functools.partial(mean_loss, argument) if callable(argument) else argument

@@ -39,6 +39,7 @@ class RunOptions:
     strategy: str = "ddp"  # of the ranks of the process group
     diloco: DiLoCo | None = None  # they are one of several workers
     seed: int = user_env.SEED.default
+    has_seed: bool = True  # it is given, and is not the script's own
     checkpoint: str | None = None  # the place of the checkpoints
     save_every: int = 0
     store_every: int | None = None  # None: every checkpoint is stored
@@ -90,6 +91,7 @@ class RunOptions:
                 strategy=strategy,
                 diloco=diloco,
                 seed=_count("seed", given.get("seed"), user_env.SEED),
+                has_seed=given.get("seed") is not None or user_env.SEED in os.environ,
                 checkpoint=folder,
                 save_every=interval("save_every", given.get("save_every"), user_env.SAVE_EVERY) or 0,
                 store_every=interval("store_every", given.get("store_every"), user_env.STORE_EVERY),

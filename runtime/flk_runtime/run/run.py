@@ -76,8 +76,9 @@ class Run(Training):
         and buffers are sent to all ranks (except under strategy none). A model on the meta device is materialized block
         by block, and needs ``init``. ``optimizer`` is one or a list of several: the same objects, with the same groups.
         All are saved in checkpoints, and restored if the run was resumed. An optimizer of the model that was made
-        before and not passed raises SetupError at its step if the strategy shards. After the call each rank draws
-        different random numbers. Several models can be parallelized, each with its own optimizers.
+        before and not passed raises SetupError at its step if the strategy shards. All ranks draw the same random
+        numbers until the returned module is called first with gradients, or a loader draws a batch. Several models can
+        be parallelized, each with its own optimizers.
 
         ``options`` are `flk_runtime.parallel.ParallelArgs`. Raises SetupError, before any communication, if they do not
         fit each other or the model, and CheckpointError if the checkpoint is of another model.

@@ -13,41 +13,18 @@ import torch
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager, CheckpointOptions, Declared
 from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval, FixedInterval
 from flk_runtime.contract import VERSION, pod_env, user_env
-from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import MismatchError
+from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.parallel.compilation import CompiledCode, keeps_code
 from flk_runtime.preflight import report
+from flk_runtime.run import places
 from flk_runtime.run.context import RunContext
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
 
 NO_STORAGE: Final = "store_every has no effect, since there is no storage for checkpoints"
 _COMPILED: Final = f"{INTERNAL}compiled"  # the name of the compiled code in checkpoints
-
-kept: list[str | None] = []
-"""The places where trainings of this process have kept their states; None: the memory of the pods alone, which holds
-the first training only."""
-
-restored: str | None = None
-"""The place of the checkpoint in memory from which `flk.restore` has resumed. The memory is for this place then."""
-_restored: list[tuple[str | None, set[str]]] = []  # by place, what `flk.restore` has restored
-
-
-def keep(place: str | None) -> None:
-    """Note that a training of this process keeps its state in ``place``."""
-    if place not in kept:
-        kept.append(place)
-
-
-def restored_by_script(place: str | None) -> set[str]:
-    """The names of what `flk.restore` has restored from the checkpoint in ``place``; the set grows with each call."""
-    for known, names in _restored:
-        if is_same_place(known, place):
-            return names
-    _restored.append((place, set()))
-    return _restored[-1][1]
 
 
 class Saves:
@@ -60,7 +37,15 @@ class Saves:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
         options, worker = context.options, context.worker
         self._context = context
-        in_memory = not kept and (restored is None or is_same_place(restored, options.checkpoint))
+        name, in_memory = places.of_next_training(options.checkpoint)
+        given, self._place = places.at(options.checkpoint), places.at(name)
+        if self._place.has_saved_by_script:
+            raise SetupError(
+                f"this process has saved another training in {name} with flk.save, and this one would resume from it: "
+                "pass checkpoint= to one of both"
+            )
+        if given.trainings and name:
+            context.say(f"training {given.trainings + 1} of this process: its checkpoints are in {name}")
         if not in_memory and pod_env.MEMORY in os.environ:
             context.say(
                 "the memory of the pods keeps only the first training of a process: this one is saved in storage, if "
@@ -69,7 +54,7 @@ class Saves:
         self.timeouts = process_group.Timeouts(options.timeout, options.step_timeout)
         self.manager = CheckpointManager(
             CheckpointOptions(
-                place=options.checkpoint,
+                place=name,
                 seed=rng.derive_seed("worker", options.seed, worker, 0) if worker else options.seed,
                 metadata=_metadata(options.strategy),
                 timeout=options.timeout,
@@ -83,9 +68,10 @@ class Saves:
             self._note_saved,
             self._note_stored,
         )
-        self.manager.restored_by_script = restored_by_script(options.checkpoint)
+        given.trainings += 1
+        self.manager.restored_by_script = self._place.restored
         if self.manager.steps:
-            keep(self.manager.place)
+            places.hold_memory(name)
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
@@ -139,7 +125,8 @@ class Saves:
                 self.before_save()
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
                 self.manager.save(steps, store=store)
-                keep(self.manager.place)
+                self._place.kept = True
+                places.hold_memory(self._place.name)
                 self.due = 0
                 if wait:
                     self.manager.wait(together=True)

@@ -18,8 +18,9 @@ from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current, saves
+from flk_runtime.run import current, places, saves
 from flk_runtime.run.ending import complete_at_the_end, forget
+from flk_runtime.run.first_pass import at_first_pass
 from flk_runtime.run.options import interval, place_of, retention
 from flk_runtime.shared import progress
 from flk_runtime.system import trial
@@ -53,8 +54,8 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
 
 def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any], wait: bool) -> None:
     manager = _manager(checkpoint, resume=False)
-    run = current.saves()
-    if run and run.manager.can_save and is_same_place(run.manager.place, manager.place):
+    run, place = current.saves(), places.at(manager.place)
+    if place.kept or (run and run.manager.can_save and is_same_place(run.manager.place, manager.place)):
         raise SetupError(
             f"the run saves its own state in {manager.place}: use run.register() and run.save(), or pass another "
             "checkpoint="
@@ -64,8 +65,10 @@ def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[st
     if _stops and not manager.can_save:
         _print(f"flk: step {step} is not saved: {manager.refusal}")
         return
+    place.has_saved_by_script = True
+    place.trains(objects)
     if manager.keeps_in_memory:
-        saves.keep(manager.place)
+        places.hold_memory(manager.place)
     if wait:
         manager.wait(together=True)
     else:
@@ -76,21 +79,26 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     """Restore ``objects`` from the newest whole checkpoint; return its step, and 0 if there is none. Collective.
 
     Give the objects that `save` gets. Each rank reads only what it needs, at any world size and sharding. The random
-    states are restored too. A script that has saved and goes back waits for its latest write, and needs a checkpoint in
-    storage. Raises SetupError as `save` does, and CheckpointError if a state does not fit, or if each rank of
-    another number of ranks has saved its own.
+    states of the ranks are restored when a module among them is called first with gradients, so that all ranks draw
+    alike until then, as for a split of the data; at once without a module. A script that has saved and goes back waits
+    for its latest write, and needs a checkpoint in storage. Raises SetupError as `save` does, and if this process has
+    trained another optimizer in that place, from whose state this one would resume; CheckpointError if a state does not
+    fit, or if each rank of another number of ranks has saved its own.
     """
     if trial.is_trial():
         return 0
     with _long_timeout():
+        _check_other_training(checkpoint, objects)
         manager = _manager(checkpoint, resume=True)
         _register(manager, objects)
-        if manager.steps:
-            manager.start_rank_rng()
         manager.finish_restoring()
+    if manager.steps:
+        at_first_pass([each for each in objects.values() if isinstance(each, nn.Module)], manager.begin_rank_rng)
     if manager.source == "memory":
-        saves.restored = manager.place
-    saves.restored_by_script(manager.place).update(objects)
+        places.hold_memory(manager.place)
+    place = places.at(manager.place)
+    place.restored.update(objects)
+    place.trains(objects)
     return manager.steps
 
 
@@ -126,7 +134,8 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     _check_group(place)
     place = next((each for each in _managers if is_same_place(each, place)), place)
     before = _managers.get(place)
-    in_memory = is_same_place(place, saves.kept[0] if saves.kept else saves.restored or _default_place(place))
+    holder = places.holder()
+    in_memory = is_same_place(place, holder.name if holder else _default_place(place))
     if before is None or resume or (before.keeps_in_memory and not in_memory):
         if before:
             before.close()
@@ -160,6 +169,19 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     if in_memory and before is None:
         _say_what_has_no_effect(_managers[place])
     return _managers[place]
+
+
+def _check_other_training(checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any]) -> None:
+    """Raise SetupError if ``objects`` are of a training that would resume from another one of this process."""
+    place = places.at(place_of(checkpoint))
+    other = place.other_optimizer(objects)
+    if other is None and place.kept and not current.is_open():
+        other = next((name for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)), None)
+    if other is not None:
+        raise SetupError(
+            f"flk.restore: this process has trained another {other} with the checkpoints in {place.name}, and this one "
+            "would resume from its state: pass each training a checkpoint= of its own"
+        )
 
 
 def _say_what_has_no_effect(manager: CheckpointManager) -> None:

@@ -79,6 +79,7 @@ class Steps:
         if first:
             if not isinstance(loss, SupportsFloat | None):
                 raise SetupError(f"run.step takes the loss, a number, and not {type(loss).__name__}: run.step(loss)")
+            self._saves.manager.begin_rank_rng()  # no pass of a model has
             self._saves.manager.finish_restoring()
             self.began = True
             page = self._context.page

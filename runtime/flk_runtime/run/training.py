@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from flk_runtime.data import join_batches
@@ -15,6 +16,7 @@ from flk_runtime.run.context import RunContext
 from flk_runtime.run.ending import complete_at_the_end, end_write, ends_without_failure, forget
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
+from flk_runtime.system import rng
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,6 +39,9 @@ class Training:
         self.device, self.seed, self.strategy = options.device, options.seed, options.strategy
         self.is_main, self.closed = self.rank == 0, False
         self._context, self._owns_group = context, owns_group
+        # What follows draws alike in each attempt, and on all ranks, however far this training has drawn.
+        seed = rng.derive_seed("after", torch.initial_seed())
+        context.closing.append(lambda: rng.seed_all(seed))
 
     def print(self, *values: object) -> None:
         """Print a line on rank 0."""

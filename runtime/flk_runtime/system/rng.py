@@ -30,6 +30,12 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def script_seed() -> int | None:
+    """The seed in [0, 2**63) that the script has given torch's generator; None if it has given none."""
+    seed = torch.initial_seed()
+    return None if seed == torch.Generator().initial_seed() else seed % (1 << 63)
+
+
 def get_state() -> dict[str, Any]:
     """The states of all global generators, as numbers, strings and lists of both.
 

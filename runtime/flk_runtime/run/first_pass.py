@@ -1,0 +1,37 @@
+"""at_first_pass(): do something when a script begins to train, which it does not say: at its first forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def at_first_pass(modules: Iterable[nn.Module], begin: Callable[[], None]) -> None:
+    """Call ``begin`` before the first call of one of ``modules`` with gradients; now if there is no module."""
+    modules = list(modules)
+    if modules:
+        _FirstPass(modules, begin)
+    else:
+        begin()
+
+
+class _FirstPass:
+    """The hook of the modules. Copies of it, in copies of a module, do nothing."""
+
+    def __init__(self, modules: Iterable[nn.Module] = (), begin: Callable[[], None] | None = None) -> None:
+        self._begin = begin
+        self._hooks = [each.register_forward_pre_hook(self) for each in modules]
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # the compiler would trace what follows
+            return
+        for hook in self._hooks:
+            hook.remove()
+        if self._begin:
+            self._begin()
+
+    def __reduce__(self) -> Any:
+        return _FirstPass, ()

@@ -1,0 +1,48 @@
+"""What is done at the first forward pass with gradients."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import torch
+from torch import nn
+
+from flk_runtime.run.first_pass import at_first_pass
+
+ONE = torch.ones(1, 1)
+
+
+def test_begins_once_before_the_first_call_with_gradients() -> None:
+    models, begun = [nn.Linear(1, 1) for _ in range(2)], []
+    at_first_pass(models, lambda: begun.append("begun"))
+    with torch.no_grad():
+        models[0](ONE)
+    assert not begun
+    models[1].register_forward_hook(lambda *_: begun.append("called"))
+    models[1](ONE), models[0](ONE)
+    assert begun == ["begun", "called"]
+    assert not models[0]._forward_pre_hooks
+
+
+def test_begins_at_once_without_a_module() -> None:
+    begun: list[str] = []
+    at_first_pass([], lambda: begun.append("begun"))
+    assert begun == ["begun"]
+
+
+def test_copies_of_a_module_begin_nothing() -> None:
+    model, begun = nn.Linear(1, 1), []
+    at_first_pass([model], lambda: begun.append("begun"))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(ONE)
+    assert not begun
+
+
+def test_the_compiler_traces_nothing_of_it() -> None:
+    model, begun = nn.Linear(1, 1), []
+    at_first_pass([model], lambda: begun.append("begun"))
+    torch.compile(lambda value: model(value), backend="eager", fullgraph=True)(ONE)
+    assert not begun
+    model(ONE)
+    assert begun == ["begun"]
