@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flk_runtime.data import order
-from flk_runtime.data.loader import EpochLoader, LoaderContext
+from flk_runtime.data.loader import EpochLoader, LoaderContext, Position
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.errors import MismatchError, SetupError
 
@@ -72,11 +72,8 @@ class Loader(EpochLoader):
         options = context.options
         self._shuffle, self._drop_last = options.shuffle is not False, options.drop_last
         self._order = order.SHUFFLED if self._shuffle else order.OWN  # a checkpoint brings its own
-        self._samples = len(dataset)
-        least = context.step_size if options.drop_last else 1 if context.evaluates else context.world_size
-        if self._samples < least:
-            unit = "a step of all ranks takes" if options.drop_last else "there are ranks"
-            raise SetupError(f"{context.name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
+        self._dataset = dataset
+        self._samples = self._count_samples()  # of the current epoch
         self._source: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=_BatchSampler(self),
@@ -86,25 +83,41 @@ class Loader(EpochLoader):
 
     def __len__(self) -> int:
         """Number of steps of a whole epoch; the same on every rank."""
-        return step_sizes(self._samples, self._world_size, self._step_size, drop_last=self._drop_last)[0]
+        samples = len(self._dataset)
+        return step_sizes(samples, self._world_size, self._step_size, drop_last=self._drop_last)[0]
+
+    def _count_samples(self) -> int:
+        """The length of the dataset, which may be another one in each epoch. Raises SetupError if it is too small."""
+        context, samples = self._context, len(self._dataset)
+        least = context.step_size if self._drop_last else 1 if context.evaluates else context.world_size
+        if samples < least:
+            unit = "a step of all ranks takes" if self._drop_last else "there are ranks"
+            raise SetupError(f"{self.name}: the dataset has {samples} samples, fewer than {unit} ({least})")
+        return samples
 
     def _batches(self) -> Iterator[Any]:
-        self._begin()
-        for size, batch in zip(self._sizes(), self._timed(self._source), strict=True):
+        self._samples = samples = self._count_samples()
+        at = self._at
+        if at.consumed and at.data != samples:
+            raise MismatchError(
+                f"{self.name}: the dataset has {samples} samples, and had {at.data} when epoch {at.epoch} began, in "
+                "the checkpoint or before its loop was left"
+            )
+        source = self._timed(self._source)
+        self._seed_workers()
+        for size in self._sizes(samples - at.consumed):
+            self._context.events.draw()  # before the batch: reading it may draw random numbers
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
-            self.consumed += size
-            yield self._give(batch, size, own_samples(size, self._world_size, self._rank))
-        self._next_epoch()
+            yield self._give(next(source), size, own_samples(size, self._world_size, self._rank), samples)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position, which is independent of the number of ranks."""
-        own = {"samples": self._samples, "shuffle": self._shuffle, "order": self._order}
-        return {**self._position(), **own}
+    def _state(self, at: Position) -> dict[str, Any]:
+        return {"samples": at.data, "shuffle": self._shuffle, "order": self._order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.
 
-        Raises CheckpointError for a dataset of another kind, length or order, and for an order that is not known.
+        Raises CheckpointError for a dataset of another kind or order, and for an order that is not known. The length
+        is compared where the rest of an epoch begins: a script may set it before each epoch.
         """
         if "samples" not in state:
             raise MismatchError(
@@ -115,22 +128,18 @@ class Loader(EpochLoader):
             raise MismatchError(
                 f"{self.name}: shuffle={self._shuffle} here, and shuffle={state['shuffle']} in the checkpoint"
             )
-        if state["samples"] != self._samples:
-            raise MismatchError(
-                f"{self.name}: the dataset has {self._samples} samples, and had {state['samples']} in the checkpoint"
-            )
         kind = state.get("order", order.EARLIER if self._shuffle else order.OWN)
         if kind not in order.KINDS:
             raise MismatchError(
                 f"{self.name}: the checkpoint is of samples in the order {kind!r}, which this release of flk does not "
                 "know: resume with the release that wrote it"
             )
-        self._go_to(state)
+        self._restore(state, state["samples"])
         self._order = kind
 
     def indices(self) -> Iterator[list[int]]:
         """Yield this rank's indices for each step that is left of the epoch."""
-        epoch_order = order.EpochOrder(self._order, self._samples, self._seed, self.epoch)
+        epoch_order = order.EpochOrder(self._order, self._samples, self._seed, self._at.order)
         for shares in _blocks(self._positions()):
             found = epoch_order.at(torch.cat([torch.arange(share.start, share.stop) for share in shares]))
             for indices in torch.split(found, [len(share) for share in shares]):
@@ -139,14 +148,13 @@ class Loader(EpochLoader):
     def _positions(self) -> Iterator[range]:
         """Yield the positions of this rank's samples for each step that is left of the epoch."""
         position = self.consumed
-        for size in self._sizes():
+        for size in self._sizes(self._samples - position):
             begin, end = rank_share(size, self._world_size, self._rank)
             yield range(position + begin, position + end)
             position += size
 
-    def _sizes(self) -> Iterator[int]:
-        """Yield the number of samples, over all ranks, of each step that is left of the epoch."""
-        left = self._samples - self.consumed
+    def _sizes(self, left: int) -> Iterator[int]:
+        """Yield the number of samples, over all ranks, of each step of an epoch in which so many are left."""
         steps, last = step_sizes(left, self._world_size, self._step_size, drop_last=self._drop_last)
         for step in range(steps):
             yield last if step == steps - 1 else self._step_size

@@ -52,6 +52,10 @@ class Batches(LoaderEvents):
         self._in_use: dict[EpochLoader, StepShare] = {}
         self._step_ended = False  # since the latest batch
         self._unused: Counter[EpochLoader] = Counter()  # batches given since the latest backward pass
+        self._given: set[EpochLoader] = set()  # loaders with a batch since the latest step
+        self.draws = False
+        """Whether one of them has given it outside of torch.no_grad()."""
+        self._gone_on: set[EpochLoader] = set()  # of which a line has said so
         # Loaders with a batch before a backward pass since the latest step; None: no pass has been seen.
         self._used: set[EpochLoader] | None = None
         self._used_before: list[EpochLoader] = []  # the loaders of the latest step that had any
@@ -132,7 +136,7 @@ class Batches(LoaderEvents):
         return self._loader.epoch if self._loader else None
 
     def take_samples(self) -> int:
-        """The number of samples that all ranks have got since the last call, which ends a step.
+        """The number of samples that all ranks have got since the last call, which counts a step.
 
         Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
         """
@@ -146,6 +150,14 @@ class Batches(LoaderEvents):
                     "is for another phase of the training, and read it in torch.no_grad() if it is for an evaluation"
                 )
             loader.is_trained = True
+        for loader in self._given:
+            if loader.count_step() and loader.is_saved and self._saves.manager.can_save:
+                raise SetupError(
+                    f"{loader.name!r} gives batches of two loops over it to each step, and a checkpoint has one "
+                    "position: make a loader for each, with a seed= of its own"
+                )
+        self._given.clear()
+        self.draws = False
         if not self._steps.began:
             self._check_left()
         self._used_before, self._used = used or self._used_before, None
@@ -204,13 +216,29 @@ class Batches(LoaderEvents):
     def begin(self) -> None:
         self._saves.manager.start_rank_rng()
 
+    def draw(self) -> None:
+        if self._steps.is_open and torch.is_grad_enabled():  # without gradients it is for an evaluation
+            self._steps.end_step()
+
+    def go_on(self, loader: EpochLoader) -> None:
+        if loader not in self._gone_on:
+            self._gone_on.add(loader)
+            self._context.say(
+                f"{loader.name!r} goes on in epoch {loader.epoch}: a loop that counts epochs from 0, as range(n) does, "
+                "makes more steps than without the restart; for epoch in loader.epochs(n) makes as many"
+            )
+
     def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
         if self._step_ended:
             self._in_use.clear()
             self._step_ended = False
         self.latest = share
         self._unused[loader] += 1
-        if torch.is_grad_enabled() or loader in self._in_use:
+        self._given.add(loader)
+        if torch.is_grad_enabled():
+            self.draws = True
+            self._in_use[loader] = share
+        elif loader in self._in_use:
             self._in_use[loader] = share
         for leaf in pytree.leaves(batch):
             if isinstance(leaf, torch.Tensor):
@@ -234,6 +262,7 @@ class Batches(LoaderEvents):
         self._in_use.pop(loader, None)  # its last batch is not in use any more
 
     def end(self) -> None:
+        self._steps.end_step()
         self._saves.save_progress(self._steps.done)
 
 

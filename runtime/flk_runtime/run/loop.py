@@ -132,13 +132,10 @@ class Loop(Training):
         After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
         """
         self._check_open("step")
+        batches = self._batches
+        draws, own = batches.draws, batches.take_samples()
         self._steps.record(
-            loss,
-            values,
-            samples=self._batches.take_samples() or samples,
-            tokens=tokens,
-            epoch=self._batches.epoch,
-            report=report,
+            loss, values, samples=own or samples, draws=draws, tokens=tokens, epoch=batches.epoch, report=report
         )
 
     def evaluating(self) -> AbstractContextManager[None]:

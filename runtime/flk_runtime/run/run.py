@@ -232,7 +232,9 @@ class Run(Training):
         if self._backward.has_looped:
             self._backward.check_step()
         self._models.check_step()
-        self._steps.record(loss, values, samples=self._batches.take_samples(), epoch=self._batches.epoch)
+        batches = self._batches
+        draws, samples = batches.draws, batches.take_samples()
+        self._steps.record(loss, values, samples=samples, draws=draws, epoch=batches.epoch)
 
     def load_weights(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Load the weights at ``path`` into a parallelized model, and nothing else. Collective.
