@@ -160,8 +160,7 @@ class EpochLoader:
         self.name = context.name
         self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
         self.is_saved = False  # a checkpoint has the position
-        # Whether a step has trained with it, at any time; None: the checkpoint is of a release that did not save this.
-        self.is_trained: bool | None = False
+        self.is_trained = False  # a step has trained with it, at any time
         self._context, self._seed = context, context.seed  # a checkpoint brings its own seed
         self._rank, self._world_size, self._step_size = context.rank, context.world_size, context.step_size
         # DataLoader's own default draws the seed of its workers from the global generator.
@@ -244,8 +243,8 @@ class EpochLoader:
         """A step has been made with the latest batch, and the position that is saved comes after it.
 
         Of several iterations, the one that gave the batch of the step before has given this one too, and the others
-        were looks at a batch; else it is the latest one that is not over. Returns whether that was so in the step before
-        as well, with the same ones: then all of them train, and a checkpoint has one position.
+        were looks at a batch; else it is the latest one that is not over. Returns whether one of the others has given a
+        batch to the step before as well: then it trains too, and a checkpoint has one position.
         """
         self._is_counted = True
         givers, self._givers = self._givers, []
@@ -264,7 +263,7 @@ class EpochLoader:
         """The position, as plain values: after the batch of the latest step, or where no step counts, the latest."""
         at = self._saved
         position = {"seed": self._seed, "epoch": at.epoch, "looks": at.looks, "consumed": at.consumed}
-        return (position if self.is_trained is None else {**position, "trained": self.is_trained}) | self._state(at)
+        return {**position, "trained": self.is_trained, **self._state(at)}
 
     @property
     def _saved(self) -> Position:
@@ -282,7 +281,7 @@ class EpochLoader:
         raise NotImplementedError
 
     def _restore(self, state: Mapping[str, Any], data: Any) -> None:
-        self._seed, self.is_trained, self._is_resumed = state["seed"], state.get("trained"), True
+        self._seed, self.is_trained, self._is_resumed = state["seed"], state.get("trained", False), True
         self._at = self._trained = Position(state["epoch"], state.get("looks", 0), state["consumed"], data)
 
     def rewind(self) -> None:

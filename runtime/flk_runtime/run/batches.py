@@ -164,13 +164,21 @@ class Batches(LoaderEvents):
         samples, self._samples, self._step_ended = self._samples, 0, True
         return samples
 
+    def say_if_data_begin_anew(self) -> None:
+        """Before the first step after a restart, say if the script reads its data without a loader that is saved."""
+        manager = self._saves.manager
+        if manager.source in ("memory", "storage") and not self._given and not manager.keeps_iterable:
+            self._context.say(
+                "no loader of run.loader has given a batch to the first step after the restart: the position in the "
+                "script's own data is in no checkpoint, and they begin where the script begins them"
+            )
+
     def _check_left(self) -> None:
         """Look at the positions in the checkpoint for which no loader has been made before the first step."""
         for name, state in self._saves.manager.unclaimed_positions().items():
             if not re.fullmatch(r"loader(-\d+)?", name):
                 self._saves.manager.keep_position(name)
-            # One with which no step has trained was for an evaluation. Checkpoints of earlier releases do not say this.
-            elif self._goes_by_order and (state.get("trained") or ("trained" in state and _is_unread(state))):
+            elif self._goes_by_order and (state["trained"] or _is_unread(state)):  # others were for an evaluation
                 raise SetupError(
                     f"{name!r} is in the checkpoint, and this script makes fewer loaders before its first step than "
                     "the one that has saved it, so their positions may be those of other loaders: without name=, they "

@@ -126,10 +126,11 @@ class Loop(Training):
         Every ``log_every`` steps, and if ``report``, a line of metrics is printed on rank 0, with the mean of ``loss``
         over the ranks that give one, and rank 0's ``values``; tensors have one element and are read only then.
         ``samples`` and ``tokens`` are the numbers in this step of all ranks together, for the throughput; a loader of
-        `loader` counts its samples itself. Every ``save_every`` steps a checkpoint is written. Raises CheckpointError
-        as `save` does, and SetupError after `close`.
+        `loader` counts its samples itself. Every ``save_every`` steps a checkpoint is written, here, so call it last in
+        a step; with batches of `loader` where the step ends, as `Run.step` says. Raises CheckpointError as `save` does,
+        and SetupError after `close`.
 
-        After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
+        After a pod has received SIGTERM, all ranks save after the same step, and raise SystemExit with code 143.
         """
         self._check_open("step")
         batches = self._batches
