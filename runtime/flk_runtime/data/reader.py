@@ -142,7 +142,7 @@ class ShareReader(IterableDataset[ReadShare]):
         return {**state, "shards": self._shards, "read": [list(each) for each in states], "all": is_joined}
 
     def start_of(self, state: Mapping[str, Any], order: int) -> ReadState:
-        """The state of a `state_dict`, which is given with ``consumed``. ``order``: of the epoch. Raises CheckpointError."""
+        """The state of a `state_dict`, which has ``consumed`` too. ``order``: of the epoch. Raises CheckpointError."""
         kind = type(self._dataset).__name__
         if "parts" not in state:
             raise MismatchError(
