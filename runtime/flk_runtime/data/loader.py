@@ -167,7 +167,7 @@ class EpochLoader:
         self._generator = torch.Generator()
         self._at = Position()  # after the latest batch
         self._trained = Position()  # after the latest batch with which a step was trained
-        self._is_counted = False  # `train` says with which
+        self._is_counted = False  # `count_step` has been called
         self._is_resumed = False  # no step has been trained since the position was restored
         self._open: list[_Iteration] = []  # iterations that have begun to give batches, and are not over
         self._latest: _Iteration | None = None
