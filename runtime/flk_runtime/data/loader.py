@@ -195,10 +195,11 @@ class EpochLoader:
         """Begin an iteration: an epoch, or with ``rest`` what is left of the current one."""
         at, latest = self._saved if rest else self._trained, self._latest
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
-        if not rest and at.consumed and (is_second or not self._is_resumed):
-            at = Position(at.epoch + 1, at.looks)
-        elif not rest and not at.consumed and (is_second or (self._at.consumed and self._at.order == at.order)):
-            at = Position(at.epoch, at.looks + 1)
+        if not rest and (is_second or not self._is_resumed):
+            if at.consumed:
+                at = Position(at.epoch + 1, at.looks)
+            elif is_second or (self._at.consumed and self._at.order == at.order):
+                at = Position(at.epoch, at.looks + 1)
         self._latest = _Iteration(self._first(at))
         self._settle()
         return self._latest
@@ -345,7 +346,7 @@ class EpochLoader:
         self._context.events.end_epoch(self)
         self._at = Position(self._at.epoch + 1, self._at.looks)
         if iteration is self._trainer or len(self._open) == 1:
-            self._trained, self._givers = self._at, []
+            self._trained, self._givers, self._is_resumed = self._at, [], False
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -266,9 +266,25 @@ def test_the_rest_of_an_epoch_is_for_the_first_iteration_after_a_restart() -> No
     one = loader(20, events=run)
     for _ in itertools.islice(one, 3):
         train(run, one)
+    again = resumed(one, 20)
+    look = next(iter(again))
+    assert numbers(again)[:4] == look[0].tolist()
+    assert numbers(again) != numbers(again)
     other = resumed(one, 20)
     iter(other)  # as zip does, whose first loader has no rest
     assert sorted(numbers(other)) == list(range(20))
+
+
+def test_a_look_after_a_restart_changes_no_order() -> None:
+    run = Counted()
+    one = loader(8, events=run)
+    next(iter(one))
+    for _ in one.epochs(1):
+        for _ in one:
+            train(run, one)
+    other = resumed(one, 8)
+    next(iter(other))
+    assert numbers(other) == numbers(resumed(one, 8)) == numbers(one)
 
 
 def test_two_loops_over_one_loader_in_each_step_differ_and_are_told() -> None:
