@@ -133,7 +133,8 @@ def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_
 
 
 def test_a_step_with_a_batch_of_a_loader_ends_where_the_next_one_is_drawn() -> None:
-    context: Any = SimpleNamespace(options=SimpleNamespace(log_every=0, sinks=()), page=ProgressPage.private())
+    options, page = SimpleNamespace(log_every=0, sinks=()), ProgressPage.private()
+    context: Any = SimpleNamespace(options=options, page=page, lines=MagicMock())
     saves = MagicMock(due=0, **{"manager.steps": 0})
     steps = Steps(context, saves, MagicMock())
     batches = object.__new__(Batches)
