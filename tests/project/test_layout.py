@@ -67,8 +67,9 @@ COVERED = {
     ),
     "tests/local/test_run.py": (
         "flk_runtime.run.batches flk_runtime.run.context flk_runtime.run.metrics flk_runtime.run.models "
-        "flk_runtime.run.saves flk_runtime.run.steps"
+        "flk_runtime.run.saves"
     ),
+    "tests/local/test_steps.py": "flk_runtime.run.steps",
     "tests/local/test_s3.py": (
         "flk_runtime.checkpoint.storage.destination flk_runtime.checkpoint.storage.manifest "
         "flk_runtime.checkpoint.storage.s3"

@@ -57,7 +57,7 @@ class Loop(Training):
 
     def _called(self) -> list[nn.Module]:
         """The modules that the loop calls."""
-        return [part for each in self._modules.values() for part in roots_of(each)]
+        return [part for each in filter(_is_module, self._objects.values()) for part in roots_of(each)]
 
     def restore_random_state(self) -> None:
         """Set the random generators of this rank to their states in the checkpoint, until the first step.
@@ -135,19 +135,17 @@ class Loop(Training):
         Every ``log_every`` steps, and if ``report``, a line of metrics is printed on rank 0, with the mean of ``loss``
         over the ranks that give one, and rank 0's ``values``; tensors have one element and are read only then.
         ``samples`` and ``tokens`` are the numbers in this step of all ranks together, for the throughput; a loader of
-        `loader` counts its samples itself. Every ``save_every`` steps a checkpoint is written. Raises CheckpointError
-        as `save` does, and SetupError after `close`.
+        `loader` counts its samples itself. Every ``save_every`` steps a checkpoint is written, here, so call it last in
+        a step; with batches of `loader` where the step ends, as `Run.step` says. Raises CheckpointError as `save` does,
+        and SetupError after `close`.
 
-        After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
+        After a pod has received SIGTERM, all ranks save after the same step, and raise SystemExit with code 143.
         """
         self._check_open("step")
+        batches = self._batches
+        draws, own = batches.draws, batches.take_samples()
         self._steps.record(
-            loss,
-            values,
-            samples=self._batches.take_samples() or samples,
-            tokens=tokens,
-            epoch=self._batches.epoch,
-            report=report,
+            loss, values, samples=own or samples, draws=draws, tokens=tokens, epoch=batches.epoch, report=report
         )
 
     def evaluating(self) -> AbstractContextManager[None]:
