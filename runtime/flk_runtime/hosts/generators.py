@@ -56,11 +56,11 @@ def made_of(state: list[Any]) -> Any:
     if kind == "torch":
         made: Any = torch.Generator(what)
     elif kind == "python":
-        made = random.Random()  # noqa: S311 - its state is another's
+        made = random.Random()
+    elif kind == "numpy":
+        made = numpy.random.Generator(getattr(numpy.random, what)())
     else:
-        made = (
-            numpy.random.Generator(getattr(numpy.random, what)()) if kind == "numpy" else numpy.random.RandomState()  # noqa: NPY002
-        )
+        made = numpy.random.RandomState()
     set_state(made, state)
     return made
 

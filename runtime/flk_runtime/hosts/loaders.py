@@ -42,15 +42,15 @@ class _Resumable(DataLoader):  # type: ignore[type-arg]
 
     flk_read_ahead: Callable[[], int]
     flk_resumed: Callable[[bool], None]
-    flk_before: collections.deque[Any]  # the states of `_reading` before the latest batches were read
+    flk_before: collections.deque[Any]  # the states of global and own generators before the latest batches were read
     flk_given = 0  # batches of this epoch
     flk_began: Any = None  # the random states at the beginning of this epoch
     flk_position: Any = None  # where the next epoch begins; None: at its beginning
     flk_first: Any = None  # the random states when its first batch was asked for
     flk_drawn: Any = None  # the random states when its sampler began to draw, which workers ask sooner
     flk_place: tuple[int, Any, Any] = (0, None, None)
-    """The batches that the sampler of the next epoch leaves out, the states of `_reading` to read the next one with, and
-    the random states to draw the order with."""
+    """The batches that the sampler of the next epoch leaves out, the states to read the next one with, and the random
+    states to draw the order with."""
     flk_readers: Any = None  # the generators of dataset and collate_fn, by where they are; None: not looked for
     flk_own: Any = None  # the states of all generators that the loader holds when it was saved, until the first batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -52,6 +53,18 @@ class Loop(Training):
         """
         self._check_open("register")
         self._register(self._adapted(objects))
+
+    def register_states(self, **states: Any) -> None:
+        """Keep adapters of objects, and objects that are no modules and no optimizers, as `register` does. Collective.
+
+        Also after the first step, where the checkpoint that was resumed does not have them.
+        """
+        self._check_open("register")
+        self._register(states)
+
+    def before_save(self, look: Callable[[], None]) -> None:
+        """Have ``look`` be called on all ranks before each save. It may register states."""
+        self._saves.before_save = look
 
     def restore_random_state(self) -> None:
         """Set the random generators of this rank to their states in the checkpoint, until the first step."""
