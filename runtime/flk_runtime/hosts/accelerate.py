@@ -13,6 +13,7 @@ from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.hosts.loaders import make_resumable
 from flk_runtime.run.adopt import adopt_training
+from flk_runtime.run.elastic import refuse_elastic
 from flk_runtime.run.loop import Loop
 from flk_runtime.system import pytree
 
@@ -35,11 +36,13 @@ def adopt(accelerator: Any, **options: Any) -> Loop:
         loop.close()
 
     ``options`` are options of `flk_runtime.adopt`, such as ``save_every``, and more objects. Raises SetupError as that
-    does, and for DeepSpeed, Megatron-LM and StatefulDataLoader.
+    does, and for DeepSpeed, Megatron-LM and StatefulDataLoader, and for loaders in an elastic job.
     """
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise SetupError(f"adopt: flk cannot keep the state of an Accelerator with {kind.value}: let it save itself")
+    if accelerator._dataloaders:
+        refuse_elastic("adopt", "a loader of the Accelerator would not find its place at another number of ranks")
     loaders = [PreparedLoader(each) for each in accelerator._dataloaders]
     loop = adopt_training(
         **options,

@@ -21,6 +21,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.hosts.loaders import make_resumable
 from flk_runtime.run.adopt import adopt_training
+from flk_runtime.run.elastic import refuse_elastic
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.system import pytree
@@ -38,7 +39,8 @@ class Flk(Callback):  # type: ignore[misc]
     with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
 
     ``trainer.fit`` raises SetupError for DeepSpeed, for BatchSizeFinder and LearningRateFinder, and for a train loader
-    that is no DataLoader and has no ``state_dict``, because flk would not find its place in the data.
+    that is no DataLoader and has no ``state_dict``, and in an elastic job, because flk would not find its place in the
+    data.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -73,6 +75,7 @@ class Flk(Callback):  # type: ignore[misc]
             raise SetupError("Flk: flk keeps the state of one training: call trainer.fit() once in a process")
         if "DeepSpeed" in type(trainer.strategy).__name__:
             raise SetupError("Flk: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
+        refuse_elastic("Flk", "Lightning would not find its place in the data at another number of ranks")
         self._state.trainer = trainer
         options = {"log_every": trainer.log_every_n_steps, **self._options}
         self._loop = adopt_training(**options, lightning=per_rank(self._state))

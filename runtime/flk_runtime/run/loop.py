@@ -19,6 +19,7 @@ from flk_runtime.parallel.compilation import is_compiled, wait_before_compiled
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
@@ -88,7 +89,9 @@ class Loop(Training):
 
                 gather_for_weights()
         self._modules |= modules
-        return {name: adapt(name, each, self._modules) for name, each in objects.items()}
+        adapted = {name: adapt(name, each, self._modules) for name, each in objects.items()}
+        refuse_per_rank("adopt", adapted)
+        return adapted
 
     def _register(self, adapted: dict[str, Any]) -> None:
         for name, each in adapted.items():

@@ -36,6 +36,7 @@ from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.agreement import Agreement, check_replicas
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.optimizers import OptimizerWatch
 from flk_runtime.run.saves import Saves
@@ -152,6 +153,7 @@ class Models:
             saved = adopt_optimizer(name, thing, self._models, shards=shards)
         elif isinstance(thing, nn.Module):
             saved = module_state(thing)
+        refuse_per_rank("register", {name: saved})
         self._saves.manager.register(name, saved)
 
     def check_step(self) -> None:
