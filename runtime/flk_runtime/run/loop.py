@@ -37,6 +37,8 @@ class Loop(Training):
         """Restore ``objects``, the state of the loop, by their names in checkpoints. Collective."""
         super().__init__(context, owns_group=owns_group)
         self._modules: dict[str, nn.Module] = {}
+        self.is_drawn_for: Callable[[], bool] = lambda: False
+        """Whether a loader of another package has given the batch of a step, and calls `end_drawn_step` at the next."""
         adapted = self._adapted(objects)
         self._saves = Saves(context, needs_model=False)
         self._metrics = Metrics(context)
@@ -154,8 +156,13 @@ class Loop(Training):
             samples=self._batches.take_samples() or samples,
             tokens=tokens,
             epoch=self._batches.epoch,
+            draws=self.is_drawn_for(),
             report=report,
         )
+
+    def end_drawn_step(self) -> None:
+        """A batch is about to be drawn, which ends the step before: it is saved if that is due. Collective."""
+        self._steps.end_step()
 
     def evaluating(self) -> AbstractContextManager[None]:
         """A context for an evaluation, which may be silent for longer than a step, as a loop over `Run.evaluation`."""
