@@ -29,7 +29,9 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
 
 def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Callable[..., Pods], root: Path) -> None:
     job = adapters.start(forked_pods, root, hosted.ACCELERATE, 0, "waits")
-    job.until(lambda: all((job.folder / f"step.0.{rank}").exists() for rank in (0, 1)), "both ranks train")
+    paths = [job.folder / f"step.0.{rank}" for rank in (0, 1)]
+    # A step ends where the batch after it is drawn.
+    job.until(lambda: all(path.exists() and path.read_text() >= "2" for path in paths), "both ranks have ended a step")
     adapters.ends_saved(job)
 
 
