@@ -1,7 +1,7 @@
 """Steps: counts optimizer steps; after a step it may print metrics, write a checkpoint, or stop early.
 
-A step with a batch of a loader ends where the next batch is drawn, or at the end of the loop or the run: what the script
-does after `Run.step`, such as a step of a scheduler or the end of an epoch, belongs to it. Any other step ends at once.
+A step with a batch of a loader ends where the next batch is drawn, or at the end of the loop or the run: what the
+script does after `Run.step`, such as a scheduler's step or the end of an epoch, belongs to it. Others end at once.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Steps:
 
         It runs in each step, when the training has emptied the caches of the processor. Calls take most of its time, so
         it makes few, and none for what is not due.
-        ``draws``: a loader has given its batch, so the step ends where the next one is drawn; unless the step before has
-        not ended, since the script makes several of a batch. ``report``: print a line of metrics, even if none is due.
+        ``draws``: a loader has given its batch, so the step ends where the next one is drawn, unless the step before
+        has not ended, since the script makes several of a batch. ``report``: print a line of metrics in any case.
         """
         first = not self.began
         if first:
