@@ -83,13 +83,18 @@ def test_what_has_changed_is_kept_and_comes_back_in_place() -> None:
     assert (set(kept.names), set(kept.changed_modules()), kept.unkept) == (changed, {"teacher"}, {})
     resumed.beta, inside = 0.3, resumed.metrics["train"]
     again.load_state_dict(copy.deepcopy(kept.state_dict()))
-    assert resumed.metrics["train"] is inside and inside == {"loss": [0.5]} and inside["more"] == []
+    assert resumed.metrics["train"] is inside
+    assert inside == {"loss": [0.5]}
+    assert inside["more"] == []
     assert (resumed.calls, resumed.beta, resumed.state) == (3, 0.3, 0)
-    assert resumed.buffered is not None and resumed.buffered[0]["ids"].tolist() == [0, 1, 2]
+    assert resumed.buffered is not None
+    assert resumed.buffered[0]["ids"].tolist() == [0, 1, 2]
     assert resumed.buffered[0]["text"] == ("a", None)
-    assert list(resumed.latest) == ["b", "c"] and resumed.latest.maxlen == 2
+    assert list(resumed.latest) == ["b", "c"]
+    assert resumed.latest.maxlen == 2
     assert (resumed.own.random(), resumed.draws.random()) == (trainer.own.random(), trainer.draws.random())
-    assert resumed.sums.tolist() == [1, 1] and resumed.follows.param_groups[0]["lr"] == 0.2
+    assert resumed.sums.tolist() == [1, 1]
+    assert resumed.follows.param_groups[0]["lr"] == 0.2
     assert resumed.same is resumed.model.weight
 
 
@@ -100,7 +105,8 @@ def test_modules_that_ranks_hold_differently_are_kept_for_each() -> None:
     kept.by_rank.add("teacher")
     kept.look()
     again.load_state_dict(copy.deepcopy(kept.state_dict()))
-    assert torch.equal(resumed.teacher.weight, trainer.teacher.weight) and again.by_rank == {"teacher"}
+    assert torch.equal(resumed.teacher.weight, trainer.teacher.weight)
+    assert again.by_rank == {"teacher"}
     del resumed.teacher
     with pytest.raises(MismatchError, match="the module 'teacher', which the trainer does not hold now"):
         attributes_of(resumed).load_state_dict(kept.state_dict())
