@@ -256,7 +256,7 @@ class JobView:
 
     @cached_property
     def recreations(self) -> Mapping[str, Recreation]:
-        """How the pods before the present one ended by themselves with a code of 128 or more, by the present one's name.
+        """How earlier pods ended by themselves with a code of 128 or more, by the name of the pod in their place.
 
         The training operator deletes such a pod: its events tell of it. A Job keeps the pods themselves.
         """
@@ -290,9 +290,9 @@ class JobView:
         outside = {_involved(event, "uid") for event in events if event.get("reason") in _OUTSIDE_ENDS}
         runs = any(pod.name == pod_name and pod.exit_code is None for pod in self.pods)
         present = {self.objects[pod_name]["metadata"]["uid"]} if runs and pod_name in self.objects else set()
-        nexts = [*list(started.values())[1:], self.now]
-        lives = zip(started, started.values(), nexts, strict=True)
-        return [(began, end) for uid, began, end in lives if uid not in outside | present]
+        ends = [*list(started.values())[1:], self.now]
+        lives = zip(started.items(), ends, strict=False)
+        return [(began, end) for (uid, began), end in lives if uid not in outside | present]
 
     def _out_of_memory(self, pod_name: str) -> bool:
         """Return whether a container of a pod of this name was killed at its memory limit, as far as is known."""
