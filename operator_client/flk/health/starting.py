@@ -318,8 +318,8 @@ CAUSES: Final = (
         "RestartLoop",
         "A pod is created again and again and never gets further",
         "The controller creates a pod again after each exit code of 128 and more, without a limit. flk reads the "
-        "events ExitedWithCode, or the pods that a Job keeps, and counts those that ran and ended by themselves; a pod that "
-        "was deleted, evicted or preempted does not count, and neither do ends that the launchers have recorded.",
+        "events ExitedWithCode, or the pods that a Job keeps, and counts those that ran and ended by themselves; a pod "
+        "that was deleted, evicted or preempted does not count, and neither do ends that the launchers have recorded.",
         "Read what the pod prints, correct it, delete the job and submit it again.",
         _recreated_again_and_again,
         ExitCode.TRAINING,
