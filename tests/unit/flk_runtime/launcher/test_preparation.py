@@ -236,19 +236,16 @@ def test_a_python_without_pip_says_so(pod: Pod, monkeypatch: pytest.MonkeyPatch)
     assert "cannot make a virtual environment: [Errno 30] Read-only file system" in str(pod.failure(PIP="a"))
 
 
-def test_packages_in_development_mode_are_found_by_ranks_and_by_what_they_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_in_development_mode_are_found_by_ranks_and_by_what_they_start(pod: Pod) -> None:
     """``-e .`` in requirements leaves a file .pth that names the folder, which only site reads."""
-    pod = Pod(tmp_path, monkeypatch)
-    pod.pip("exit 0")
-    (tmp_path / "libsrc").mkdir()
-    preparing = Preparation(Settings(("t.py",), work=str(tmp_path)), pod.wakeup)
+    source = pod.work / "libsrc"
+    source.mkdir()
+    preparing = Preparation(Settings(("t.py",), work=str(pod.work)), pod.wakeup)
     preparing._site.mkdir(parents=True)
-    (preparing._site / "__editable__.pth").write_text(f"{tmp_path}/libsrc\n")
+    (preparing._site / "__editable__.pth").write_text(f"{source}\n")
     image = list(sys.path)
     preparing._use()
-    added = [str(preparing._site), f"{tmp_path}/libsrc"]
+    added = [str(preparing._site), str(source)]
     assert [path for path in sys.path if path not in added] == image
     assert os.environ["PYTHONPATH"].split(os.pathsep)[-2:] == added
     sites = [i for i, path in enumerate(sys.path) if path.endswith(preparation._SITES) and path not in added]
