@@ -149,6 +149,8 @@ class RecordWriter:
             self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")
         elif leader:
             self.write(record)
+            if record.warning:
+                self.log(f"warning: {record.warning}")
             if record.failure:
                 reason = f"; {record.no_retry_reason}" if record.no_retry_reason else ""
                 self.log(f"failed: {record.failure.summary}{reason}")
