@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dis
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sized
 from types import CodeType
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from flk_runtime.system.bits import bit_sum
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _KIND: Final = "flk.kind"  # a key of the dictionaries that stand for what a checkpoint cannot have
+_DEEPEST, _MOST = 20, 10_000  # levels and entries of a value that is looked at in each save
 _EXACT: Final = frozenset({"_last_loaded_step"})  # TRL's: which weights the engine has that generates, a new one now
 
 
@@ -154,7 +155,7 @@ class Attributes:
         entries = {**module.state_dict(), **sums_of(module)}
         return {name: each for name, each in entries.items() if name not in shared}
 
-    def _encoded(self, value: Any, blindly: bool = False) -> Any:
+    def _encoded(self, value: Any, blindly: bool = False, depth: int = 0) -> Any:
         """``value`` as a checkpoint takes it. Raises _CannotBeKeptError, unless ``blindly``."""
         if type(value) in _PLAIN:
             return value
@@ -169,16 +170,24 @@ class Attributes:
             return {_KIND: "array", "is": torch.from_numpy(numpy.array(value))}
         if is_generator(value):
             return {_KIND: "generator", "is": state_of(value)}
+        if depth > _DEEPEST or (isinstance(value, Sized) and len(value) > _MOST):  # data, or what holds itself
+            if blindly:
+                return id(value)
+            raise _CannotBeKeptError(f"large {type(value).__name__}")
         if type(value) in (list, tuple):
-            return type(value)([self._encoded(each, blindly) for each in value])
+            return type(value)([self._encoded(each, blindly, depth + 1) for each in value])
         if isinstance(value, collections.deque):
-            return {_KIND: "deque", "is": [self._encoded(each, blindly) for each in value], "length": value.maxlen}
+            return {
+                _KIND: "deque",
+                "is": [self._encoded(each, blindly, depth + 1) for each in value],
+                "length": value.maxlen,
+            }
         if isinstance(value, MutableMapping) and all(type(key) in _PLAIN for key in value):
-            return {key: self._encoded(each, blindly) for key, each in value.items()}
+            return {key: self._encoded(each, blindly, depth + 1) for key, each in value.items()}
         if isinstance(value, (set, frozenset)) and all(type(each) in _PLAIN for each in value):
             return {_KIND: type(value).__name__, "is": sorted(value, key=repr)}
         if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not isinstance(value, DataLoader):
-            return {_KIND: "state", "is": self._encoded(value.state_dict(), blindly)}
+            return {_KIND: "state", "is": self._encoded(value.state_dict(), blindly, depth + 1)}
         if blindly:
             return id(value)
         raise _CannotBeKeptError(type(value).__name__)

@@ -139,3 +139,16 @@ def test_what_cannot_be_kept_is_named_and_a_callback_that_holds_it_begins_anew()
     assert (resumed.begun, resumed.count, other.count) == (False, 0, 2)
     with pytest.raises(MismatchError, match="no such callback now"):
         attributes_of(Trainer(), resumed).load_state_dict(kept.state_dict())
+
+
+def test_data_and_what_holds_itself_are_not_looked_through() -> None:
+    trainer = Trainer()
+    trainer.log = {"rows": list(range(20_000))}
+    trainer.buffered = loop = []  # type: ignore[assignment]
+    loop.append(loop)
+    attributes = attributes_of(trainer)
+    attributes.look()
+    assert (attributes.names, attributes.unkept) == ([], {})
+    trainer.log = {"rows": list(range(20_001))}
+    attributes.look()
+    assert attributes.unkept == {"log": "large list"}
