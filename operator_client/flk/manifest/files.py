@@ -16,7 +16,6 @@ import itertools
 import os
 import re
 import stat
-import subprocess
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Final, NoReturn
 
 from flk.errors import UsageError
 from flk.manifest import ignore_file
+from flk.manifest.git import ask_git
 from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
@@ -248,7 +248,7 @@ def _git_files(root: Path) -> tuple[set[str], set[str]] | None:
 def _git(root: Path, *arguments: str) -> set[str]:
     hint = "--no-ship where the code is in the image"
     try:
-        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+        result = ask_git(root, *arguments)
     except OSError:
         raise UsageError(
             f"{root} is in a git checkout, and git is not installed to list its files", hint=hint
@@ -260,7 +260,7 @@ def _git(root: Path, *arguments: str) -> set[str]:
 
 
 def _ignored(root: Path) -> bool:
-    return subprocess.run(["git", "-C", str(root), "check-ignore", "-q", "."], capture_output=True).returncode == 0
+    return ask_git(root, "check-ignore", "-q", ".").returncode == 0
 
 
 def _found(root: Path, at_home: bool) -> set[str]:

@@ -329,8 +329,17 @@ def test_a_file_where_the_pod_has_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("mtime", "nan"), ("mtime", "inf"), ("mtime", "1e300"), ("size", "-1"), ("path", "a\0b"), ("path", "x" * 9000)]
-    + [("GNU.sparse.size", "99999999999999"), ("GNU.sparse.map", "0,x"), ("hdrcharset", "BINARY")],
+    [
+        *[
+            ("mtime", "nan"),
+            ("mtime", "inf"),
+            ("mtime", "1e300"),
+            ("size", "-1"),
+            ("path", "a\0b"),
+            ("path", "x" * 9000),
+        ],
+        *[("GNU.sparse.size", "99999999999999"), ("GNU.sparse.map", "0,x"), ("hdrcharset", "BINARY")],
+    ],
 )
 def test_headers_that_no_tar_writes(key: str, value: str, tmp_path: Path) -> None:
     stream = io.BytesIO()
