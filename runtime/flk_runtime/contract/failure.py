@@ -15,6 +15,7 @@ from typing import Any, Final
 from flk_runtime.contract import typed
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.typed import Time
 
 
 class _Text(str, enum.Enum):
@@ -299,7 +300,7 @@ class Failure:
     pod_name: str = ""
     node: str = ""
     attempt: int = 0
-    time: float = 0.0  # seconds since the epoch, by the clock of the pod's node
+    time: Time = 0.0  # seconds since the epoch, by the clock of the pod's node
     type: str = ""  # class name of the exception
     message: str = ""  # of the exception or the container; or what the pod did, see Meaning.message_is_predicate
     traceback: str = ""  # its last characters

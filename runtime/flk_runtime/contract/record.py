@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from flk_runtime.contract import typed
+from flk_runtime.contract import foreign, typed
 from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.ranges import check_pods
+from flk_runtime.contract.typed import AtMost, Count, Pods, Processes, Seconds, Time
 
 _KEPT_RECORD_LIMIT = 10_000  # bytes
+_FEW: Final = AtMost(1_000)  # a reader may make a row for each
 # Where the ranks of an attempt got their state, by the number in the progress page; empty: the script says nothing.
 SOURCES: Final = ("", "start", "memory", "storage")
 
@@ -19,14 +22,15 @@ SOURCES: Final = ("", "start", "memory", "storage")
 class Attempt:
     """One start of all ranks of the job."""
 
-    number: int
-    started: float  # seconds since the epoch, as `ended`
-    ended: float | None = None
+    number: Count
+    started: Time  # seconds since the epoch, as `ended`
+    ended: Time | None = None
     failure: Failure | None = None  # None while the attempt runs, and when it succeeded
-    restarts: int = 0  # that the job had used when this attempt started
-    disruptions: int = 0
+    restarts: Count = 0  # that the job had used when this attempt started
+    disruptions: Count = 0
     step: int | None = None  # most steps that a rank has completed; None: unknown
-    pods: str = ""  # that took part, in the order of their ranks, as `format_pods` writes them; empty: unknown
+    pods: Annotated[str, check_pods] = ""
+    """That took part, in the order of their ranks, as `ranges.format_ranges` writes them; empty: unknown."""
     restored: int | None = None  # the step after which its ranks began; None: unknown
     restored_from: str = ""  # one of SOURCES
     clocks: str = ""  # pods whose clocks differ much from pod 0's, and by how much; empty: none
@@ -54,7 +58,7 @@ class QuarantinedNode:
 
     node: str
     reason: str = ""  # the latest failure there, in one line
-    until: float = 0.0  # when it is forgotten, in seconds since the epoch; 0: never, or unknown
+    until: Time = 0.0  # when it is forgotten, in seconds since the epoch; 0: never, or unknown
 
 
 # What the time of a job goes into, in the order in which it is shown. The causes add up to the time since the start.
@@ -75,8 +79,8 @@ TIME_CAUSES: Final = (
 class Goodput:
     """What the time of a job went into until a moment."""
 
-    until: float  # seconds since the epoch, by the clock of pod 0's node
-    seconds: dict[str, float]  # by TIME_CAUSES; a cause without time is left out
+    until: Time  # seconds since the epoch, by the clock of pod 0's node
+    seconds: dict[str, Seconds]  # by TIME_CAUSES; a cause without time is left out
     first_step: int | None = None  # the first that is counted; None: the script tells no steps
     step: int | None = None  # the last one
 
@@ -95,7 +99,7 @@ class Goodput:
 class Standstill:
     """A time in which no rank of a job that runs makes progress. It ends nothing yet."""
 
-    since: float  # when a rank last made progress; seconds since the epoch
+    since: Time  # when a rank last made progress; seconds since the epoch
     text: str  # which ranks wait for which, and what these do
     pod_name: str  # of the first rank that the others wait for
 
@@ -113,17 +117,17 @@ class JobRecord:
         str  # running, succeeded, failed, preempted, replaced: the job goes on with another pod in place of this one
     )
     code: int  # exit code of the launcher
-    max_restarts: int = 0  # how many the job may use
+    max_restarts: Count = 0  # how many the job may use
     failure: Failure | None = None
-    attempts: list[Attempt] = field(default_factory=list)
-    max_disruptions: int = 0
-    restarts: int = 0  # used: attempts that followed failures of the training code
-    disruptions: int = 0  # used: attempts that followed disruptions
+    attempts: Annotated[list[Attempt], _FEW] = field(default_factory=list)
+    max_disruptions: Count = 0
+    restarts: Count = 0  # used: attempts that followed failures of the training code
+    disruptions: Count = 0  # used: attempts that followed disruptions
     no_retry_reason: str = ""  # why no attempt follows a failure
-    slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
+    slow: Annotated[list[SlowRank], _FEW] = field(default_factory=list)  # that others wait for, while the job runs
     standstill: Standstill | None = None  # while the job runs; None: a rank makes progress
-    started: float = 0.0  # when the job's first launcher started, as far as is known; seconds since the epoch; 0: not
-    quarantine: list[QuarantinedNode] = field(default_factory=list)
+    started: Time = 0.0  # when the job's first launcher started, as far as is known; seconds since the epoch; 0: not
+    quarantine: Annotated[list[QuarantinedNode], _FEW] = field(default_factory=list)
     goodput: Goodput | None = None  # only the launcher of pod 0 knows it
     saved: int | None = None  # step of the newest checkpoint that it knows of, in memory or in storage
     stored: int | None = None  # of the newest one in storage
@@ -155,8 +159,8 @@ class JobRecord:
     def from_json(cls, text: str) -> JobRecord | None:
         """The record that ``text`` contains, or None if it contains none (another program's message, a cut line)."""
         try:
-            return cls.from_dict(json.loads(text))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            return foreign.load(cls, text)
+        except foreign.ForeignError:
             return None
 
     @classmethod
@@ -171,7 +175,7 @@ class JobRecord:
 class Silences(NamedTuple):
     """For how long a job was silent in a phase before it went on."""
 
-    longest: float  # seconds
+    longest: Seconds
     times: int  # how often it went on
 
 
@@ -189,17 +193,17 @@ class ArchivedRecord:
 
     job: str
     uid: str  # of the job; empty: not known
-    pods: int
-    processes: int  # ranks in each pod
-    created: float  # when the job's first launcher of pod 0 started; seconds since the epoch, as `updated`
-    updated: float
+    pods: Pods
+    processes: Processes  # ranks in each pod
+    created: Time  # when the job's first launcher of pod 0 started; seconds since the epoch, as `updated`
+    updated: Time
     record: JobRecord
     step: int | None = None  # optimizer steps that the first rank of pod 0 has done; None: unknown
-    step_seconds: float | None = None  # mean duration of its steps
-    lines: list[str] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
+    step_seconds: Seconds | None = None  # mean duration of its steps
+    lines: Annotated[list[str], _FEW] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
     telemetry: str = ""  # as flk_runtime.contract.telemetry_archive packs it; empty: none is known
     silences: dict[str, Silences] = field(default_factory=dict)  # by phase: the limits of hangs are learned from them
-    start: float = 0.0  # when the job was started or resumed, as its pods were told (FLK_STARTED); 0: they were not
+    start: Time = 0.0  # when the job was started or resumed, as its pods were told (FLK_STARTED); 0: they were not
 
     @property
     def key(self) -> str:
@@ -214,8 +218,8 @@ class ArchivedRecord:
     def from_json(cls, text: str) -> ArchivedRecord | None:
         """The entry that ``text`` contains, or None if it contains none."""
         try:
-            return typed.read(cls, json.loads(text))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            return foreign.load(cls, text)
+        except foreign.ForeignError:
             return None
 
 

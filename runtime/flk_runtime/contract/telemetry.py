@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from flk_runtime.contract.typed import Time
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -26,7 +28,7 @@ SAVES_LIMIT: Final = 64  # checkpoints that are listed: of more, only some of th
 class Sample:
     """What a job measured around one step. A value that it does not measure is None."""
 
-    time: float  # seconds since the epoch
+    time: Time  # seconds since the epoch
     attempt: int
     step: int
     loss: float | None = None
@@ -59,7 +61,7 @@ class PodUsage:
     pod: int
     pod_name: str
     node: str
-    time: float  # seconds since the epoch, by the clock of the pod's node
+    time: Time  # seconds since the epoch, by the clock of the pod's node
     cpu: float | None = None  # processors
     cpu_limit: float | None = None  # that it may use at most
     memory: int | None = None  # bytes that count against the limit
@@ -90,7 +92,7 @@ class RankMeasurements:
 class Save:
     """A checkpoint that the job has saved."""
 
-    time: float  # seconds since the epoch, when the launcher of pod 0 saw it
+    time: Time  # seconds since the epoch, when the launcher of pod 0 saw it
     attempt: int
     step: int
     stored: bool  # in storage, as opposed to the memory of the pods
@@ -100,7 +102,7 @@ class Save:
 class Telemetry:
     """The measurements of a job until one moment."""
 
-    time: float  # seconds since the epoch
+    time: Time  # seconds since the epoch
     attempt: int = 0
     total_steps: int | None = None  # of the whole job, if a line of metrics says so
     history: list[Sample] = field(default_factory=list)  # oldest first

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final, TypeVar
 
-from flk_runtime.contract import typed
+from flk_runtime.contract import foreign
 from flk_runtime.contract.telemetry import Sample, Telemetry
 
 T = TypeVar("T")
@@ -41,12 +41,12 @@ def unpack(text: str) -> Telemetry | None:
     """The telemetry that `pack` has written; None if the text is none."""
     try:
         inflater = zlib.decompressobj()
-        data = json.loads(inflater.decompress(base64.b64decode(text), _INFLATED_LIMIT))
+        data = foreign.parse_object(inflater.decompress(base64.b64decode(text), _INFLATED_LIMIT))
         columns = data["history"]
         rows = zip(*columns.values(), strict=True)
         data["history"] = [dict(zip(columns, row, strict=True)) for row in rows]
-        return typed.read(Telemetry, data)
-    except (ValueError, KeyError, TypeError, AttributeError, zlib.error, RecursionError):
+        return foreign.read(Telemetry, data)
+    except (*foreign.ERRORS, zlib.error):
         return None
 
 
