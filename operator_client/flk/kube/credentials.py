@@ -200,9 +200,8 @@ def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     """Return the headers for `as`, `as-uid`, `as-groups` and `as-user-extra` of a kubeconfig's user."""
     user, headers = dict(context.user) if context.is_secure else {}, urllib3.HTTPHeaderDict()
     options = connection_options().connection
-    if context.is_secure and (
-        options.user or options.groups
-    ):  # as in kubectl: they replace the kubeconfig's user and groups
+    # As in kubectl: they replace the kubeconfig's user and groups.
+    if context.is_secure and (options.user or options.groups):
         user |= {"as": options.user or user.get("as"), "as-groups": options.groups or user.get("as-groups")}
     if user.get("as"):
         headers.add("Impersonate-User", str(user["as"]))
@@ -213,8 +212,8 @@ def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     for key, values in (user.get("as-user-extra") or {}).items():
         for value in values:
             headers.add(f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", str(value))
-    if not all(map(str.isascii, headers.values())):
-        problem = f"context {context.name} impersonates a name that is not ASCII, which no header can have"
+    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        problem = f"context {context.name} impersonates a name with characters that no header can have"
         raise NoConfigError(problem, hint=shown_by_kubectl())
     if headers and not user.get("as"):
         raise NoConfigError(

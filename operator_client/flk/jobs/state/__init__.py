@@ -20,14 +20,3 @@ __all__ = [
     "derive",
     "unreadable",
 ]
-    "SCHEMA",
-    "AttemptState",
-    "JobList",
-    "Phase",
-    "PodPhase",
-    "PodState",
-    "State",
-    "deleted",
-    "derive",
-    "unreadable",
-]
