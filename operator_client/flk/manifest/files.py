@@ -358,12 +358,13 @@ def _looks_secret(root: Path, path: str) -> bool:
     """Whether the path of a file, or of the file that it links to, looks like a secret's."""
     file = root / path
     paths = [path, file.resolve().as_posix()] if os.path.islink(file) else [path]
-    return any(map(file_names_secret, paths)) or (file.suffix == ".json" and _is_key(file))
+    return any(map(file_names_secret, paths)) or _is_key(file)
 
 
 def _is_key(file: Path) -> bool:
     try:
-        return file.stat().st_size <= KEY_SIZE and content_is_secret(file.read_bytes())
+        found = file.stat()
+        return stat.S_ISREG(found.st_mode) and found.st_size <= KEY_SIZE and content_is_secret(file.read_bytes())
     except OSError:
         return False
 

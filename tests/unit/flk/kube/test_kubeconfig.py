@@ -173,8 +173,10 @@ PLUGIN_FAILED = r"the credentials plugin .* of context here failed.*"
 @pytest.mark.parametrize("server", ["http://here.example", "http://127.0.0.1:8001", "here.example:8080"])
 @pytest.mark.parametrize(
     "content",
-    [config(), with_user(username="ada", password="pass"), with_user(**{"token": "t", "as": "eve"})]
-    + [plugin(f"open('RAN', 'w'); print({REPLY!r})")],
+    [
+        *[config(), with_user(username="ada", password="pass"), with_user(**{"token": "t", "as": "eve"})],
+        plugin(f"open('RAN', 'w'); print({REPLY!r})"),
+    ],
 )
 def test_nothing_secret_goes_over_plain_http(use: Any, content: Any, server: str, tmp_path: Path) -> None:
     """As kubectl, which does not even run the plugin."""

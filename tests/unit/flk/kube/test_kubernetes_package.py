@@ -41,7 +41,7 @@ USERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 def speak_tls(fake: FakeApiServer, folder: Path) -> str:
-    """Have the server speak TLS, with the certificate in the folder, which clients may have, too. Returns its address."""
+    """Have the server speak TLS, and know clients by the certificate in the folder. Returns its address."""
     made = make_certificate(folder, "ada", alternative="IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.path, made.key)
