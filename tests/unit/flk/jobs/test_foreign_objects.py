@@ -24,7 +24,7 @@ from tests.support.jobs import MADE, NOW, JobBuilder
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
 Command = Callable[..., tuple[int, str, str]]
-MEMORY, SECONDS = 2 << 30, 60
+MEMORY, SECONDS = 8 << 30, 60  # of addresses, of which each thread takes many
 
 DIGITS = "9" * 5000
 NESTED = "[" * 100_000
