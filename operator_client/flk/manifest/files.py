@@ -335,7 +335,7 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
             raise UsageError(f"ship: a pattern is a relative path without '..' (is {pattern!r})")
         try:
             matches = sorted(root.glob(pattern.rstrip("/")))
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError, OSError) as error:
             raise UsageError(f"ship: {pattern!r} is not a pattern: {error}") from None
         literal = not _WILDCARDS.intersection(PurePosixPath(pattern).name)
         files: set[str] = set()
