@@ -135,4 +135,4 @@ def test_any_text_is_a_mapping_or_a_usage_error(text: str) -> None:
 )
 def test_a_value_that_its_type_cannot_have(text: str) -> None:
     with pytest.raises(UsageError, match=r"^f\.yaml"):
-        mapping(text, "f.yaml")
+        jobfile.mapping(f"a: {text}", "f.yaml")
