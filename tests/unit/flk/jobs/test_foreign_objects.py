@@ -175,7 +175,7 @@ def fill(fake: FakeApiServer, place: str, value: Any) -> None:
 
 @given(place=st.sampled_from(sorted(PLACES)), value=st.sampled_from(VALUES), words=st.sampled_from(COMMANDS))
 @settings(
-    max_examples=150,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],
