@@ -74,6 +74,7 @@ class JobBuilder:
             "kind": "PyTorchJob",
             "name": self.name,
             "uid": self.job["metadata"]["uid"],
+            "controller": True,
         }
         default = {"running": {"startedAt": MADE}} if phase == "Running" else {}
         container = {"name": "pytorch", "restartCount": 0, "state": default if state is None else deepcopy(state)}

@@ -39,7 +39,8 @@ def list_(
         str | None, typer.Option("--selector", "-l", metavar="LABELS", help="List jobs with these labels: team=nlp.")
     ] = None,
     mine: Annotated[
-        bool, typer.Option("--mine", help="List the jobs that you have submitted from any machine.")
+        bool,
+        typer.Option("--mine", help="List the jobs that your user of the cluster has submitted."),
     ] = False,
     phase: Annotated[
         list[str] | None,
@@ -79,10 +80,11 @@ def list_(
         raise UsageError("--namespace and --all-namespaces exclude each other")
     from flk.jobs.archive_writer import remember_all
     from flk.jobs.listing import list_observed
-    from flk.jobs.owner import is_user, user_name
+    from flk.jobs.owner import is_of, me
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
+    user = me(client) if mine else ""
 
     def read() -> list[Listed]:
         collects = gc.isenabled()
@@ -95,7 +97,7 @@ def list_(
         listed = [
             each
             for each in every
-            if (not phases or each.state.phase.value in phases) and (not mine or is_user(user_name(), each.state.owner))
+            if (not phases or each.state.phase.value in phases) and (not mine or is_of(user, each.seen.job))
         ]
         return sorted(listed, key=lambda each: _KEYS[sort](each.state))
 

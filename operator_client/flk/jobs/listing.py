@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk import labels
-from flk.errors import ApiError
-from flk.jobs.state import JobList, State, derive
+from flk.errors import ApiError, UnreadableError
+from flk.jobs.state import JobList, State, derive, unreadable
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
@@ -24,6 +24,7 @@ from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk.targets import target_of
+from flk_runtime.contract import foreign
 
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
 # What is read for all jobs at once, or for all that wait in a queue.
@@ -57,9 +58,17 @@ def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: 
     """Return the states of the jobs as `list_states` does, each with what was read of its job."""
     jobs = client.list_jobs(all_namespaces=all_namespaces, selector=selector)
     answers = _Answers(client, all_namespaces)
-    views = [answers.complete(seen) for seen in with_pods(client, jobs, all_namespaces=all_namespaces)]
-    listed = [Listed(view.around, derive(view)) for view in views]
+    listed = [_listed(answers, seen) for seen in with_pods(client, jobs, all_namespaces=all_namespaces)]
     return sorted(listed, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
+
+
+def _listed(answers: _Answers, seen: Observation) -> Listed:
+    """Return a job of the list; one whose objects cannot be read takes no other with it."""
+    try:
+        view = answers.complete(seen)
+        return Listed(view.around, derive(view))
+    except (UnreadableError, *foreign.ERRORS) as error:
+        return Listed(seen, unreadable(seen.job or {}, error))
 
 
 def with_pods(client: JobClient, jobs: Sequence[Object], *, all_namespaces: bool = False) -> list[Observation]:

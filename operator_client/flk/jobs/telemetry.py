@@ -11,7 +11,7 @@ from flk.observe.archive.records import find_record
 from flk.observe.client import JobClient
 from flk.observe.pods import launcher_command, phase_of, training_container
 from flk.observe.progress import read_telemetry_of
-from flk_runtime.contract import telemetry_archive, typed
+from flk_runtime.contract import foreign, telemetry_archive
 from flk_runtime.contract.telemetry import Telemetry
 
 _TIMEOUT: Final = 45.0  # seconds in which the launcher answers
@@ -55,8 +55,8 @@ def _of_launcher(client: JobClient, pod: Object) -> Telemetry:
     who = f"the launcher in {pod['metadata']['name']}"
     answer = client.execute(pod, [*launcher_command(pod), "metrics"], _TIMEOUT).answer(who)
     try:
-        return typed.read(Telemetry, answer)
-    except (ValueError, KeyError, TypeError) as error:
+        return foreign.read(Telemetry, answer)
+    except foreign.ForeignError as error:
         raise ApiError(f"{who} does not answer: {error}") from None
 
 

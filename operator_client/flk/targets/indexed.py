@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.spec import names
-from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Replicas, Target
+from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Replicas, Target, count
 
 if TYPE_CHECKING:
     from flk.spec.job import Job as JobSpec
@@ -44,7 +44,7 @@ class IndexedTarget(Target):
         meta = pod["metadata"]
         number = (meta.get("annotations") or {}).get(COMPLETION_INDEX)
         number = str(number if number is not None else (meta.get("labels") or {}).get(COMPLETION_INDEX, "0"))
-        return WORKER, int(number) if number.isdigit() else 0
+        return WORKER, int(number) if number.isdecimal() and number.isascii() else 0
 
     def pod_selector(self, job: str) -> str:
         """Return the selector of flk's own label."""
@@ -89,10 +89,11 @@ def sized_job_spec(job: JobSpec, container: str, template: Object) -> Object:
     }
 
 
-def replicas_of(spec: Object) -> Mapping[str, Replicas]:
+def replicas_of(job: Object, spec: Object) -> Mapping[str, Replicas]:
     """Return the pods of an indexed Job with this spec, and whether its pod failure policy brings them back."""
     policy = EXIT_CODE if spec.get("podFailurePolicy") else REPLACED
-    return {WORKER: Replicas(int(spec.get("completions") or 1), spec.get("template") or {}, policy)}
+    pods = count(job, "completions", spec.get("completions") or 1)
+    return {WORKER: Replicas(pods, spec.get("template") or {}, policy)}
 
 
 def restart_limit(job: JobSpec) -> int:

@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flk import labels
+from flk.errors import FlkError
 from flk.health import cause_of, find, job_failure, with_memory_limit
 from flk.jobs.state.model import AttemptState, Phase, State
+from flk.kube import Object
 from flk.observe.model import Finding, PodPhase
 from flk.observe.view import JobView
+from flk.targets import target_of
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Kind
@@ -69,6 +72,23 @@ def derive(view: JobView) -> State:
         state = replace(state, attempts=attempts, started=began)
     state = replace(state, since=_since(state, seen))
     return state if seen.gone is None else deleted(state, now=seen.gone)
+
+
+def unreadable(job: Object, error: Exception) -> State:
+    """Return the state of a job whose objects cannot be read because of this error."""
+    meta, told = job["metadata"], isinstance(error, FlkError)
+    return State(
+        name=str(meta["name"]),
+        namespace=str(meta.get("namespace") or ""),
+        uid=str(meta.get("uid") or ""),
+        phase=Phase.UNKNOWN,
+        code=int(ExitCode.ERROR),
+        reason="Unreadable",
+        message=str(error) if told else f"flk cannot read its objects: {type(error).__name__}",
+        created=timestamp(meta.get("creationTimestamp")),
+        kind=target_of(job).kind,
+        owner=str(labels.annotations_of(job).get(labels.OWNER, "")),
+    )
 
 
 def deleted(last: State, *, name_reused: bool = False, now: float | None = None) -> State:

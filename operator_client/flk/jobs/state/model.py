@@ -30,6 +30,7 @@ class Phase(str, enum.Enum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     DELETED = "Deleted"
+    UNKNOWN = "Unknown"  # its object has values that cannot be read
 
     def __str__(self) -> str:
         return self.value

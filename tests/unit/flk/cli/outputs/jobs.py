@@ -95,7 +95,7 @@ def new(**how: Any) -> JobBuilder:
     """A job with an owner, as `flk submit` creates it."""
     builder = JobBuilder(**how)
     builder.container["image"] = "registry.example/train:1"
-    builder.job["metadata"]["annotations"] = {"flk.dev/owner": "ada@laptop"}
+    builder.job["metadata"]["annotations"] = {"flk.dev/owner": "ada@laptop", "flk.dev/user": "ada"}
     builder.job["metadata"]["labels"] = {"flk.dev/job": builder.name}
     return builder
 
