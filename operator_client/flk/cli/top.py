@@ -179,10 +179,14 @@ class _JobsReader:
 
 
 def measure(client: JobClient, name: str) -> tuple[Telemetry, str]:
-    """Return the telemetry of a job, and why its ranks are not in it. Raises the errors of the requests."""
+    """Return the telemetry of a job, and why its ranks are not in it. Raises JobNotFoundError."""
     from flk.jobs.telemetry import read_telemetry
+    from flk_runtime.contract.telemetry import Telemetry
 
-    found = read_telemetry(client, name)
+    try:
+        found = read_telemetry(client, name)
+    except ApiError as error:
+        return Telemetry(client.now()), str(error)
     return found, "" if found.ranks else _NO_RANKS
 
 

@@ -301,11 +301,18 @@ class JobClient:
         return self.api.stream("get", self.target(LOGS, pod["metadata"]["name"]), query=query, idle=idle)
 
     def last_lines(self, pod: Object, count: int, **options: Any) -> list[str]:
-        """Return the last lines of a pod's training container; none, or not all, if the log cannot be read."""
+        """Return the last lines of a pod's training container; not all, if the log breaks off.
+
+        Raises ApiError if none can be read.
+        """
         found: list[str] = []
-        with contextlib.suppress(FlkError), self.stream_log(pod, _LOG_IDLE, tailLines=count, **options) as lines:
-            for line in lines:
-                found.append(line.decode(errors="replace"))
+        try:
+            with self.stream_log(pod, _LOG_IDLE, tailLines=count, **options) as lines:
+                for line in lines:
+                    found.append(line.decode(errors="replace"))
+        except ApiError:
+            if not found:
+                raise
         return found
 
     def execute(self, pod: Object, command: list[str], timeout: float) -> Executed:

@@ -50,6 +50,7 @@ class Answer:
     unreadable: frozenset[str] = frozenset()
     not_served: Mapping[str, str] = field(default_factory=dict)
     other_versions: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""  # why there is no answer; empty: there is one
 
 
 def needs(view: JobView) -> list[Need]:
@@ -76,6 +77,7 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
     seen = replace(
         seen,
         answered=seen.answered | {need},
+        unread={**seen.unread, need: answer.error} if answer.error else seen.unread,
         missing=seen.missing | answer.missing,
         unreadable=seen.unreadable | answer.unreadable,
         not_served={**seen.not_served, **answer.not_served},

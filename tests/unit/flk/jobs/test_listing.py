@@ -16,6 +16,7 @@ from flk.jobs.state import derive
 from flk.observe import pods
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
 from tests.support.api_server import EVENTS, JOBS, FakeApiServer
@@ -71,6 +72,11 @@ def _queued(name: str) -> JobBuilder:
     return builder
 
 
+def _with_workload(fake: FakeApiServer, name: str) -> None:
+    meta = {"name": f"pytorchjob-{name}", "labels": {"kueue.x-k8s.io/job-uid": f"uid-{name}"}}
+    fake.add("workloads", {"metadata": meta, "status": {}})
+
+
 def _phases(run: Run, *names: str) -> list[tuple[str, str]]:
     """The phase and reason of each job in the list, after a check that they are those of its status."""
     listed = {item["name"]: item for item in json.loads(run("list", "-o", "json")[1])["items"]}
@@ -83,6 +89,9 @@ def _phases(run: Run, *names: str) -> list[tuple[str, str]]:
 
 def test_a_job_with_a_queue_is_stuck_without_kueue_and_queued_with_it(fake: FakeApiServer, run: Run) -> None:
     _queued("gpt").add_to(fake)
+    assert _phases(run, "gpt") == [("Stuck", "QueueIgnoresJobs")]
+    assert run("wait", "gpt", "--timeout", "60s")[0] == ExitCode.INFRASTRUCTURE
+    _with_workload(fake, "gpt")
     assert _phases(run, "gpt") == [("Queued", "WaitingInQueue")]
     del fake.objects["/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"]
     assert _phases(run, "gpt") == [("Stuck", "WaitingInQueue")]
@@ -95,6 +104,7 @@ def test_jobs_of_a_list_have_the_workloads_that_are_theirs(fake: FakeApiServer, 
     meta = {"name": "pytorchjob-evicted", "labels": {"kueue.x-k8s.io/job-uid": "uid-evicted"}}
     fake.add("workloads", {"metadata": meta, "status": {"conditions": [evicted]}})
     fake.add("workloads", {"metadata": {"name": "of-nobody"}})
+    _with_workload(fake, "waits")
     assert _phases(run, "evicted", "waits") == [("Preempted", "PreemptedByQueue"), ("Queued", "WaitingInQueue")]
     run("list", "-A")
     workloads = [path for path in fake.asked("GET") if path.endswith("/workloads")]
