@@ -19,6 +19,7 @@ from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, involved
+from flk.observe.pods import one_line
 from flk.observe.reader import list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
 from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
 from flk.observe.shared import SharedAnswers
@@ -31,7 +32,6 @@ _LISTED: Final = (
     *("events", "nodes", "claims", "volumes", "workloads", "pending_workloads", "pod_groups", "controllers"),
     *("other_pods", "foreign_pods"),
 )
-_NOTHING: Final = Answer()
 # Reasons of events that every job and every pod has and no cause reads: they are most of all events.
 _USUAL: Final = ("Created", "Scheduled", "SuccessfulCreate", "SuccessfulCreatePod", "SuccessfulCreateService")
 
@@ -98,7 +98,7 @@ class _Answers:
         client = self._client
         match need.what:
             case "events":
-                return Answer(items=self._about(need.kind)[view.namespace, need.kind, need.name])
+                return self._about(need.kind, (view.namespace, need.kind, need.name))
             case "nodes":
                 return self._named(NODES, need.name) if need.name else self._listed(NODES, namespaced=False)
             case "workloads":
@@ -122,36 +122,35 @@ class _Answers:
         every = self._listed(resource, namespaced=bool(namespace))
         metas = [(each, each["metadata"]) for each in every.items]
         found = [each for each, meta in metas if (meta["name"], meta.get("namespace") or "") == (name, namespace)]
-        readable = not (every.unreadable or every.not_served or every.other_versions)
+        readable = not (every.unreadable or every.not_served or every.other_versions or every.error)
         return replace(every, items=found) if found or not readable else without(resource, name)
 
     def _listed(self, resource: Resource, *, namespaced: bool = True) -> Answer:
         where = self._client.namespace if namespaced and not self._all_namespaces else None
-        unknown = Answer(unreadable=frozenset({resource.plural}))
-        return self._once(resource, lambda: list_all(self._client, RequestTarget(resource, where)), unknown)
+        return self._once(resource, lambda: list_all(self._client, RequestTarget(resource, where)))
 
-    def _once(self, key: Hashable, read: Callable[[], Answer], unknown: Answer = _NOTHING) -> Answer:
-        """Return what was read under this key, ``unknown`` if the API server has failed."""
+    def _once(self, key: Hashable, read: Callable[[], Answer]) -> Answer:
+        """Return what was read under this key, or the error of the API server."""
         try:
             answer: Answer = self._lists.once(key, read)
-        except ApiError:
-            return unknown
+        except ApiError as error:
+            return Answer(error=one_line(error))
         return answer
 
-    def _about(self, kind: str) -> dict[_Key, list[Object]]:
-        """Return the events about objects of a kind that are not usual."""
+    def _about(self, kind: str, key: _Key) -> Answer:
+        """Return the events about an object of a kind that are not usual."""
+        client, every = self._client, self._all_namespaces
+        listed = self._once(
+            ("events", kind),
+            lambda: Answer(items=client.list_events_about(kind, without=_USUAL, all_namespaces=every)),
+        )
         if kind not in self._events:
-            client, every = self._client, self._all_namespaces
-            listed = self._once(
-                ("events", kind),
-                lambda: Answer(items=client.list_events_about(kind, without=_USUAL, all_namespaces=every)),
-            )
             found = self._events[kind] = defaultdict(list)
             for event in listed.items:
                 about = involved(event)
-                key = str(about.get("namespace") or client.namespace), kind, str(about.get("name"))
-                found[key].append(event)
-        return self._events[kind]
+                where = str(about.get("namespace") or client.namespace), kind, str(about.get("name"))
+                found[where].append(event)
+        return replace(listed, items=self._events[kind][key])
 
 
 def _job_uid(workload: Object) -> str:

@@ -243,22 +243,19 @@ class JobClient:
         return pod
 
     def list_events(self, kind: str, name: str) -> list[Object]:
-        """Return the events about one object; none where the user may not read them."""
+        """Return the events about one object. Raises ForbiddenError where the user may not read them."""
         return self._events(self.namespace, f"involvedObject.kind={kind},involvedObject.name={name}")
 
     def list_events_about(self, kind: str, *, without: Iterable[str], all_namespaces: bool = False) -> list[Object]:
         """Return the events about objects of a kind, ``without`` events of some reasons.
 
-        None where the user may not read them.
+        Raises ForbiddenError where the user may not read them.
         """
         selector = ",".join((f"involvedObject.kind={kind}", *(f"reason!={reason}" for reason in without)))
         return self._events(None if all_namespaces else self.namespace, selector)
 
     def _events(self, namespace: str | None, fields: str) -> list[Object]:
-        try:
-            return self.api.list_all(RequestTarget(EVENTS, namespace), {"fieldSelector": fields})[0]
-        except ForbiddenError:
-            return []
+        return self.api.list_all(RequestTarget(EVENTS, namespace), {"fieldSelector": fields})[0]
 
     def list_defaults(self) -> list[tuple[str, str]]:
         """Return name and text of each ConfigMap with defaults of the namespace; none where they may not be read."""

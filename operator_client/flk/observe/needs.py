@@ -16,7 +16,7 @@ from flk.observe.model import PodPhase, PodState
 from flk.observe.observation import LOG_LINES, Need, Observation, event_time, involved
 from flk.observe.pods import claims_of, job_of
 from flk.observe.progress import read_progress
-from flk.observe.suspects import suspects
+from flk.observe.suspects import killed_pods, suspects
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk.targets.gang import gang_of
@@ -58,11 +58,14 @@ def needs(view: JobView) -> list[Need]:
     seen = view.around
     # A connection that broke is no cause: the events may name one.
     known_end = view.failed and any(_is_cause(pod) for pod in view.pods)
-    if view.gone is not None or view.deletion_began or (view.succeeded and not view.failed):
+    if view.gone is not None or view.deletion_began:
         return []
-    if known_end:
-        return [need for need in _suspects(view) if need not in seen.answered]
-    wanted = _of_launchers(view) if view.from_flk and not view.suspended else []
+    killed = [Need("events", name, "Pod") for name in killed_pods(view)[-STUCK_PODS:]]
+    ended = view.succeeded and not view.failed
+    if ended or known_end:
+        return [need for need in (killed if ended else [*killed, *_suspects(view)]) if need not in seen.answered]
+    wanted = killed
+    wanted += _of_launchers(view) if view.from_flk and not view.suspended else []
     if any(pod.phase != PodPhase.RUNNING for pod in view.pods) or _was_disturbed(view):
         about_job = [Need("events", name, kind) for kind, name in view.target.event_objects(view.name)]
         if seen.answered.issuperset(about_job):

@@ -17,11 +17,12 @@ from flk.observe import pods
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
 from tests.support.api_server import EVENTS, JOBS, FakeApiServer
 from tests.support.commands import Run
-from tests.support.jobs import JobBuilder
+from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.health.test_deadlock import half_started
 from tests.unit.flk.observe.test_needs import pending_workload
@@ -109,6 +110,24 @@ def test_jobs_of_a_list_have_the_workloads_that_are_theirs(fake: FakeApiServer, 
     run("list", "-A")
     workloads = [path for path in fake.asked("GET") if path.endswith("/workloads")]
     assert workloads.count("/apis/kueue.x-k8s.io/v1beta1/workloads") == 1
+
+
+def test_a_pod_that_somebody_killed_is_no_lack_of_memory_after_the_job_has_succeeded(
+    fake: FakeApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Failure(Kind.CONTAINER_KILLED, 1, None, "gpt-worker-1", time=NOW - 31)
+    job = JobBuilder(2, memory="512Mi").all("ended", 0, record(None, killed, None).to_json()).condition("Succeeded")
+    job.event("Killing", "Stopping container pytorch", "Pod", "gpt-worker-1", at="2026-01-01T00:00:28Z")
+    job.add_to(fake)
+    for event in fake.objects[EVENTS].values():
+        event["involvedObject"]["namespace"] = "team"
+    monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: NOW)
+    said = "gpt-worker-1 was killed (Killing: Stopping container pytorch)"
+    assert json.loads(run("status", "gpt", "-o", "json")[1])["attempts"][0]["cause"] == said
+    assert json.loads(run("list", "-o", "json")[1])["items"][0]["attempts"][0]["cause"] == said
+    fake.refused[EVENTS] = 403, "events is forbidden"
+    for command in ("status", "list"):
+        assert "ran out of memory" not in run(command, *(["gpt"] if command == "status" else []), "-o", "json")[1]
 
 
 @pytest.mark.parametrize("case", sorted(path.stem for path in recorded.FOLDER.glob("*.json")))

@@ -11,7 +11,7 @@ import pytest
 
 from flk.jobs import state as states
 from flk.jobs.state import Phase
-from flk.observe.observation import Observation
+from flk.observe.observation import Need, Observation
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -299,6 +299,26 @@ def killed_container() -> JobBuilder:
     """A job that has ended because a launcher was killed with its container, at 00:00:29 by the leader's clock."""
     killed = replace(LOST, kind=Kind.CONTAINER_KILLED, message="")
     return JobBuilder(memory="512Mi").all("ended", 104, record(killed).to_json()).condition("Failed")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"answered": frozenset()},
+        {"unread": {Need("events", "gpt-worker-2", "Pod"): "the API server did not answer"}},
+        {"time": NOW + 3600},
+    ],
+    ids=["not asked for", "not read", "forgotten"],
+)
+@pytest.mark.parametrize("job", ["recorded", "foreign"])
+def test_events_that_were_not_read_are_no_proof_of_a_lack_of_memory(around: dict[str, Any], job: str) -> None:
+    seen = (killed_container() if job == "recorded" else killed_at_its_limit()).seen()
+    state = states.derive(JobView(replace(seen, **around)))
+    assert (state.reason, "memory helps" in state.message) == (
+        "PodLost" if job == "recorded" else "KilledBySignal",
+        False,
+    )
+    assert "ran out" not in str(state.to_dict())
 
 
 @pytest.mark.parametrize(

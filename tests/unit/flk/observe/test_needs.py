@@ -82,10 +82,11 @@ def test_pods_without_a_node_need_events_and_then_nodes() -> None:
 
 
 def test_a_pod_without_a_node_needs_events_and_nodes_at_once_and_one_that_starts_only_later() -> None:
-    first, second = asked(replace(jobs.unschedulable().seen(), time=timestamp(MADE) + 1))
+    first, second = asked(replace(jobs.unschedulable().seen(answered=frozenset()), time=timestamp(MADE) + 1))
     assert ("events", "gpt-worker-0") in first
     assert ("nodes", "") in second
-    starting = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}}).seen()
+    made = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    starting = made.seen(answered=frozenset())
     early, late = (asked(replace(starting, time=timestamp(MADE) + seconds)) for seconds in (1, 60))
     assert ("events", "gpt-worker-0") not in early[0]
     assert ("events", "gpt-worker-0") in late[0]
