@@ -20,6 +20,7 @@ from flk.observe.pods import (
     SIGKILLED,
     existing_pod,
     got_sigkill,
+    has_log,
     memory_limit,
     missing_pod,
     outside_end,
@@ -160,6 +161,13 @@ class JobView:
             key=lambda r: (r.attempts[-1].number if r.attempts else -1, r.outcome in ("failed", "succeeded")),
             default=None,
         )
+
+    @property
+    def unread_record(self) -> str:
+        """Why the log of pod 0, which has the record, could not be read; empty: it was, or it was not asked for."""
+        failed = [error for need, error in self.around.unread.items() if need.what == "record"]
+        first = self.objects.get(self.pods[0].name) if failed else None
+        return failed[0] if first is not None and has_log(first) else ""
 
     @property
     def goodput(self) -> Goodput | None:
