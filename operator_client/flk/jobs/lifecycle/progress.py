@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from flk.errors import FlkError, UsageError
-from flk.jobs.many import look_at_all
+from flk.jobs.many import in_parallel
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
+from flk.observe.pool import ReadPool
+from flk.observe.reader import view_job
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract import user_env
@@ -65,6 +67,13 @@ def refuse_to_lose(view: JobView, lose_progress: bool, report: Callable[[str], N
 
 def losses(client: JobClient, jobs: Sequence[JobRef]) -> Iterator[str]:
     """Yield what each job loses if all its pods end now; nothing for jobs that cannot be read or lose nothing."""
-    for _, looked in look_at_all(client, jobs, lambda job, text: None):
-        if not isinstance(looked, FlkError) and (lost := lost_with_pods(looked[0])):
+
+    def read(ref: JobRef) -> str:
+        own = client.of(ref)
+        job = own.get_job(ref.name)
+        ended = {"Succeeded", "Failed"} & target_of(job).conditions(job).keys()
+        return "" if ended or not loses_checkpoints(job) else lost_with_pods(view_job(own, ref.name))
+
+    for _, lost in in_parallel(jobs, read, ReadPool()):
+        if lost and not isinstance(lost, FlkError):
             yield lost

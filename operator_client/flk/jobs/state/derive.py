@@ -53,6 +53,7 @@ def derive(view: JobView) -> State:
         stored_step=seen.record.stored if seen.record else None,
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
+        unread=seen.unread_record,
         progress=list(seen.around.progress),
     )
     cause = next(iter(find(seen)), None)

@@ -52,9 +52,7 @@ def suspended(fake: Any, name: str = "gpt") -> bool:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_checkpoints_end_with_the_pods_of_each_target_unless_they_have_a_volume(
-    target: str, tmp_path: Path
-) -> None:
+def test_checkpoints_end_with_the_pods_of_each_target_unless_they_have_a_volume(target: str, tmp_path: Path) -> None:
     job = validated({"command": "train.py", "name": "gpt", "ship": False, "target": target})
     for made, loses in ((job, True), (job.changed(checkpoint="pvc:/ck"), False)):
         assert loses_checkpoints(render(made, make_bundle(made, tmp_path), namespace="team")[0]) is loses
