@@ -118,8 +118,8 @@ class JobBuilder:
         self.events.append(event | {"lastTimestamp": at, "count": count})
         return self
 
-    def state(self) -> State:
-        return states.derive(self.view())
+    def state(self, **around: Any) -> State:
+        return states.derive(self.view(**around))
 
     def seen(self, **around: Any) -> Observation:
         """The observation of the job, with the objects around it."""

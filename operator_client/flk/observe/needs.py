@@ -94,15 +94,14 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             found = [event for event in answer.items if not of_job or is_about(event, seen.job)]
             return replace(seen, events=sorted([*seen.events, *found], key=event_time))
         case "record":
-            lines = [line.partition(" ")[2] for line in answer.lines]  # each begins with its time
-            records = [record for line in lines if (record := log_format.parse_record(line))]
-            last = [line for line in lines if not log_format.is_record(line)][-LOG_LINES:]
+            records = [record for _, line in _timed(answer.lines) if (record := log_format.parse_record(line))]
             record = records[-1] if records else None
-            progress = read_progress(answer.lines)
-            return replace(seen, record=record, progress=progress, logs={**seen.logs, need.name: last})
+            return replace(_with_lines(seen, need, answer), record=record, progress=read_progress(answer.lines))
         case "metrics":
             return replace(seen, progress=[*seen.progress, *read_progress(answer.lines)])
-        case "log" | "peer":
+        case "peer":
+            return _with_lines(seen, need, answer)
+        case "log":
             return replace(seen, logs={**seen.logs, need.name: answer.lines})
         case "nodes":
             return replace(seen, nodes={**seen.nodes, **by_name})
@@ -120,6 +119,17 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             return replace(seen, other_pods=[*seen.other_pods, *answer.items])
         case _:
             return replace(seen, controllers=answer.controllers)
+
+
+def _timed(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Return time and text of lines of a log, each of which begins with its time."""
+    return [(time, text) for time, _, text in (line.partition(" ") for line in lines)]
+
+
+def _with_lines(seen: Observation, need: Need, answer: Answer) -> Observation:
+    last = [each for each in _timed(answer.lines) if not log_format.is_record(each[1])][-LOG_LINES:]
+    logs = {**seen.logs, need.name: [text for _, text in last]}
+    return replace(seen, logs=logs, log_times={**seen.log_times, need.name: [time for time, _ in last]})
 
 
 def is_about(event: Object, job: Object) -> bool:

@@ -76,7 +76,7 @@ class Observation:
     other_pods: Sequence[Object] = ()
     controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
-    log_times: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of these lines, where they are archived
+    log_times: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of these lines, where they are known
     progress: Sequence[Progress] = ()  # of the ranks that print metrics
     missing: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()  # kinds that the user may not read: "nodes"

@@ -209,7 +209,7 @@ class Reader:
         read = partial(self._client.last_lines, pod, need.lines)
         if need.previous:
             return read(previous=True) or read()
-        return read(timestamps=need.what in ("record", "metrics"))
+        return read(timestamps=need.what in OF_LAUNCHERS)
 
 
 def list_all(client: JobClient, target: RequestTarget, **query: str) -> Answer:

@@ -169,6 +169,13 @@ class JobView:
         first = self.objects.get(self.pods[0].name) if failed else None
         return failed[0] if first is not None and has_log(first) else ""
 
+    def recent_lines(self, pod_name: str) -> list[str]:
+        """Return the last lines of a pod's log, without those from before the attempt that runs now."""
+        last = self.record.attempts[-1] if self.record and self.record.attempts else None
+        began = last.started if last is not None and last.ended is None and last.failure is None else 0.0
+        lines = self.around.lines_of(pod_name)
+        return [text for time, text in lines if not time or timestamp(time) >= began]
+
     @property
     def goodput(self) -> Goodput | None:
         """What the time of the job has gone into, as the launcher of pod 0 told last; None: it has told nothing."""
