@@ -1,7 +1,7 @@
 """List the states of many jobs: a request for each kind of job, and one for its pods.
 
 What else jobs in trouble need is read for all of them at once, so that the state is that of `flk status`, whatever the
-number of jobs. No logs are read: they are read pod by pod.
+number of jobs. Logs are read pod by pod, so only `with_records` reads them, of a limited number of jobs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import Final
 
 from flk import labels
 from flk.errors import ApiError
-from flk.jobs.state import JobList, State, derive
+from flk.jobs.state import JobList, Phase, State, derive
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, involved
 from flk.observe.pods import one_line
-from flk.observe.reader import list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
+from flk.observe.pool import ReadPool
+from flk.observe.reader import Reader, list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
 from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk.targets import target_of
 
+RECORDS: Final = 32  # jobs that run whose launchers' records are read, from the log of each
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
 # What is read for all jobs at once, or for all that wait in a queue.
 _LISTED: Final = (
@@ -60,6 +62,23 @@ def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: 
     views = [answers.complete(seen) for seen in with_pods(client, jobs, all_namespaces=all_namespaces)]
     listed = [Listed(view.around, derive(view)) for view in views]
     return sorted(listed, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
+
+
+def with_records(client: JobClient, listed: Sequence[Listed], readers: dict[str, Reader]) -> list[Listed]:
+    """Return the jobs, of which the newest that run have their launchers' records: what only these tell, as hangs.
+
+    ``readers`` are kept from call to call, by the UIDs of the jobs: each repeats a request only when it is due.
+    """
+    running = [each for each in listed if each.state.phase in (Phase.RUNNING, Phase.RESTARTING)][-RECORDS:]
+    known = dict(readers)
+    readers.clear()
+    for each in running:
+        namespace = each.state.namespace or client.namespace
+        readers[each.state.uid] = known.get(each.state.uid) or Reader(JobClient(client.api, namespace))
+    with ReadPool() as pool:
+        views = list(pool.map(lambda each: readers[each.state.uid].view(each.seen), running))
+    fuller = {view.uid: Listed(view.around, derive(view)) for view in views}
+    return [fuller.get(each.state.uid, each) for each in listed]
 
 
 def with_pods(client: JobClient, jobs: Sequence[Object], *, all_namespaces: bool = False) -> list[Observation]:

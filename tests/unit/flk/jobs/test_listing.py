@@ -6,6 +6,7 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from flk.observe.client import JobClient
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import Standstill
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
 from tests.support.api_server import EVENTS, JOBS, FakeApiServer
@@ -110,6 +112,17 @@ def test_jobs_of_a_list_have_the_workloads_that_are_theirs(fake: FakeApiServer, 
     run("list", "-A")
     workloads = [path for path in fake.asked("GET") if path.endswith("/workloads")]
     assert workloads.count("/apis/kueue.x-k8s.io/v1beta1/workloads") == 1
+
+
+def test_the_list_names_a_standstill_that_only_the_record_tells(fake: FakeApiServer, run: Run) -> None:
+    JobBuilder(1).all("pod").condition("Running").add_to(fake)
+    hangs = Standstill(NOW, "rank 0 sleeps", "gpt-worker-0")
+    told = replace(record(None, None, outcome="running"), standstill=hangs)
+    fake.written["gpt-worker-0"] = f"[pod 0] flk-record {told.to_json()}"
+    assert _phases(run, "gpt") == [("Running", "Standstill")]
+    assert "Standstill" in run("list")[1]
+    logs = [path for path in fake.asked("GET") if path.endswith("/log")]
+    assert len(logs) == 3
 
 
 def test_a_pod_that_somebody_killed_is_no_lack_of_memory_after_the_job_has_succeeded(
