@@ -50,10 +50,13 @@ def test_each_job_of_a_list_is_interpreted_and_copied_once(
 ) -> None:
     for number in range(5):
         JobBuilder(2, name=f"runs-{number}").all("pod").condition("Running").add_to(fake)
+        fake.written[f"runs-{number}-worker-0"] = "[rank 0] hello"
     code, stdout, _ = run("list")
     assert (code, stdout.count("Running")) == (0, 5)
-    assert counted == {"__init__": 5, "kept_job": 5}  # no pod says where it is in the network
-    assert len(fake.requests) < 10
+    # Twice more with its record. No pod says where it is in the network.
+    assert counted == {"__init__": 15, "kept_job": 5}
+    assert len([path for path in fake.asked("GET") if not path.endswith("/log")]) < 10
+    assert len([path for path in fake.asked("GET") if path.endswith("/log")]) == 5
 
 
 def test_a_job_of_a_list_that_needs_its_events_is_interpreted_again_with_them(
