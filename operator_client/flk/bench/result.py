@@ -64,7 +64,7 @@ class BenchResult:
         return ""
 
     def keep(self, folder: Path | None = None) -> Path | None:
-        """Write the result to the state folder in place of an older one. None without a key, or of noise. Raises OSError."""
+        """Write the result in place of an older one; None if it has no key or is noise. Raises OSError."""
         if self.noise or any(name not in self.data for name in _NEEDED):
             return None
         folder = folder or _folder()
