@@ -66,7 +66,8 @@ def delete(
         raise UsageError(f"--older-than: {older_than} has no unit", hint=hint)
     owner, age = _me() if mine else "", seconds(older_than, "--older-than")
     selection = _selection(names, everything, selector, finished, owner, age, include_others)
-    from flk.jobs.lifecycle import delete_jobs, losses
+    from flk.jobs.lifecycle import losses
+    from flk.jobs.lifecycle.deletion import delete_jobs
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
