@@ -82,9 +82,14 @@ def test_on_a_terminal_the_user_is_asked(
     training: Any, run: Run, monkeypatch: pytest.MonkeyPatch, answer: bool, is_suspended: bool
 ) -> None:
     asked: list[str] = []
+
+    def confirm(text: str, **_: Any) -> bool:
+        asked.append(text)
+        return answer
+
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("typer.confirm", lambda text, **_: asked.append(text) or answer)
+    monkeypatch.setattr("typer.confirm", confirm)
     code, _, stderr = run("suspend", "gpt", "stored", "--no-wait")
     assert (code, suspended(training)) == (0 if answer else 2, is_suspended)
     assert asked == ["Lose it, and start again at step 0?"]
