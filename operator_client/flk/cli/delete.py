@@ -57,6 +57,8 @@ def delete(
 
     A job that flk did not make is deleted by its name, or with --include-others.
 
+    flk does not ask. It says how far a job was whose checkpoints only the memory of its pods has.
+
     Prints the names of the deleted jobs on stdout. Exits with 102 if there is no job of one of the names; the others
     are deleted all the same. A job that was created under the same name meanwhile is left alone.
     """
@@ -67,6 +69,7 @@ def delete(
         raise UsageError(f"--older-than: {older_than} has no unit", hint=hint)
     age = seconds(older_than, "--older-than")
     selection = _selection(names, everything, selector, finished, mine, age, include_others)
+    from flk.jobs.lifecycle import losses
     from flk.jobs.lifecycle.deletion import delete_jobs
     from flk.observe.client import JobClient
 
@@ -79,6 +82,8 @@ def delete(
     if not chosen:
         note(f"there is no such job in namespace {client.namespace}")
     several, codes = Chosen(client, chosen, by_labels=selection is not None), [0]
+    for lost in losses(client, chosen):
+        note(lost)
     try:
         for job, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
             if isinstance(existed, FlkError):

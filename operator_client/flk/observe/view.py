@@ -21,6 +21,7 @@ from flk.observe.pods import (
     SIGKILLED,
     existing_pod,
     got_sigkill,
+    has_log,
     memory_limit,
     missing_pod,
     outside_end,
@@ -169,6 +170,20 @@ class JobView:
             key=lambda r: (r.attempts[-1].number if r.attempts else -1, r.outcome in ("failed", "succeeded")),
             default=None,
         )
+
+    @property
+    def unread_record(self) -> str:
+        """Why the log of pod 0, which has the record, could not be read; empty: it was, or it was not asked for."""
+        failed = [error for need, error in self.around.unread.items() if need.what == "record"]
+        first = self.objects.get(self.pods[0].name) if failed else None
+        return failed[0] if first is not None and has_log(first) else ""
+
+    def recent_lines(self, pod_name: str) -> list[str]:
+        """Return the last lines of a pod's log, without those from before the attempt that runs now."""
+        last = self.record.attempts[-1] if self.record and self.record.attempts else None
+        began = last.started if last is not None and last.ended is None and last.failure is None else 0.0
+        lines = self.around.lines_of(pod_name)
+        return [text for time, text in lines if not time or timestamp(time) >= began]
 
     @property
     def goodput(self) -> Goodput | None:

@@ -76,7 +76,7 @@ def test_pods_that_stay(terminal: Terminal, fake: FakeApiServer, snapshot: Snaps
 
 def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
     jobs.add(fake, "running")
-    fake.faults.append(None)
+    fake.faults += [None, None]  # it reads the job twice
     said = 'pytorchjobs.kubeflow.org "gpt" is forbidden: User "ada" cannot delete resource "pytorchjobs"'
     fake.fail(403, failure(403, said))
     assert terminal("flk delete gpt") == snapshot
