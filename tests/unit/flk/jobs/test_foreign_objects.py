@@ -212,3 +212,12 @@ def test_a_job_that_cannot_be_read_is_a_row_of_its_own(
         assert [line[:7] for line in err.splitlines()] == ["error: "]
         assert "cannot be used" in err
     assert command("delete", "evil", "--no-wait")[:2] == (0, "evil\n")
+
+
+@pytest.mark.parametrize("place", ["replicas", "FLK_PODS"])
+def test_a_job_that_cannot_be_read_ends_the_wait_for_no_other(fake: FakeApiServer, command: Command, place: str) -> None:
+    fill(fake, place, 2 * 10**9)
+    _, _, err = command("wait", "evil", "mine", "--timeout", "1s")
+    unreadable, over = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "cannot be used" in unreadable
+    assert "the wait ended after 1s: job mine" in over
