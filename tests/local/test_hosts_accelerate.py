@@ -18,18 +18,20 @@ skip_without("accelerate")
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path
 ) -> None:
-    job = adapters.start(forked_pods, root, hosted.ACCELERATE, 2, "dies", **adapters.metrics_of(tmp_path))
+    job = adapters.start(forked_pods, root, hosted.ACCELERATE, 3, "dies", "tail", **adapters.metrics_of(tmp_path))
     assert job.wait() == [0, 0], job.logs_of_all()
-    assert re.findall(r"resumed at step (\d+) from pod memory", job.log(0)) == ["1", "3"]
+    assert re.findall(r"resumed at step (\d+) from pod memory", job.log(0)) == ["1", "3", "5"]
     assert all("equal 21" in job.log(pod) for pod in job.running)
     lines = [json.loads(line) for line in re.findall(r"\[rank 0\] (\{\"step.*\})", job.log(0))]
-    assert [line["step"] for line in lines] == [3, 6, 9]
+    assert [line["step"] for line in lines] == [3, 6, 6, 9]  # rank 1 died after step 6, before the next epoch
     adapters.assert_curve(job, [3, 6, 9])
 
 
 def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Callable[..., Pods], root: Path) -> None:
     job = adapters.start(forked_pods, root, hosted.ACCELERATE, 0, "waits")
-    job.until(lambda: all((job.folder / f"step.0.{rank}").exists() for rank in (0, 1)), "both ranks train")
+    paths = [job.folder / f"step.0.{rank}" for rank in (0, 1)]
+    # A step ends where the batch after it is drawn.
+    job.until(lambda: all(path.exists() and path.read_text() >= "2" for path in paths), "both ranks have ended a step")
     adapters.ends_saved(job)
 
 

@@ -54,7 +54,8 @@ COVERED = {
     ),
     "tests/local/test_hosts_accelerate_launch.py": "flk_runtime.hosts.accelerate_launch",
     "tests/local/test_hosts_torchtitan.py": "flk_runtime.hosts.torchtitan",
-    "tests/local/test_hosts_transformers.py": "flk_runtime.hosts.transformers",
+    "tests/unit/flk_runtime/hosts/test_loaders.py": "flk_runtime.hosts.generators",
+    "tests/unit/flk_runtime/hosts/test_lightning.py": "flk_runtime.hosts.sums",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
     "tests/local/test_profiling.py": "flk_runtime.profiling.ask",
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
@@ -67,8 +68,9 @@ COVERED = {
     ),
     "tests/local/test_run.py": (
         "flk_runtime.run.batches flk_runtime.run.context flk_runtime.run.metrics flk_runtime.run.models "
-        "flk_runtime.run.saves flk_runtime.run.steps"
+        "flk_runtime.run.saves"
     ),
+    "tests/local/test_steps.py": "flk_runtime.run.steps",
     "tests/local/test_s3.py": (
         "flk_runtime.checkpoint.storage.destination flk_runtime.checkpoint.storage.manifest "
         "flk_runtime.checkpoint.storage.s3"

@@ -22,6 +22,28 @@ class Shares(LoaderEvents):
         self.found.append(share)
 
 
+class Counted(LoaderEvents):
+    """A run that counts its optimizer steps, and keeps what loaders tell it."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.ended: list[int] = []  # the steps at each end of a loop
+        self.drawn: list[int] = []  # the steps before each batch
+        self.gone_on: list[str] = []
+
+    def steps_done(self) -> int:
+        return self.done
+
+    def draw(self) -> None:
+        self.drawn.append(self.done)
+
+    def go_on(self, loader: EpochLoader) -> None:
+        self.gone_on.append(loader.name)
+
+    def end(self) -> None:
+        self.ended.append(self.done)
+
+
 def loader_context(
     batch_size: int | None,
     rank: int = 0,

@@ -359,6 +359,14 @@ class CheckpointManager:
         return bool(self._saved != self._current_progress(steps))
 
     @property
+    def keeps_iterable(self) -> bool:
+        """Whether an object of the script is saved over which it can loop, such as a DataLoader with a state."""
+        return any(
+            hasattr(getattr(each, "thing", each), "__iter__") and not isinstance(each, EpochLoader)
+            for each in self._objects.values()
+        )
+
+    @property
     def keeps_in_memory(self) -> bool:
         """Whether the memory of the pods keeps checkpoints."""
         return self._saver is not None and self._saver.keeps_in_memory

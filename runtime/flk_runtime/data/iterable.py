@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext, Transform
+from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext, Position, Transform
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
 from flk_runtime.data.parts import count_shards, is_hugging_face, set_epoch
 from flk_runtime.data.reader import ShareReader
@@ -84,7 +84,7 @@ class IterableLoader(EpochLoader):
         self._left: tuple[tuple[int, int], Iterator[tuple[Any, int, int]]] | None = None
 
     def _batches(self) -> Iterator[Any]:
-        self._begin()
+        self._seed_workers()
         source, evaluates = self._rest(), self._context.evaluates
         least = 1 if evaluates else self._world_size if self._split else 0
         batch: Any = None
@@ -97,15 +97,23 @@ class IterableLoader(EpochLoader):
                 raise SetupError(self._too_few(total))
             if is_over:
                 break
-            self.consumed += total
+            self._context.events.draw()
+            order, consumed = self._at.order, self.consumed + total
             self._taken += 1
-            self._reader.advance(self.epoch, self.consumed, state)
+            self._reader.advance(order, consumed, state)
             if self._keeps_place:
-                self._left = (self.epoch, self.consumed), source
+                self._left = (order, consumed), source
             (missing, batches), counts = zip(*batch[0], strict=True), batch[1]
-            yield self._give(list(batches), counts, self._share(total, samples, sum(missing)))
+            share = self._share(total, samples, sum(missing))
+            yield self._give(list(batches), counts, share, total, (self._taken, self._reader.start))
         self._left = None
-        self._next_epoch()
+
+    def _first(self, at: Position) -> Position:
+        return self._at if self._is_iterator else at  # which cannot begin anew
+
+    def _go(self, at: Position) -> None:
+        super()._go(at)
+        self._taken, self._reader.start = at.data or (0, self._reader.unread)
 
     def _share(self, total: int, own: int, missing: int) -> StepShare:
         options = self._context.options
@@ -115,7 +123,7 @@ class IterableLoader(EpochLoader):
 
     def _rest(self) -> Iterator[tuple[Any, int, int]]:
         """The rest of the epoch, from the dataset or from where the last iteration has been left, as `_agreed`."""
-        if self._left and self._left[0] == (self.epoch, self.consumed):
+        if self._left and self._left[0] == (self._at.order, self.consumed):
             return self._left[1]
         was_left, self._left = self._left is not None, None
         return self._steps(was_left)
@@ -140,7 +148,7 @@ class IterableLoader(EpochLoader):
         # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
         if source is None or start != began or (was_left and self._reader.has_state):
             self._sources[key] = source, _ = self._make_source(), start
-        self._reader.begin(self._seed, self.epoch, self.consumed)
+        self._reader.begin(self._seed, self._at.order, self._at.consumed)
         return self._timed(source)
 
     def _agreed(self, source: Iterator[Any], *, by_all: bool) -> Iterator[tuple[Any, int, int]]:
@@ -167,14 +175,24 @@ class IterableLoader(EpochLoader):
         return f"{has} {samples} samples for {self._world_size} ranks{hint}"
 
     def gather(self) -> None:
+        saved = self._saved
+        if not saved.data:
+            return
+        before = self._taken, self._reader.start
+        self._taken, self._reader.start = saved.data
         self._reader.gather()
+        gathered = saved._replace(data=(self._taken, self._reader.start))
+        if self._is_counted:
+            self._trained = gathered
+        else:
+            self._at = gathered
+        self._taken, self._reader.start = before
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position. It is independent of the number of ranks if the loader splits the data."""
-        state = self._position()
+    def _state(self, at: Position) -> dict[str, Any]:
+        taken, start = at.data or (0, self._reader.unread)
         if not self._split:
-            return {**state, "steps": self._taken, "split": list(self._split_by.values())}
-        return {**state, **self._reader.state_dict()}
+            return {"steps": taken, "split": list(self._split_by.values())}
+        return self._reader.state_dict(start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.
@@ -196,10 +214,11 @@ class IterableLoader(EpochLoader):
                     f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then_text}, "
                     f"not with {here_text}"
                 )
-            self._taken = state["steps"]
+            taken, start = state["steps"], self._reader.unread
         else:
-            self._reader.load_state_dict(state)
-        self._go_to(state)
+            taken, start = 0, self._reader.start_of(state, state["epoch"] + state.get("looks", 0))
+        self._restore(state, (taken, start))
+        self._go(self._at)
 
     @property
     def _split_by(self) -> dict[str, Any]:
@@ -271,11 +290,6 @@ class IterableLoader(EpochLoader):
                 file=sys.stderr,
                 flush=True,
             )
-
-    def _next_epoch(self) -> None:
-        super()._next_epoch()
-        self._taken = 0
-        self._reader.next_epoch()
 
 
 class _SplitDataset(IterableDataset[Any]):

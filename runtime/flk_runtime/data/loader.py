@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -75,6 +75,9 @@ class LoaderOptions:
 class LoaderEvents:
     """The calls of a loader to the run that it belongs to. Here they do nothing: the loader is alone."""
 
+    is_counted = False
+    """Whether the script loops over `EpochLoader.epochs` or `EpochLoader.steps`."""
+
     def steps_done(self) -> int:
         """The optimizer steps of the run."""
         return 0
@@ -82,8 +85,14 @@ class LoaderEvents:
     def begin(self) -> None:
         """An iteration is about to give its first batch."""
 
+    def draw(self) -> None:
+        """A batch is about to be drawn, which ends the step before."""
+
     def give(self, loader: EpochLoader, share: StepShare) -> None:
         """The loader gives a batch, which is this rank's share of a step."""
+
+    def go_on(self, loader: EpochLoader) -> None:
+        """A loop that may count epochs itself goes on in an epoch after the first, where a checkpoint was taken."""
 
     def leave(self, loader: EpochLoader) -> None:
         """An iteration was left before its end."""
@@ -120,42 +129,151 @@ class LoaderContext:
         return 1 if options.accumulate is None else count_pieces(samples, self.world_size, options.batch_size or 1)
 
 
+class Position(NamedTuple):
+    """A position in the data. It replaces none: each batch makes a new one."""
+
+    epoch: int = 0
+    looks: int = 0
+    """Iterations in which no step was trained: each had an order of its own, as an epoch has."""
+    consumed: int = 0  # samples of this epoch that all ranks together have been given
+    data: Any = None  # what else belongs to it; None at the beginning of an epoch
+
+    @property
+    def order(self) -> int:
+        """The number from which the order of the epoch follows."""
+        return self.epoch + self.looks
+
+
+@dataclass(eq=False)
+class _Iteration:
+    at: Position  # after its latest batch, or where it begins
+    begun: bool = False
+
+
 class EpochLoader:
     """A loader of one rank's batches, which can be resumed. Made by `Run.loader`.
 
-    ``epoch`` counts from 0; ``consumed`` is the number of samples of this epoch that all ranks together have been
-    given. Iterating yields the rest of the current epoch, then goes to the next epoch.
+    Each ``iter(loader)`` is an epoch, as of torch's DataLoader: if the one before was left, the rest of it is dropped.
+    The first one after a restart is the rest of the epoch that was going on. One in which no step is trained, such as
+    ``next(iter(loader))`` for a look at a batch, takes nothing from the epochs.
     """
 
     def __init__(self, context: LoaderContext) -> None:
         self.name = context.name
-        self.epoch = 0
-        self.consumed = 0
         self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
         self.is_saved = False  # a checkpoint has the position
-        # Whether a step has trained with it, at any time; None: the checkpoint is of a release that did not save this.
-        self.is_trained: bool | None = False
+        self.is_trained = False  # a step has trained with it, at any time
         self._context, self._seed = context, context.seed  # a checkpoint brings its own seed
         self._rank, self._world_size, self._step_size = context.rank, context.world_size, context.step_size
         # DataLoader's own default draws the seed of its workers from the global generator.
         self._generator = torch.Generator()
+        self._at = Position()  # after the latest batch
+        self._trained = Position()  # after the latest batch with which a step was trained
+        self._is_counted = False  # `count_step` has been called
+        self._is_resumed = False  # no step has been trained since the position was restored
+        self._open: list[_Iteration] = []  # iterations that have begun to give batches, and are not over
+        self._latest: _Iteration | None = None
+        self._givers: list[_Iteration] = []  # of the batches since the latest step
+        self._trainer: _Iteration | None = None  # gave the batch of the latest step
+        self._others: set[_Iteration] = set()  # gave one too
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current epoch, from 0."""
+        return self._at.epoch
+
+    @property
+    def consumed(self) -> int:
+        """The number of samples of this epoch that all ranks together have been given."""
+        return self._at.consumed
 
     def __iter__(self) -> Iterator[Any]:
+        events = self._context.events
+        if self._is_resumed and self.is_trained and self._trained.epoch and not events.is_counted:
+            events.go_on(self)
+        return self._iterate(self._begin())
+
+    def _begin(self, *, rest: bool = False) -> _Iteration:
+        """Begin an iteration: an epoch, or with ``rest`` what is left of the current one."""
+        at, latest = self._saved if rest else self._trained, self._latest
+        is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
+        if not rest and (is_second or not self._is_resumed):
+            if at.consumed:
+                at = Position(at.epoch + 1, at.looks)
+            elif is_second or (self._at.consumed and self._at.order == at.order):
+                at = Position(at.epoch, at.looks + 1)
+        self._latest = _Iteration(self._first(at))
+        self._settle()
+        return self._latest
+
+    def _first(self, at: Position) -> Position:
+        """Hook: where an iteration begins, if not at ``at``."""
+        return at
+
+    def _settle(self) -> None:
+        """Leave the position of an iteration that is over for that of the one after it."""
+        if not self._open and self._latest and not self._latest.begun:
+            self._at = self._trained = self._latest.at
+
+    def _iterate(self, iteration: _Iteration) -> Iterator[Any]:
+        iteration.begun = True
+        self._open.append(iteration)
+        self._go(iteration.at)
         try:
-            yield from self._batches()
+            for batch in self._batches():
+                iteration.at = self._at
+                if not self._givers or self._givers[-1] is not iteration:
+                    self._givers = [*(each for each in self._givers if each in self._open), iteration]
+                yield batch
+                if self._at is not iteration.at:  # another iteration has given a batch meanwhile
+                    self._go(iteration.at)
+            self._end_epoch(iteration)
         except GeneratorExit:
             self._context.events.leave(self)
             raise
+        finally:
+            self._open.remove(iteration)
+            self._settle()
 
     def _batches(self) -> Iterator[Any]:
-        """Yield the batches of the rest of the epoch, and go to the next one."""
+        """Yield the batches of the rest of the epoch."""
         raise NotImplementedError
+
+    def _go(self, at: Position) -> None:
+        self._at = at
+
+    def count_step(self) -> bool:
+        """A step has been made with the latest batch, and the position that is saved comes after it.
+
+        Of several iterations, the one that gave the batch of the step before has given this one too, and the others
+        were looks at a batch; else it is the latest one that is not over. Returns whether one of the others has given a
+        batch to the step before as well: then it trains too, and a checkpoint has one position.
+        """
+        self._is_counted = True
+        givers, self._givers = self._givers, []
+        if not givers:
+            return False
+        opened = [each for each in givers if each in self._open] or givers
+        self._trainer = self._trainer if self._trainer in givers else opened[-1]
+        self._trained, self._is_resumed = self._trainer.at, False
+        others, self._others = self._others, {each for each in opened if each is not self._trainer}
+        return not others.isdisjoint(self._others)
 
     def gather(self) -> None:
         """Hook: get what only other ranks know of the position, so that the state has it. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as plain values."""
+        """The position, as plain values: after the batch of the latest step, or where no step counts, the latest."""
+        at = self._saved
+        position = {"seed": self._seed, "epoch": at.epoch, "looks": at.looks, "consumed": at.consumed}
+        return {**position, "trained": self.is_trained, **self._state(at)}
+
+    @property
+    def _saved(self) -> Position:
+        return self._trained if self._is_counted else self._at
+
+    def _state(self, at: Position) -> dict[str, Any]:
+        """What else the state of a position has."""
         raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -165,44 +283,40 @@ class EpochLoader:
         """
         raise NotImplementedError
 
-    def _position(self) -> dict[str, Any]:
-        """What the states of all loaders have."""
-        position = {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed}
-        return position if self.is_trained is None else {**position, "trained": self.is_trained}
-
-    def _go_to(self, state: Mapping[str, Any]) -> None:
-        """Restore `_position`."""
-        self._seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]
-        self.is_trained = state.get("trained")
+    def _restore(self, state: Mapping[str, Any], data: Any) -> None:
+        self._seed, self.is_trained, self._is_resumed = state["seed"], state.get("trained", False), True
+        self._at = self._trained = Position(state["epoch"], state.get("looks", 0), state["consumed"], data)
 
     def rewind(self) -> None:
         """Go to the beginning of epoch 0."""
-        self._next_epoch()
-        self.epoch = 0
+        self._at = self._trained = Position()
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left of ``count``, from the current one on.
 
         If the caller breaks out of an epoch, that epoch is over. After the last one the run is saved.
         """
-        while self.epoch < count:
-            epoch = self.epoch
+        self._context.events.is_counted = True
+        while (epoch := self._trained.epoch) < count:
             yield epoch
-            if self.epoch == epoch:
-                self._next_epoch()
+            order = self._trained.order + (self._trained.epoch == epoch)
+            self._at = self._trained = Position(epoch + 1, order - epoch - 1)
+            self._latest = None
         self._context.events.end()
 
     def steps(self, count: int) -> Iterator[Any]:
         """Yield the batches of the optimizer steps that are left of ``count``, over as many epochs as that takes.
 
-        `Run.step` counts the steps. After the last one the run is saved.
+        `Run.step` counts the steps. After the last one the run is saved. A later loop goes on in the same epoch.
         """
-        while self._context.events.steps_done() < count:
-            for batch in self:
+        events = self._context.events
+        events.is_counted = True
+        while events.steps_done() < count:
+            for batch in self._iterate(self._begin(rest=True)):
                 yield batch
-                if self._context.events.steps_done() >= count:
+                if events.steps_done() >= count:
                     break
-        self._context.events.end()
+        events.end()
 
     def _timed(self, source: Iterable[T]) -> Iterator[T]:
         """Yield the items of ``source``, and add to `waited` the time that they take."""
@@ -217,19 +331,27 @@ class EpochLoader:
                 self.waited += time.perf_counter() - began
             yield item
 
-    def _begin(self) -> None:
+    def _seed_workers(self) -> None:
         self._context.events.begin()
-        self._generator.manual_seed(rng.derive_seed("workers", self._seed, self.epoch, self.consumed, self._rank))
+        at = self._at
+        self._generator.manual_seed(rng.derive_seed("workers", self._seed, at.order, at.consumed, self._rank))
 
-    def _give(self, parts: list[Any], counts: Sequence[int], share: StepShare) -> Any:
-        """What the loader gives next: micro-batches of so many samples, or the only one of ``parts``, on the device."""
+    def _give(self, parts: list[Any], counts: Sequence[int], share: StepShare, positions: int, data: Any) -> Any:
+        """What the loader gives next: micro-batches of so many samples, or the only one of ``parts``, on the device.
+
+        ``positions``: how far the position moves with it, and ``data`` what else belongs to the position then.
+        """
+        self._at = Position(self._at.epoch, self._at.looks, self._at.consumed + positions, data)
         parts = to_device(parts, self._context.device)
         self._context.events.give(self, share)
         return parts[0] if self._context.options.accumulate is None else MicroBatches(parts, counts, share)
 
-    def _next_epoch(self) -> None:
+    def _end_epoch(self, iteration: _Iteration) -> None:
+        """Go to the beginning of the next epoch, unless another iteration trains."""
         self._context.events.end_epoch(self)
-        self.epoch, self.consumed = self.epoch + 1, 0
+        self._at = Position(self._at.epoch + 1, self._at.looks)
+        if iteration is self._trainer or len(self._open) == 1:
+            self._trained, self._givers, self._is_resumed = self._at, [], False
 
 
 class Collate:

@@ -12,10 +12,10 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from flk_runtime.data import order
-from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext
+from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, pieces_of
 from flk_runtime.data.partition import DataShard, shard_range
-from flk_runtime.data.samplers import DrawnOrders
+from flk_runtime.data.samplers import DrawnOrders, SampledOrder
 from flk_runtime.errors import MismatchError, SetupError
 
 
@@ -72,11 +72,11 @@ class Loader(EpochLoader):
         self._drop_last = options.drop_last
         of_torch = dict(options.of_torch)
         self._drawn = _drawn_orders(of_torch, context)
-        self._digest: str | None = None  # of the sampler's order of this epoch
         self._shuffle = options.shuffle is not False and not self._drawn
         # A checkpoint brings its own.
         self._order = order.SAMPLED if self._drawn else order.SHUFFLED if self._shuffle else order.OWN
-        self._samples = len(dataset)
+        self._dataset = dataset
+        self._samples = len(dataset)  # of the current epoch
         if not self._drawn:
             self._check_size("dataset", self._samples)
         self._source: DataLoader[Any] = DataLoader(
@@ -89,34 +89,41 @@ class Loader(EpochLoader):
 
     def __len__(self) -> int:
         """Number of steps of a whole epoch; the same on every rank. Raises TypeError for a sampler without a length."""
-        length = len(self._drawn) if self._drawn else self._samples
+        length = len(self._drawn) if self._drawn else len(self._dataset)
         return step_sizes(length, self._least_rest, self._step_size, drop_last=self._drop_last)[0]
 
     def _batches(self) -> Iterator[Any]:
-        self._begin()
+        at = self._at
+        self._samples = len(self._dataset)  # which may be another one in each epoch
+        if at.consumed and at.data[0] != self._samples:
+            raise MismatchError(
+                f"{self.name}: the dataset has {self._samples} samples, and had {at.data[0]} when epoch {at.epoch} "
+                "began, in the checkpoint or before its loop was left"
+            )
         epoch_order = self._epoch_order()
+        digest = epoch_order.digest if isinstance(epoch_order, SampledOrder) else None
         collated = self._timed(self._source)
+        self._seed_workers()
         for step, parts in self._plan(epoch_order.length):
+            self._context.events.draw()  # before the batch: reading it may draw random numbers
             missing, given = zip(*(next(collated) for _ in parts), strict=True)
-            # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
-            self.consumed += len(step)
             counts = [epoch_order.count(part) for part in parts]
             own = sum(counts) if own_samples(len(step), self._world_size, self._rank) else 0
             share = StepShare(epoch_order.count(step), own, self._context.count_pieces(len(step)), sum(missing))
-            yield self._give(list(given), counts, share)
+            # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
+            yield self._give(list(given), counts, share, len(step), (self._samples, digest))
         for _ in collated:  # nothing: its workers end
             pass
-        self._next_epoch()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position, which is independent of the number of ranks."""
-        own = {"samples": self._samples, "shuffle": self._shuffle, "order": self._order}
-        return {**self._position(), **own, **({"digest": self._digest} if self._drawn else {})}
+    def _state(self, at: Position) -> dict[str, Any]:
+        samples, digest = at.data or (None, None)
+        return {"samples": samples, "digest": digest, "shuffle": self._shuffle, "order": self._order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.
 
-        Raises CheckpointError for a dataset of another kind, length or order, and for an order that is not known.
+        Raises CheckpointError for a dataset of another kind or order, and for an order that is not known. The length
+        is compared where the rest of an epoch begins: a script may set it before each epoch.
         """
         if "samples" not in state:
             raise MismatchError(
@@ -130,18 +137,14 @@ class Loader(EpochLoader):
             raise MismatchError(
                 f"{self.name}: shuffle={self._shuffle} here, and shuffle={state['shuffle']} in the checkpoint"
             )
-        if state["samples"] != self._samples:
-            raise MismatchError(
-                f"{self.name}: the dataset has {self._samples} samples, and had {state['samples']} in the checkpoint"
-            )
         kind = state.get("order", order.EARLIER if self._shuffle else order.OWN)
         if kind not in order.KINDS:
             raise MismatchError(
                 f"{self.name}: the checkpoint is of samples in the order {kind!r}, which this release of flk does not "
                 "know: resume with the release that wrote it"
             )
-        self._go_to(state)
-        self._order, self._digest = kind, state.get("digest")
+        self._restore(state, None if state["samples"] is None else (state["samples"], state.get("digest")))
+        self._order = kind
 
     def indices(self) -> Iterator[list[Any]]:
         """Yield the indices of each of this rank's micro-batches, of all steps that are left of the epoch."""
@@ -149,11 +152,12 @@ class Loader(EpochLoader):
         return epoch_order.indices(part for _, parts in self._plan(epoch_order.length) for part in parts)
 
     def _epoch_order(self) -> order.Order:
+        at = self._at
         if not self._drawn:
-            return order.EpochOrder(self._order, self._samples, self._seed, self.epoch)
-        drawn = self._drawn.of(self.epoch, self._seed, self._digest)
+            self._check_size("dataset", self._samples)
+            return order.EpochOrder(self._order, self._samples, self._seed, at.order)
+        drawn = self._drawn.of(at.order, self._seed, at.data[1] if at.data else None)
         self._check_size("sampler", drawn.length)
-        self._digest = drawn.digest
         return drawn
 
     def _check_size(self, what: str, length: int) -> None:
@@ -184,10 +188,6 @@ class Loader(EpochLoader):
             first = position + begin
             yield range(position, position + size), [range(first + part.start, first + part.stop) for part in pieces]
             position += size
-
-    def _next_epoch(self) -> None:
-        super()._next_epoch()
-        self._digest = None
 
 
 def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext) -> DrawnOrders | None:

@@ -21,6 +21,9 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system import rng
 
+# How far parts of a stream with shards have been read, whether all ranks read the rest of all of them together, and the
+# dataset's own state, with epoch and position.
+ReadState = tuple[list[PartState], bool, Any]
 # One rank's share of a step: samples that count for the position, the dataset's own state after the step, the samples.
 ReadShare = tuple[int, Any, list[Any]]
 # The same, with a fingerprint of all that has been read in the second place. 0: this rank reads shards of its own.
@@ -87,12 +90,13 @@ class ShareReader(IterableDataset[MarkedShare]):
         self._step_size, self._drop_last = step_size, drop_last
         self.has_state = parts.has_state(dataset)
         self._shards = shards
-        self._states: list[PartState] = []
-        self._is_joined = False
-        self._data: tuple[int, int, Any] | None = None  # epoch, position, and the dataset's own state there
+        lanes = world_size * max(1, workers)
+        divides = lanes > 1 and shards > 1
+        self.unread: ReadState = ([parts.UNREAD] * parts.count_parts(shards, lanes) if divides else [], False, None)
+        """The state at the beginning of an epoch."""
+        self.start = self.unread
         # Seed, epoch and position: a tensor, since it is shared with persistent workers.
         self.position = torch.zeros(3, dtype=torch.int64)
-        self.next_epoch()
 
     def of_copy(self) -> ShareReader:
         """This reader with a copy of the dataset, which can be read beside it."""
@@ -105,9 +109,14 @@ class ShareReader(IterableDataset[MarkedShare]):
         self.position.copy_(torch.tensor([seed, epoch, consumed]))
 
     @property
-    def start(self) -> tuple[list[PartState], bool, Any]:
+    def start(self) -> ReadState:
         """The state besides the position with which an iteration starts. Workers know the state of their own start."""
         return list(self._states), self._is_joined, self._data
+
+    @start.setter
+    def start(self, state: ReadState) -> None:
+        states, self._is_joined, self._data = state  # the last one: epoch, position, and the dataset's state there
+        self._states = list(states)
 
     @property
     def is_divided(self) -> bool:
@@ -137,36 +146,30 @@ class ShareReader(IterableDataset[MarkedShare]):
         self.gather()
         self._is_joined = True
 
-    def next_epoch(self) -> None:
-        """Forget the position in the epoch that is over."""
-        lanes = self._world_size * max(1, self._workers)
-        divides = lanes > 1 and self._shards > 1
-        self._states = [parts.UNREAD] * parts.count_parts(self._shards, lanes) if divides else []
-        self._is_joined, self._data = False, None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state that belongs to a position besides epoch and samples consumed."""
-        state = {"parts": len(self._states) or 1, "data": self._data[2] if self._data else None}
-        if not self._states:
+    def state_dict(self, start: ReadState) -> dict[str, Any]:
+        """The state ``start`` as plain values, which belongs to a position beside epoch and samples consumed."""
+        states, is_joined, data = start
+        state = {"parts": len(states) or 1, "data": data[2] if data else None}
+        if not states:
             return state
-        return {**state, "shards": self._shards, "read": [list(each) for each in self._states], "all": self._is_joined}
+        return {**state, "shards": self._shards, "read": [list(each) for each in states], "all": is_joined}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, given together with ``epoch`` and ``consumed``. Raises CheckpointError."""
+    def start_of(self, state: Mapping[str, Any], order: int) -> ReadState:
+        """The state of a `state_dict`, which has ``consumed`` too. ``order``: of the epoch. Raises CheckpointError."""
         kind = type(self._dataset).__name__
         if "parts" not in state:
             raise MismatchError(
                 f"the checkpoint is of data with an index, and this is an iterable, a {kind}: "
                 "resume with the same data, or give the loader another name="
             )
-        self._is_joined = state.get("all", False)
-        self._data = None if state["data"] is None else (state["epoch"], state["consumed"], state["data"])
         if state["parts"] > 1 and state.get("shards") != self._shards:
             raise MismatchError(
                 f"the checkpoint is of a stream with {state.get('shards', 'other')} shards, and this {kind} has "
                 f"{self._shards}: resume with the same data and release of flk"
             )
-        self._states = [(count, done, data) for count, done, data in state.get("read", ())]
+        states = [(count, done, data) for count, done, data in state.get("read", ())]
+        data = None if state["data"] is None else (order, state["consumed"], state["data"])
+        return states, state.get("all", False), data
 
     def __iter__(self) -> Iterator[MarkedShare]:
         seed, epoch, consumed = self.position.tolist()

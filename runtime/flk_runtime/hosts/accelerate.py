@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.hosts.loaders import make_resumable
 from flk_runtime.run.adopt import adopt_training
+from flk_runtime.run.elastic import refuse_elastic
 from flk_runtime.run.loop import Loop
 from flk_runtime.system import pytree
 
@@ -22,7 +24,8 @@ def adopt(accelerator: Any, **options: Any) -> Loop:
 
     That is the models, optimizers, schedulers, the GradScaler, the loaders' positions, and what was passed to
     ``accelerator.register_for_checkpointing``. Call it after ``accelerator.prepare``. A loader continues after the
-    batches that it has given, and its ``iteration`` is the number of epochs that it has completed:
+    batches that it has given, and its ``iteration`` is the number of epochs that it has completed. A step ends where
+    its loader's next batch is drawn, so what follows the loop over an epoch belongs to the epoch's last step:
 
         loop = adopt(accelerator, save_every=100)
         for epoch in range(loader.iteration, epochs):
@@ -32,14 +35,17 @@ def adopt(accelerator: Any, **options: Any) -> Loop:
                     optimizer.step()
                 if accelerator.sync_gradients:
                     loop.step(loss=loss)
+            evaluate()
         loop.close()
 
     ``options`` are options of `flk_runtime.adopt`, such as ``save_every``, and more objects. Raises SetupError as that
-    does, and for DeepSpeed, Megatron-LM and StatefulDataLoader.
+    does, and for DeepSpeed, Megatron-LM and StatefulDataLoader, and for loaders in an elastic job.
     """
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise SetupError(f"adopt: flk cannot keep the state of an Accelerator with {kind.value}: let it save itself")
+    if accelerator._dataloaders:
+        refuse_elastic("adopt", "a loader of the Accelerator would not find its place at another number of ranks")
     loaders = [PreparedLoader(each) for each in accelerator._dataloaders]
     loop = adopt_training(
         **options,
@@ -52,11 +58,35 @@ def adopt(accelerator: Any, **options: Any) -> Loop:
     )
     for each in loaders:
         each.loop = loop
+    _Drawing(loop, loaders)
     return loop
 
 
 def _named(name: str, objects: list[Any]) -> dict[str, Any]:
     return {name if number == 0 else f"{name}-{number}": each for number, each in enumerate(objects)}
+
+
+class _Drawing:
+    """Ends a step where the next batch of its loader is drawn, after an epoch's last step in the next epoch.
+
+    So what a script does after the loop over an epoch belongs to the epoch's last step.
+    """
+
+    def __init__(self, loop: Loop, loaders: list[PreparedLoader]) -> None:
+        self._loop, self._loaders = loop, loaders
+        self._gave: list[PreparedLoader] = []  # the batch of the latest step
+        loop.is_drawn_for = self._note_step
+        for each in loaders:
+            each.note_drawn(functools.partial(self._end_step, each))
+
+    def _note_step(self) -> bool:
+        self._gave = [each for each in self._loaders if each.is_active]
+        return bool(self._gave)
+
+    def _end_step(self, loader: PreparedLoader) -> None:
+        if loader in self._gave:
+            self._gave = []
+            self._loop.end_drawn_step()
 
 
 class PreparedLoader:
@@ -75,6 +105,9 @@ class PreparedLoader:
         self.loop: Loop | None = None
         self._prepared, self._inner = prepared, prepared.base_dataloader
         self._is_over = is_over or self._has_ended
+        kind: Any = type(prepared)  # __class__ says that it is a DataLoader
+        object.__dict__["__class__"].__set__(prepared, type(kind.__name__, (_Beginning, kind), {}))
+        prepared.flk_begin = lambda batches: batches
         self._dispatch = _Dispatch(self, prepared) if isinstance(prepared, DataLoaderDispatcher) else None
         if self._dispatch:
             most = prepared.state.num_processes
@@ -100,8 +133,26 @@ class PreparedLoader:
         self._prepared.iteration = state["iteration"]
         self._inner.load_state_dict(state)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the script is in a loop over it."""
+        return any(each is self._prepared for each in self._prepared.gradient_state.dataloader_references)
+
     def _has_ended(self) -> bool:
-        return all(each is not self._prepared for each in self._prepared.gradient_state.dataloader_references)
+        return not self.is_active
+
+    def note_drawn(self, note: Callable[[], None]) -> None:
+        """Have ``note`` be called before the script gets a batch, but not before it hears that there is none left."""
+        prepared, begin = self._prepared, self._prepared.flk_begin
+
+        def noting(batches: Iterator[Any]) -> Iterator[Any]:
+            note()
+            for batch in begin(batches):
+                yield batch
+                if not prepared.end_of_dataloader:
+                    note()
+
+        prepared.flk_begin = noting
 
     def _read_ahead(self) -> int:
         """The Accelerator reads the next batch ahead, but at the end of an epoch."""
@@ -127,7 +178,6 @@ class _Dispatch:
         # The first samples of the epoch, by which Accelerate makes its last batches as large as the others.
         self._first: list[torch.Tensor] = []
         self._cuts_first = False
-        object.__dict__["__class__"].__set__(prepared, _Dispatcher)  # since it says that it is a DataLoader
         prepared.flk_begin = self._begin
         prepared._fetch_batches = self._fetching(prepared._fetch_batches)
         if not prepared._drop_last:
@@ -178,13 +228,13 @@ class _Dispatch:
         return run
 
 
-class _Dispatcher(DataLoaderDispatcher):  # type: ignore[misc]
-    """A DataLoaderDispatcher that begins an epoch where flk says."""
+class _Beginning:
+    """What the class of a loader of an Accelerator gets in front of it: an epoch begins where flk says."""
 
     flk_begin: Callable[[Iterator[Any]], Iterator[Any]]
 
     def __iter__(self) -> Iterator[Any]:
-        return self.flk_begin(super().__iter__())
+        return self.flk_begin(super().__iter__())  # type: ignore[misc]
 
 
 def is_placeable(prepared: Any) -> bool:

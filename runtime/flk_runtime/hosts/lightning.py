@@ -20,7 +20,9 @@ from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.hosts.loaders import make_resumable
+from flk_runtime.hosts.sums import set_sums, sums_of
 from flk_runtime.run.adopt import adopt_training
+from flk_runtime.run.elastic import refuse_elastic
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.system import pytree
@@ -35,14 +37,33 @@ class Flk(Callback):  # type: ignore[misc]
     The model, optimizers, schedulers, loops, callbacks, random states and the position in the data are saved after
     every ``save_every`` steps, and at the end. ``trainer.fit`` then resumes from flk's checkpoint, or from its
     ``ckpt_path`` if that is of a later step. When a pod of the job must go, all ranks save after the same step and end
-    with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
+    with code 143. The arguments are those of `flk_runtime.adopt`, and ``log_every`` is ``log_every_n_steps`` by
+    default.
 
     ``trainer.fit`` raises SetupError for DeepSpeed, for BatchSizeFinder and LearningRateFinder, and for a train loader
-    that is no DataLoader and has no ``state_dict``, because flk would not find its place in the data.
+    that is no DataLoader and has no ``state_dict``, and in an elastic job, because flk would not find its place in the
+    data.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._options = options
+    def __init__(
+        self,
+        checkpoint: str | None = None,
+        save_every: int | str | None = None,
+        store_every: int | str | None = None,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        log_every: int | None = None,
+        metrics: str | None = None,
+    ) -> None:
+        self._options: dict[str, Any] = {
+            "checkpoint": checkpoint,
+            "save_every": save_every,
+            "store_every": store_every,
+            "keep": keep,
+            "keep_every": keep_every,
+            "metrics": metrics,
+        }
+        self._log_every = log_every
         self._loop: Loop | None = None
         self._state = _State()
         self._ours = False  # the training resumes from flk's checkpoint
@@ -73,9 +94,10 @@ class Flk(Callback):  # type: ignore[misc]
             raise SetupError("Flk: flk keeps the state of one training: call trainer.fit() once in a process")
         if "DeepSpeed" in type(trainer.strategy).__name__:
             raise SetupError("Flk: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
+        refuse_elastic("Flk", "Lightning would not find its place in the data at another number of ranks")
         self._state.trainer = trainer
-        options = {"log_every": trainer.log_every_n_steps, **self._options}
-        self._loop = adopt_training(**options, lightning=per_rank(self._state))
+        log_every = trainer.log_every_n_steps if self._log_every is None else self._log_every
+        self._loop = adopt_training(**self._options, log_every=log_every, lightning=per_rank(self._state))
         self._ours = self._resumes = self._loop.steps > 0
         connector, fit_loop = trainer._checkpoint_connector, trainer.fit_loop
         connector.resume_start = self._after(connector.resume_start, lambda: self._choose(connector))
@@ -95,6 +117,7 @@ class Flk(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._resumes:
             self._resumes = False
+            set_sums(pl_module, self._state.saved["sums"])
             if trainer.current_epoch == self._state.saved["epoch"]:  # which a scheduler sets at its beginning
                 trainer.accumulate_grad_batches = self._state.saved["accumulate_grad_batches"]
             self.loop.restore_random_state()
@@ -227,6 +250,7 @@ class _State:
             "state_dict": self._weights(),
             "loops": loops,
             "over_after": self.limits if self.is_over else None,
+            "sums": sums_of(trainer.lightning_module),  # of this rank, also those that are no part of the state_dict
             "callbacks": call._call_callbacks_state_dict(trainer),
             type(precision).__qualname__: precision.state_dict(),
         }

@@ -21,6 +21,7 @@ from torchtitan.components.checkpointer.base import BaseCheckpointManager
 from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.distributed import parameters_in
 from flk_runtime.run.adopt import adopt_training
+from flk_runtime.run.elastic import refuse_elastic
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.system import pytree
@@ -40,6 +41,7 @@ class _Kept:
 
     def load(self) -> None:
         """Restore flk's checkpoint, if it is of a later step than what torchtitan has loaded."""
+        refuse_elastic("torchtitan", "its loader would not find its place in the data at another number of ranks")
         trainer, counters = self._trainer, dict[str, Any]()
         theirs = trainer.step
         self._loop = loop = adopt_training(log_every=0, trainer=per_rank(counters))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -21,12 +22,15 @@ from transformers import trainer as trainers
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
+from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.stateful import per_rank
 from flk_runtime.contract import pod_env
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.hosts.accelerate import PreparedLoader, is_placeable
+from flk_runtime.hosts.attributes import Attributes, stored_by
 from flk_runtime.run.adopt import adopt_training
+from flk_runtime.run.elastic import numbers_of_ranks, refuse_elastic
 from flk_runtime.run.loop import Loop
 from flk_runtime.shared.progress import Phase, own_page
 
@@ -55,7 +59,9 @@ def adopt(trainer: Any, **options: Any) -> None:
     is passed to it if that is of a later step. When a pod of the job must go, all ranks save after the same step and
     end with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
 
-    Raises SetupError if the trainer uses DeepSpeed or auto_find_batch_size.
+    In an elastic job a step has as many samples with fewer ranks as with all: gradient_accumulation_steps, which is
+    for all ranks, becomes larger. Raises SetupError if it cannot, and if the trainer uses DeepSpeed or
+    auto_find_batch_size.
     """
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise SetupError("adopt: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
@@ -68,8 +74,8 @@ def adopt(trainer: Any, **options: Any) -> None:
     if os.environ.get(pod_env.TRAINER_URL, "").startswith("http://127.0.0.1:"):  # flk's launcher
         for each in [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "KubeflowCallback"]:
             trainer.remove_callback(each)  # it would tell the same a second time
+    _fit_to_elastic_job(trainer.args)
     host = _Host(trainer, options)
-    trainer.add_callback(_Callback(host))
     for name in _REPLACED:
         setattr(trainer, name, getattr(host, name.strip("_"))(getattr(trainer, name)))
 
@@ -89,6 +95,10 @@ class _Host:
         self._steps_per_epoch = 0
         self._finds_place = False  # the loader leaves out the batches that were used, and not the trainer
         self._loader_knows = True  # where it is in this epoch
+        self._attributes: Attributes  # from the beginning of the training on
+        self.kept_modules: list[str] = []
+        """The modules of the trainer and its callbacks that have changed, and are kept as the model is."""
+        self._said: set[str] = set()
         self.is_over = False
         """Whether the trainer has made its last step."""
         self.logs: dict[str, Any] = {}
@@ -114,6 +124,7 @@ class _Host:
                     "adopt: flk keeps the state of one training: call trainer.train() once, and not in a search for "
                     "hyperparameters"
                 )
+            self._trainer.add_callback(_Callback(self))  # after all others, which may make copies at the beginning
             theirs, step = _their_checkpoint(self._trainer, resume_from_checkpoint)
             self._loop = loop = adopt_training(**{"log_every": 0, **self._options}, trainer=self._counters)
             if process_group.all_true(step > loop.steps)():  # a rank in another pod may not find it
@@ -192,28 +203,76 @@ class _Host:
                 "trainer would not find its place in the data; let ranks x per_device_train_batch_size x "
                 "gradient_accumulation_steps be the same"
             )
-        optimizer = trainer.optimizer
-        objects = {
-            "model": trainer.model_wrapped,
-            "optimizer": getattr(optimizer, "optimizer", optimizer),
-            "scheduler": trainer.lr_scheduler,
-        }
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        self._attributes = _attributes_of(trainer, optimizer)
+        objects = {"model": trainer.model_wrapped, "optimizer": optimizer, "scheduler": trainer.lr_scheduler}
+        if self._attributes.trains_more(optimizer):  # by each rank alone, as of the losses of sentence-transformers
+            objects["optimizer"] = per_rank(optimizer)
         if scaler := getattr(trainer.accelerator, "scaler", None):
             objects["scaler"] = scaler
-        if not saved or saved["ranks"] == loop.world_size:
-            objects["loss"] = per_rank(_Sums(trainer))
-        loop.register(**objects, **self._data(loop))
+        loop.register(**objects)
+        self._keep(saved.get("modules", []))
+        loop.before_save(self._look)
+        same_ranks = not saved or saved["ranks"] == loop.world_size
+        of_rank = {"loss": per_rank(_Sums(trainer)), "attributes": per_rank(self._attributes)} if same_ranks else {}
+        if not same_ranks and saved["attributes"]:
+            loop.print(f"flk: at another number of ranks these begin anew: {', '.join(saved['attributes'])}")
+        loop.register_states(**of_rank, **self._data(loop))
         self._finds_place = _finds_place(trainer.callback_handler.train_dataloader)
         self._tokens = trainer.state.num_input_tokens_seen
         self.note_what_follows(evaluates=trainer.args.eval_on_start)
+
+    def _keep(self, names: list[str]) -> None:
+        """Keep these modules of the trainer and its callbacks, and restore those in the checkpoint. Collective."""
+        modules = self._attributes.modules()
+        if missing := [name for name in names if name not in modules]:
+            raise MismatchError(
+                f"the checkpoint has the module {missing[0]!r} of the trainer, which it does not hold now: resume with "
+                "the same trainer and callbacks, or name another place for checkpoints"
+            )
+        states = {}
+        for name in names:
+            states[f"trainer.{name}"] = state = module_state(modules[name])
+            state.left_out = self._attributes.shared(modules[name])
+        self.loop.register_states(**states)
+        self.kept_modules += names
+
+    def _find_changes(self) -> None:
+        """Keep the modules that have changed since the start: rank 0's where all ranks hold them alike. Collective."""
+        changed = self._attributes.changed_modules()
+        if not process_group.maximum(len(changed))[0]:
+            return
+        of_ranks = process_group.all_gather(changed)
+        names = sorted({name for each in of_ranks for name in each})
+        alike = {name for name in names if all(each.get(name) == changed.get(name) for each in of_ranks)}
+        self._keep([name for name in names if name in alike and name not in self.kept_modules])
+        self._attributes.by_rank |= set(names) - alike
+
+    def _look(self) -> None:
+        """Look at what the trainer and its callbacks hold beside the model: it is about to be saved. Collective."""
+        self._find_changes()
+        self._attributes.look()
+        for name in self._attributes.unkept.keys() - self._said:
+            self._said.add(name)
+            self.loop.print(
+                f"flk: {name!r} of the trainer changes and is not kept, so that it begins anew after a restart: it has "
+                f"a {self._attributes.unkept[name]} without state_dict and load_state_dict"
+            )
+
+    @property
+    def attributes(self) -> list[str]:
+        """The names of what is kept for each rank of the trainer's and its callbacks' attributes."""
+        return self._attributes.names
 
     def _data(self, loop: Loop) -> dict[str, Any]:
         """The loader, whose place in the data is kept; nothing if the trainer skips what was used."""
         saved, loader = self._counters.saved, self._trainer.callback_handler.train_dataloader
         changed = bool(saved) and (saved["ranks"], saved["pieces"]) != self._counters.shape
-        if changed and not isinstance(loader.dataset, IterableDataset):
+        is_elastic = bool(numbers_of_ranks(os.environ))
+        if (changed or is_elastic) and not isinstance(loader.dataset, IterableDataset):
             sampler = type(loader.get_sampler()).__name__
             if sampler not in _REPEATABLE:
+                refuse_elastic("adopt", f"a {sampler} draws another order at another number of ranks")
                 raise SetupError(
                     f"adopt: {saved['ranks']} ranks with {saved['pieces']} micro-batches have saved, and a {sampler} "
                     "draws another order for other numbers: resume with the same"
@@ -317,6 +376,8 @@ class _Counters:
             "epoch": epoch,
             "steps_of_epoch": steps,
             "over_after": trainer.state.max_steps if self._host.is_over else 0,
+            "modules": self._host.kept_modules,
+            "attributes": self._host.attributes,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -338,6 +399,40 @@ class _Sums:
             now = getattr(self._trainer, name, None)
             new = torch.full_like(now, value) if isinstance(now, torch.Tensor) else value
             setattr(self._trainer, name, new)
+
+
+def _fit_to_elastic_job(args: Any) -> None:
+    """Have a step of an elastic job take as many micro-batches as with all ranks, however many there are now."""
+    numbers = numbers_of_ranks(os.environ)
+    if not numbers:
+        return
+    if pod_env.BATCH.read(os.environ) != pod_env.BATCHES[0]:
+        refuse_elastic("adopt", "with batch: scale a Trainer would not find its place in the data", "batch: keep, or ")
+    micro_batches = args.gradient_accumulation_steps * numbers[-1]
+    if uneven := [number for number in numbers if micro_batches % number]:
+        needed = math.lcm(*numbers) // numbers[-1]
+        refuse_elastic(
+            "adopt",
+            f"{uneven[0]} ranks cannot share the {micro_batches} micro-batches of a step evenly",
+            f"let gradient_accumulation_steps be a multiple of {needed}, or ",
+        )
+    args.gradient_accumulation_steps = micro_batches // args.world_size
+
+
+def _attributes_of(trainer: Any, optimizer: Any) -> Attributes:
+    """What a trainer of a class of other packages, and callbacks of theirs, hold beside the model."""
+    bases = [each for each in type(trainer).__mro__ if _is_of_package(each)]
+    callbacks = [
+        each
+        for each in trainer.callback_handler.callbacks
+        if not (_is_of_package(type(each)) or isinstance(each, (ExportableState, _Callback)))
+    ]
+    kept = (trainer.model, trainer.model_wrapped, trainer.optimizer, optimizer, trainer.lr_scheduler)
+    return Attributes(trainer, callbacks, frozenset[str]().union(*map(stored_by, bases)), kept)
+
+
+def _is_of_package(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "transformers"
 
 
 def _their_checkpoint(trainer: Any, asked: Any) -> tuple[Any, int]:

@@ -53,6 +53,10 @@ class Batches(LoaderEvents):
         self._in_use: dict[EpochLoader, StepShare] = {}
         self._step_ended = False  # since the latest batch
         self._unused: Counter[EpochLoader] = Counter()  # batches given since the latest backward pass
+        self._given: set[EpochLoader] = set()  # loaders with a batch since the latest step
+        self.draws = False
+        """Whether one of them has given it outside of torch.no_grad()."""
+        self._gone_on: set[EpochLoader] = set()  # of which a line has said so
         # Loaders with a batch before a backward pass since the latest step; None: no pass has been seen.
         self._used: set[EpochLoader] | None = None
         self._used_before: list[EpochLoader] = []  # the loaders of the latest step that had any
@@ -132,7 +136,7 @@ class Batches(LoaderEvents):
         return self._loader.epoch if self._loader else None
 
     def take_samples(self) -> int:
-        """The number of samples that all ranks have got since the last call, which ends a step.
+        """The number of samples that all ranks have got since the last call, which counts a step.
 
         Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
         """
@@ -146,19 +150,35 @@ class Batches(LoaderEvents):
                     "is for another phase of the training, and read it in torch.no_grad() if it is for an evaluation"
                 )
             loader.is_trained = True
+        for loader in self._given:
+            if loader.count_step() and loader.is_saved and self._saves.manager.can_save:
+                raise SetupError(
+                    f"{loader.name!r} gives batches of two loops over it to each step, and a checkpoint has one "
+                    "position: make a loader for each, with a seed= of its own"
+                )
+        self._given.clear()
+        self.draws = False
         if not self._steps.began:
             self._check_left()
         self._used_before, self._used = used or self._used_before, None
         samples, self._samples, self._step_ended = self._samples, 0, True
         return samples
 
+    def say_if_data_begin_anew(self) -> None:
+        """Before the first step after a restart, say if the script reads its data without a loader that is saved."""
+        manager = self._saves.manager
+        if manager.source in ("memory", "storage") and not self._given and not manager.keeps_iterable:
+            self._context.say(
+                "no loader of run.loader has given a batch to the first step after the restart: the position in the "
+                "script's own data is in no checkpoint, and they begin where the script begins them"
+            )
+
     def _check_left(self) -> None:
         """Look at the positions in the checkpoint for which no loader has been made before the first step."""
         for name, state in self._saves.manager.unclaimed_positions().items():
             if not re.fullmatch(r"loader(-\d+)?", name):
                 self._saves.manager.keep_position(name)
-            # One with which no step has trained was for an evaluation. Checkpoints of earlier releases do not say this.
-            elif self._goes_by_order and (state.get("trained") or ("trained" in state and _is_unread(state))):
+            elif self._goes_by_order and (state["trained"] or _is_unread(state)):  # others were for an evaluation
                 raise SetupError(
                     f"{name!r} is in the checkpoint, and this script makes fewer loaders before its first step than "
                     "the one that has saved it, so their positions may be those of other loaders: without name=, they "
@@ -206,13 +226,29 @@ class Batches(LoaderEvents):
     def begin(self) -> None:
         self._saves.manager.start_rank_rng()
 
+    def draw(self) -> None:
+        if self._steps.is_open and torch.is_grad_enabled():  # without gradients it is for an evaluation
+            self._steps.end_step()
+
+    def go_on(self, loader: EpochLoader) -> None:
+        if loader not in self._gone_on:
+            self._gone_on.add(loader)
+            self._context.say(
+                f"{loader.name!r} goes on in epoch {loader.epoch}: a loop that counts epochs from 0, as range(n) does, "
+                "makes more steps than without the restart; for epoch in loader.epochs(n) makes as many"
+            )
+
     def give(self, loader: EpochLoader, share: StepShare) -> None:
         if self._step_ended:
             self._in_use.clear()
             self._step_ended = False
         self.latest = share
         self._unused[loader] += 1
-        if torch.is_grad_enabled() or loader in self._in_use:
+        self._given.add(loader)
+        if torch.is_grad_enabled():
+            self.draws = True
+            self._in_use[loader] = share
+        elif loader in self._in_use:
             self._in_use[loader] = share
         if loader is not self._loader:  # samples of an evaluation do not count for the next step
             self._loader, self._samples = loader, 0
@@ -233,6 +269,7 @@ class Batches(LoaderEvents):
         self._in_use.pop(loader, None)  # its last batch is not in use any more
 
     def end(self) -> None:
+        self._steps.end_step()
         self._saves.save_progress(self._steps.done)
 
 

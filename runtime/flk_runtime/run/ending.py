@@ -19,6 +19,8 @@ from flk_runtime.shared import failure_report
 class Training(Protocol):
     """A run or a loop, which nothing has closed yet."""
 
+    def end_step(self) -> None: ...
+
     def say_unsaved(self) -> None: ...
 
     def abandon(self) -> None: ...
@@ -75,6 +77,8 @@ def end_write(manager: CheckpointManager, training: Training | None, *, failed: 
     printed only.
     """
     if not failed:
+        if training is not None:
+            training.end_step()
         manager.wait(at_end=True)
         if training is not None:
             training.say_unsaved()

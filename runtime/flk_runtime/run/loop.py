@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +19,7 @@ from flk_runtime.parallel.compilation import is_compiled, wait_before_compiled
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.first_pass import at_first_pass
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
@@ -36,6 +38,8 @@ class Loop(Training):
         """Restore ``objects``, the state of the loop, by their names in checkpoints. Collective."""
         super().__init__(context, owns_group=owns_group)
         self._objects: dict[str, Any] = {}
+        self.is_drawn_for: Callable[[], bool] = lambda: False
+        """Whether a loader of another package has given the batch of a step, and calls `end_drawn_step` at the next."""
         adapted = self._adapted(objects)
         self._saves = Saves(context, needs_model=False)
         self._metrics = Metrics(context)
@@ -55,9 +59,21 @@ class Loop(Training):
         self._check_open("register")
         self._register(self._adapted(objects))
 
+    def register_states(self, **states: Any) -> None:
+        """Keep adapters of objects, and objects that are no modules and no optimizers, as `register` does. Collective.
+
+        Also after the first step, where the checkpoint that was resumed does not have them.
+        """
+        self._check_open("register")
+        self._register(states)
+
+    def before_save(self, look: Callable[[], None]) -> None:
+        """Have ``look`` be called on all ranks before each save. It may register states."""
+        self._saves.before_save = look
+
     def _called(self) -> list[nn.Module]:
         """The modules that the loop calls."""
-        return [part for each in self._modules.values() for part in roots_of(each)]
+        return [part for each in filter(_is_module, self._objects.values()) for part in roots_of(each)]
 
     def restore_random_state(self) -> None:
         """Set the random generators of this rank to their states in the checkpoint, until the first step.
@@ -83,7 +99,9 @@ class Loop(Training):
 
                 gather_for_weights()
         self._objects |= objects
-        return {name: adapt(name, each, self._objects) for name, each in objects.items()}
+        adapted = {name: adapt(name, each, self._objects) for name, each in objects.items()}
+        refuse_per_rank("adopt", adapted)
+        return adapted
 
     def _register(self, adapted: dict[str, Any]) -> None:
         for name, each in adapted.items():
@@ -135,20 +153,28 @@ class Loop(Training):
         Every ``log_every`` steps, and if ``report``, a line of metrics is printed on rank 0, with the mean of ``loss``
         over the ranks that give one, and rank 0's ``values``; tensors have one element and are read only then.
         ``samples`` and ``tokens`` are the numbers in this step of all ranks together, for the throughput; a loader of
-        `loader` counts its samples itself. Every ``save_every`` steps a checkpoint is written. Raises CheckpointError
-        as `save` does, and SetupError after `close`.
+        `loader` counts its samples itself. Every ``save_every`` steps a checkpoint is written, here, so call it last in
+        a step; with batches of `loader` where the step ends, as `Run.step` says. Raises CheckpointError as `save` does,
+        and SetupError after `close`.
 
-        After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
+        After a pod has received SIGTERM, all ranks save after the same step, and raise SystemExit with code 143.
         """
         self._check_open("step")
+        batches = self._batches
+        draws, own = batches.draws, batches.take_samples()
         self._steps.record(
             loss,
             values,
-            samples=self._batches.take_samples() or samples,
+            samples=own or samples,
+            draws=draws or self.is_drawn_for(),
             tokens=tokens,
-            epoch=self._batches.epoch,
+            epoch=batches.epoch,
             report=report,
         )
+
+    def end_drawn_step(self) -> None:
+        """A batch is about to be drawn, which ends the step before: it is saved if that is due. Collective."""
+        self._steps.end_step()
 
     def evaluating(self) -> AbstractContextManager[None]:
         """A context for an evaluation, which may be silent for longer than a step, as a loop over `Run.evaluation`."""

@@ -35,6 +35,7 @@ from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.agreement import Agreement, check_replicas
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.first_pass import at_first_pass
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
@@ -149,6 +150,7 @@ class Models:
             saved = module_state(thing)
         if isinstance(of_script, nn.Module):
             self._registered.append(of_script)
+        refuse_per_rank("register", {name: saved})
         self._saves.manager.register(name, saved)
 
     def _modules(self) -> list[nn.Module]:

@@ -224,18 +224,24 @@ class Run(Training):
         """Count a step that the script's optimizer has made: call it after optimizer.step(). Collective.
 
         Every ``log_every`` steps a line of metrics is printed on rank 0, with the mean of ``loss`` over the ranks that
-        give one, and rank 0's ``values``; tensors have one element and are read only then. Every ``save_every`` steps
-        a checkpoint is written. Raises CheckpointError at the first step if the checkpoint that was resumed holds a
-        model and none was parallelized, and as `save` does; SetupError after `close`, and if a loop over
-        `micro_batches` was left before its end.
+        give one, and rank 0's ``values``; tensors have one element and are read only then. Raises CheckpointError at
+        the first step if the checkpoint that was resumed holds a model and none was parallelized; SetupError after
+        `close`, and if a loop over `micro_batches` was left before its end, or over one loader trains beside another.
 
-        After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
+        The step ends where a loader is asked for the next batch, its loop over epochs or steps ends, or `close` is
+        called; here, if no loader has given a batch since the latest step. There every ``save_every`` steps a
+        checkpoint is written, with what the script has done meanwhile; that raises CheckpointError as `save` does.
+        After a pod has received SIGTERM, all ranks save after the same step, and raise SystemExit with code 143.
         """
         self._check_open("step")
         if self._backward.has_looped:
             self._backward.check_step()
         self._models.check_step()
-        self._steps.record(loss, values, samples=self._batches.take_samples(), epoch=self._batches.epoch)
+        batches = self._batches
+        if not self._steps.began:
+            batches.say_if_data_begin_anew()
+        draws, samples = batches.draws, batches.take_samples()
+        self._steps.record(loss, values, samples=samples, draws=draws, epoch=batches.epoch)
 
     def load_weights(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Load the weights at ``path`` into a parallelized model, and nothing else. Collective.

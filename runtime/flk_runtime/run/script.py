@@ -19,6 +19,7 @@ from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current, places, saves
+from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.first_pass import at_first_pass
 from flk_runtime.run.options import interval, place_of, retention
@@ -236,6 +237,7 @@ def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:
         if isinstance(known, DistributedStateful) and known.is_of(thing, modules):
             continue
         adapted = adapt(name, thing, objects)
+        refuse_per_rank("flk.save and flk.restore", {name: adapted})
         if known is None:
             manager.register(name, adapted)
         else:

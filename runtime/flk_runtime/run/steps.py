@@ -1,4 +1,8 @@
-"""Steps: counts optimizer steps; after a step it may print metrics, write a checkpoint, or stop early."""
+"""Steps: counts optimizer steps; after a step it may print metrics, write a checkpoint, or stop early.
+
+A step with a batch of a loader ends where the next batch is drawn, or at the end of the loop or the run: what the
+script does after `Run.step`, such as a scheduler's step or the end of an epoch, belongs to it. Others end at once.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,9 @@ class Steps:
         self.done = saves.manager.steps
         self.began = False
         """Whether a step has been done since the start or the resume."""
+        self.is_open = False
+        """Whether the latest step has not ended: it is counted, and what it makes due is not done."""
+        self._before = 0  # the steps when it began
         self._lines, self._next_line = FixedInterval(context.options.log_every), 0
         self.outer: OuterLoop | None = None
         if context.options.sinks:
@@ -66,6 +73,7 @@ class Steps:
         *,
         samples: int,
         epoch: Callable[[], int | None],
+        draws: bool = False,
         tokens: int = 0,
         report: bool = False,
     ) -> None:
@@ -73,7 +81,8 @@ class Steps:
 
         It runs in each step, when the training has emptied the caches of the processor. Calls take most of its time, so
         it makes few, and none for what is not due.
-        ``report``: print a line of metrics, even if none is due.
+        ``draws``: a loader has given its batch, so the step ends where the next one is drawn, unless the step before
+        has not ended, since the script makes several of a batch. ``report``: print a line of metrics in any case.
         """
         first = not self.began
         if first:
@@ -100,18 +109,32 @@ class Steps:
             self._next_line = self._lines.next_after(done)
             if report or self._lines.is_due(before, done):
                 self._print_line(loss, values, epoch())
-        can_save = self._saves.manager.can_save
-        if can_save and done >= self._saves.due:
-            can_save = self._saves.save_after_step(before, done)
+        if self.is_open:
+            draws = False
+        else:
+            self.is_open, self._before = True, before
+        if not draws:
+            self.end_step()
         if first:
             self._saves.timeouts.shorten()
         if _tick:
             _tick()
+
+    def end_step(self) -> None:
+        """End the latest step, if it has not ended: save if that is due, and stop if a pod has to go. Collective."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        done, page = self.done, self._context.page
+        can_save = self._saves.manager.can_save
+        if can_save and done >= self._saves.due:
+            can_save = self._saves.save_after_step(self._before, done)
         if page.must_stop(done) if can_save else not page.script_stops and page.must_end_unsaved(done):
             self._stop()
 
     def finish(self) -> None:
         """Save progress since the latest save, if there is any, and wait until it is saved. Collective."""
+        self.end_step()
         self._context.lines.flush()
         self._saves.save_progress(self.done)
         self._saves.complete()

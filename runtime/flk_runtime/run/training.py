@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -107,6 +108,12 @@ class Training:
         """Have the end of the process wait for writes, and leave, if nothing closes this training before."""
         complete_at_the_end(self._saves.manager, self)
         self._context.closing.append(lambda: forget(self._saves.manager))
+
+    def end_step(self) -> None:
+        """Save what the latest step has made due, at the end of the process: no batch is drawn any more. Collective."""
+        if dist.is_initialized():
+            with contextlib.suppress(SystemExit):  # the process ends anyway
+                self._steps.end_step()
 
     def say_unsaved(self) -> None:
         """Say on rank 0 what storage will lack, because nothing has closed this training."""

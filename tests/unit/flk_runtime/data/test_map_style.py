@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import random
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,31 +15,17 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import Loader, LoaderEvents
+from flk_runtime.data import Loader
 from flk_runtime.data.loader import to_device
 from flk_runtime.data.map_style import rank_share, step_sizes
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system.rng import derive_seed
-from tests.support.loaders import loader_context
+from tests.support.loaders import Counted, loader_context
 
 WORLDS = st.integers(1, 9)
 BATCHES = st.integers(1, 7)
 SAMPLES = st.integers(1, 400)
 CPU = torch.device("cpu")
-
-
-class Counted(LoaderEvents):
-    """A run that counts its optimizer steps, and keeps their number at each end of a loop."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.ended: list[int] = []
-
-    def steps_done(self) -> int:
-        return self.done
-
-    def end(self) -> None:
-        self.ended.append(self.done)
 
 
 def loader(samples: int, *, rank: int = 0, world_size: int = 1, batch_size: int = 4, **options: Any) -> Loader:
@@ -51,7 +39,7 @@ def rest_of_epoch(
     ranks = []
     for rank in range(world_size):
         one = loader(samples, rank=rank, world_size=world_size, batch_size=batch_size, **options)
-        one.consumed = consumed
+        one.load_state_dict({"seed": options.get("seed", 0), "epoch": 0, "consumed": consumed, "samples": samples})
         ranks.append(list(one.indices()))
     assert len({len(steps) for steps in ranks}) == 1  # all ranks take equally many steps
     return [list(step) for step in zip(*ranks, strict=True)]
@@ -185,11 +173,168 @@ def test_steps_run_over_as_many_epochs_as_they_take() -> None:
     one = loader(10, events=run)
     for _ in one.steps(4):  # an epoch is three steps
         run.done += 1
+        one.count_step()
     assert (one.epoch, one.consumed, run.ended) == (1, 4, [4])
     assert list(one.steps(4)) == []
     for _ in one.steps(6):
         run.done += 1
+        one.count_step()
     assert (one.epoch, one.consumed, run.done) == (1, 10, 6)  # the interrupted epoch went on
+
+
+def train(run: Counted, *loaders: Loader) -> None:
+    """A step with the latest batches of loaders."""
+    run.done += 1
+    for each in loaders:
+        each.count_step()
+
+
+def resumed(one: Loader, samples: int) -> Loader:
+    other = loader(samples, events=Counted())
+    other.load_state_dict(one.state_dict())
+    return other
+
+
+def numbers(batches: Iterable[Any]) -> list[int]:
+    return [x for (batch,) in batches for x in batch.tolist()]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_each_iteration_begins_an_epoch_as_in_torch(swapped: bool, is_held: bool) -> None:
+    run = Counted()
+    short, long = loader(8, events=run), loader(20, events=run)  # two and five batches
+    pair = (long, short) if swapped else (short, long)
+    pairs: Any = None
+    first: list[int] = []
+    for epoch in short.epochs(3):
+        assert (short.state_dict()["epoch"], short.state_dict()["consumed"]) == (epoch, 0)
+        pairs = zip(*pair, strict=False)  # also where the one before is kept until now
+        for number, batches in enumerate(pairs):
+            if not number:
+                first += batches[swapped][0].tolist()
+            # The end of the step before: a checkpoint has both loaders at the same place.
+            assert [each.state_dict()["epoch"] for each in pair] == [epoch] * 2
+            assert [each.state_dict()["consumed"] for each in pair if each._is_counted] in ([], [4 * number] * 2)
+            train(run, *pair)
+        if not is_held:
+            del pairs
+    assert run.done == 6
+    assert short.epoch == 3
+    assert len(set(first)) > 4  # of the long one too, each epoch has an order of its own
+
+
+def test_an_iteration_in_which_nothing_is_trained_takes_nothing_from_the_epochs() -> None:
+    run = Counted()
+    one = loader(8, events=run)
+    for _ in range(2):
+        next(iter(one))
+    seen = []
+    for epoch in one.epochs(2):
+        for batch in one:
+            next(iter(one))  # a look while an epoch is going on
+            train(run, one)
+            next(iter(one))
+            seen.append((epoch, batch[0].tolist(), one.state_dict()["consumed"]))
+    assert [(epoch, consumed) for epoch, _, consumed in seen] == [(0, 4), (0, 8), (1, 4), (1, 8)]
+    for epoch in range(2):
+        assert sorted(x for number, batch, _ in seen for x in batch if number == epoch) == list(range(8))
+    # Without a step, each iteration has an order of its own.
+    assert len({tuple(next(iter(one))[0].tolist()) for _ in range(6)}) > 1
+
+
+def test_a_position_comes_after_the_batches_that_were_trained() -> None:
+    run = Counted()
+    one = loader(20, events=run)
+    seen: list[int] = []
+    for batch in one:
+        if run.done == 2:
+            break  # the batch that was drawn is not lost
+        seen += batch[0].tolist()
+        train(run, one)
+    other = resumed(one, 20)
+    look = next(iter(other))[0].tolist()
+    rest = numbers(other)
+    assert rest[:4] == look
+    assert sorted(seen + rest) == list(range(20))
+    assert other.epoch == 1
+    assert run.drawn == [0, 1, 2]  # before each batch
+
+
+def test_the_rest_of_an_epoch_is_for_the_first_iteration_after_a_restart() -> None:
+    run = Counted()
+    one = loader(20, events=run)
+    for _ in itertools.islice(one, 3):
+        train(run, one)
+    again = resumed(one, 20)
+    look = next(iter(again))
+    assert numbers(again)[:4] == look[0].tolist()
+    assert numbers(again) != numbers(again)
+    other = resumed(one, 20)
+    iter(other)  # as zip does, whose first loader has no rest
+    assert sorted(numbers(other)) == list(range(20))
+
+
+def test_a_look_after_a_restart_changes_no_order() -> None:
+    run = Counted()
+    one = loader(8, events=run)
+    next(iter(one))
+    for _ in one.epochs(1):
+        for _ in one:
+            train(run, one)
+    other = resumed(one, 8)
+    next(iter(other))
+    assert numbers(other) == numbers(resumed(one, 8)) == numbers(one)
+
+
+def test_two_loops_over_one_loader_in_each_step_differ_and_are_told() -> None:
+    one = loader(20)
+    told = []
+    for (a,), (b,) in zip(one, one, strict=True):
+        assert a.tolist() != b.tolist()
+        told.append(one.count_step())
+    assert told == [False, True, True, True, True]
+
+
+def test_a_plain_loop_that_goes_on_after_the_first_epoch_is_told() -> None:
+    run = Counted()
+    one = loader(8, events=run)
+    for _ in one.epochs(1):
+        for _ in one:
+            train(run, one)
+    one.is_trained = True
+    plain, counted = resumed(one, 8), resumed(one, 8)
+    list(plain)
+    assert plain._context.events.gone_on == ["loader"]  # type: ignore[attr-defined]
+    assert [list(counted) for _ in counted.epochs(2)] != [[]]
+    assert counted._context.events.gone_on == []  # type: ignore[attr-defined]
+
+
+class Growing:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        assert index < self.count
+        return index
+
+
+def test_an_epoch_has_the_samples_that_the_dataset_has_when_it_begins() -> None:
+    data = Growing(8)
+    one = Loader(data, loader_context(4))
+    for epoch, count in zip(one.epochs(3), (12, 20, 5), strict=True):
+        data.count = count
+        assert len(one) == -(-count // 4)
+        assert sorted(x for batch in one for x in batch.tolist()) == list(range(count)), epoch
+    data.count = 12
+    next(iter(one))
+    other = Loader(Growing(20), loader_context(4))  # the script sets the length later
+    other.load_state_dict(one.state_dict())
+    with pytest.raises(MismatchError, match="the dataset has 20 samples, and had 12 when epoch 3 began"):
+        next(iter(other))
 
 
 def test_a_position_in_another_order_or_in_an_iterable_is_refused() -> None:
@@ -211,12 +356,20 @@ def test_the_position_counts_what_was_handed_out(workers: int) -> None:
         seen += batch.tolist()
         if len(seen) == 12:
             break
-    position = {"seed": 0, "epoch": 0, "consumed": 12, "samples": 40, "shuffle": True, "order": "feistel"}
-    assert one.state_dict() == {**position, "trained": False}
+    position: dict[str, Any] = {
+        "seed": 0,
+        "epoch": 0,
+        "looks": 0,
+        "consumed": 12,
+        "samples": 40,
+        "shuffle": True,
+        "order": "feistel",
+    }
+    position["trained"] = False
+    assert one.state_dict() == position
     other = loader(40, seed=7, batch_size=3)
     other.load_state_dict(position)
-    assert other.state_dict() == position  # an earlier release has saved it, and nothing has changed since
-    other.load_state_dict(one.state_dict())
+    assert other.state_dict() == position
     seen += [x for (batch,) in other for x in batch.tolist()]
     assert sorted(seen) == list(range(40))
 
@@ -245,8 +398,10 @@ def test_what_a_loader_refuses() -> None:
     for batch_size in (0, -1, 1.5, "8"):
         with pytest.raises(SetupError, match="batch_size="):
             loader(8, batch_size=batch_size)  # type: ignore[arg-type]
+    within = loader(8)
+    within.load_state_dict({"seed": 0, "epoch": 0, "consumed": 4, "samples": 9})
     with pytest.raises(MismatchError, match="has 8 samples, and had 9"):
-        loader(8).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "samples": 9})
+        next(iter(within))
 
 
 Pair = collections.namedtuple("Pair", "x y")

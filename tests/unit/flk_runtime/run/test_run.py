@@ -14,6 +14,7 @@ from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.interval import FixedInterval
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
+from flk_runtime.run.batches import Batches
 from flk_runtime.run.run import Run
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
@@ -112,3 +113,45 @@ def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_
             found.append(step)
     assert found == [1, 4, 5, 10, 11]
     assert [call.args for call in saves.manager.save.call_args_list] == [(3,), (10,)]
+
+
+def test_a_step_with_a_batch_of_a_loader_ends_where_the_next_one_is_drawn() -> None:
+    options, page = SimpleNamespace(log_every=0, sinks=()), ProgressPage.private()
+    context: Any = SimpleNamespace(options=options, page=page, lines=MagicMock())
+    saves = MagicMock(due=0, **{"manager.steps": 0})
+    steps = Steps(context, saves, MagicMock())
+    batches = object.__new__(Batches)
+    batches._steps = steps
+
+    def saved() -> list[tuple[int, int]]:
+        return [call.args for call in saves.save_after_step.call_args_list]
+
+    def record(*, draws: bool) -> None:
+        steps.record(None, {}, samples=1, epoch=lambda: None, draws=draws)
+
+    record(draws=True)
+    assert saved() == []
+    with torch.no_grad():  # an evaluation
+        batches.draw()
+    assert saved() == []
+    batches.draw()
+    batches.draw()
+    assert saved() == [(0, 1)]
+    record(draws=False)  # without a loader
+    assert saved() == [(0, 1), (1, 2)]
+    record(draws=True)
+    record(draws=False)  # with the same batch
+    assert saved() == [(0, 1), (1, 2), (2, 4)]
+    record(draws=True)
+    steps.finish()
+    assert saved() == [(0, 1), (1, 2), (2, 4), (4, 5)]
+
+
+def test_a_first_step_after_a_restart_without_a_batch_of_a_loader_is_told() -> None:
+    batches, said = object.__new__(Batches), list[str]()
+    batches._context = SimpleNamespace(say=said.append)  # type: ignore[assignment]
+    batches._saves, batches._given = MagicMock(), set()
+    for source, keeps in (("start", False), ("memory", True), ("memory", False)):
+        batches._saves.manager.source, batches._saves.manager.keeps_iterable = source, keeps
+        batches.say_if_data_begin_anew()
+    assert ["script's own data is in no checkpoint" in each for each in said] == [True]
