@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 FINAL_CODES: Final = list(range(1, 128))  # exit codes after which a pod is not started again
+_NAME_LIMIT: Final = 57  # characters of a pod's name before the random ones
 _LARGEST_INT: Final = 2**31 - 1
 
 
@@ -34,6 +35,13 @@ class IndexedTarget(Target):
     def base_name(self, pod: str) -> str:
         """Return the name without its last part, five random characters."""
         return pod.rpartition("-")[0]
+
+    def is_named(self, pod: Object, job: str) -> bool:
+        """Return whether a pod has the name of its index, in which a long name of the Job is cut."""
+        role, index = self.position(pod)
+        name, end = self.pod_name(job, role, index), f"-{index}"
+        whole = name if len(name) <= _NAME_LIMIT else name[: _NAME_LIMIT - len(end)] + end
+        return self.base_name(pod["metadata"]["name"]) == whole
 
     def pod_host(self, job: str, pod: int | str) -> str:
         """Return the name of a pod in the domain of the job's headless Service."""

@@ -78,8 +78,10 @@ def _references(job: Object) -> Iterator[Object]:
 
 
 def environments(value: Any) -> Iterator[list[Object]]:
-    """Yield the variables of each container below ``value``, which is a part of a job's object."""
-    if isinstance(value, dict) and isinstance(value.get("env"), list):
-        yield [each for each in value["env"] if isinstance(each, dict)]  # the API server refuses others
+    """Yield the variables of each container below ``value``, which is a part of a job's object: its own lists."""
+    variables = value.get("env") if isinstance(value, dict) else None
+    # The API server refuses other variables. A controller's own object may have them.
+    if isinstance(variables, list) and all(isinstance(each, dict) for each in variables):
+        yield variables
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from environments(each)

@@ -215,7 +215,7 @@ def test_a_job_that_cannot_be_read_is_a_row_of_its_own(
 
 
 @pytest.mark.parametrize("place", ["replicas", "FLK_PODS"])
-def test_a_job_that_cannot_be_read_ends_the_wait_for_no_other(fake: FakeApiServer, command: Command, place: str) -> None:
+def test_a_job_that_cannot_be_read_ends_no_other_wait(fake: FakeApiServer, command: Command, place: str) -> None:
     fill(fake, place, 2 * 10**9)
     _, _, err = command("wait", "evil", "mine", "--timeout", "1s")
     unreadable, over = [line for line in err.splitlines() if line.startswith("error: ")]

@@ -19,6 +19,7 @@ from flk.__main__ import main
 from flk.jobs.wait import Quiet
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.kube.kubeconfig import Context
 from flk.kube.watch import Changed, Listed, list_and_watch
 from flk.observe.client import JobClient
 from flk.observe.follower import Follower
@@ -192,6 +193,7 @@ def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr(Context, "is_secure", True)  # else no token is sent
     monkeypatch.delenv("http_proxy", raising=False)
     for module in (
         "flk.observe.watches",

@@ -48,13 +48,14 @@ def stored(target: str, **status: Any) -> dict[str, Any]:
     return found | {"status": status}
 
 
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
 # The Jobs whose controller makes the pods of the job gpt.
 JOBS_OF = {"job": "gpt", "jobset": "gpt-worker-0", "trainjob": "gpt-node-0"}
 
 
 def pod(target: str, index: int, *, made: str = MADE, suffix: str = "abcde", **status: Any) -> dict[str, Any]:
     kind = TARGETS[target]
-    names = {INDEX: str(index), "flk.dev/job": "gpt", "jobset.sigs.k8s.io/jobset-name": "gpt"}
+    names = {INDEX: str(index), "flk.dev/job": "gpt", JOBSET: "gpt"}
     names |= {"jobset.sigs.k8s.io/jobset-uid": "uid-gpt"}
     return {
         "metadata": {
@@ -193,6 +194,16 @@ def test_a_pod_that_only_says_that_it_is_the_jobs_own_is_not(target: str, what: 
     if what == "index":
         forged["metadata"]["labels"] |= {INDEX: "1", "training.kubeflow.org/replica-index": "1"}
     assert target_of(found).own([own, forged], found) == [own]
+
+
+def test_a_pod_of_a_long_name_has_a_part_of_it() -> None:
+    """Jobs that flk makes have shorter names. Others' TrainJobs may not."""
+    found, name = stored("trainjob"), "n" * 52
+    found["metadata"]["name"] = name
+    own = pod("trainjob", 12)
+    own["metadata"] |= {"name": f"{name}-n-12-abcde", "labels": own["metadata"]["labels"] | {JOBSET: name}}
+    own["metadata"]["ownerReferences"][0]["name"] = f"{name}-node-0"
+    assert target_of(found).own([own], found) == [own]
 
 
 def test_what_a_trainjob_cannot_set_is_refused() -> None:
