@@ -22,7 +22,6 @@ from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
 from flk.jobs.logs.lines import LineFilter
 from flk.jobs.logs.reader import PodLog, PodReader
-from flk.kube.kubeconfig import Context
 from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
@@ -307,11 +306,10 @@ def test_log_without_new_lines_is_requested_with_growing_pauses(fake: Any, clien
 
 @pytest.mark.parametrize("expired", [False, True])
 def test_credentials_that_are_refused_for_long_end_the_reading(
-    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, expired: bool
+    fake: Any, client: JobClient, secure: None, monkeypatch: pytest.MonkeyPatch, expired: bool
 ) -> None:
     """An API server that has just started refuses them for a while."""
     add_job(fake, 1, "Running")
-    monkeypatch.setattr(Context, "is_secure", True)
     pod = client.find_pod("gpt-worker-0")
     for path in (f"{PODS}/gpt-worker-0", f"{PODS}/gpt-worker-0/log"):
         fake.refused[path] = (401, "")

@@ -19,7 +19,6 @@ from flk.__main__ import main
 from flk.jobs.wait import Quiet
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.kube.kubeconfig import Context
 from flk.kube.watch import Changed, Listed, list_and_watch
 from flk.observe.client import JobClient
 from flk.observe.follower import Follower
@@ -181,7 +180,9 @@ def watch_by_clock(clock: VirtualClock, *args: Any, **how: Any) -> Iterator[List
 
 
 @pytest.fixture
-def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shifted(
+    server: LongServer, clock: VirtualClock, secure: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everything of flk that waits or looks at a clock takes the virtual one."""
     config = {
         "apiVersion": "v1",
@@ -193,7 +194,6 @@ def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    monkeypatch.setattr(Context, "is_secure", True)  # else no token is sent
     monkeypatch.delenv("http_proxy", raising=False)
     for module in (
         "flk.observe.watches",

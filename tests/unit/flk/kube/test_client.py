@@ -26,7 +26,6 @@ from flk.errors import (
 from flk.kube.client import ApiClient, RetryPolicy, UnendedLine
 from flk.kube.credentials import connect
 from flk.kube.errors import RETRIED
-from flk.kube.kubeconfig import Context
 from flk.kube.resources import RequestTarget
 from flk.observe.resources import LOGS, PODS, RESOURCES
 from tests.support.api_server import FakeApiServer
@@ -240,10 +239,11 @@ def test_unknown_host(kubeconfig: Any, client: ApiClient, monkeypatch: pytest.Mo
         client.call("list", ALL)
 
 
-def test_refused_token_is_renewed_once(fake: Any, client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_token_is_renewed_once(
+    fake: Any, client: ApiClient, secure: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused: list[Any] = []
     monkeypatch.setattr(client.access, "renew", refused.append)
-    monkeypatch.setattr(Context, "is_secure", True)
     fake.fail(401)
     assert client.call("list", ALL)["items"] == []
     fake.fail(401)
