@@ -55,8 +55,11 @@ def cpu(text: str) -> str:
     return text
 
 
+LEAST_MEMORY: Final = 2**20  # bytes: with less, nothing starts, and gigabytes are meant
+
+
 def memory(text: str) -> str:
-    """Return an amount of memory unchanged. Raises ValueError unless it is a positive whole number of bytes."""
+    """Return an amount of memory unchanged. Raises ValueError unless it is a whole number of bytes of 1Mi or more."""
     value = parse_quantity(text, f"a number of bytes like 512Mi or 16Gi{_meant(text)}")
     if value <= 0:
         raise ValueError(f"must be more than 0 (is {text!r})")
@@ -64,6 +67,8 @@ def memory(text: str) -> str:
         raise ValueError(
             f"must be a whole number of bytes; 'm' means a thousandth, 'M' or 'Mi' a million (is {text!r})"
         )
+    if value < LEAST_MEMORY:
+        raise ValueError(f"must be at least 1Mi; without a unit it is a number of bytes (is {text!r})")
     return text
 
 

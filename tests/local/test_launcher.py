@@ -315,6 +315,15 @@ def test_a_destroyed_group_lives_until_the_rank_ends(forked_pods: Callable[..., 
     assert "[rank 0] False False\n" in job.log()
 
 
+@pytest.mark.parametrize(("script", "ranks"), [(TRAIN, 0), ("import torch\n", 2), ("", 2)])
+def test_ranks_that_never_meet_are_told_at_the_end(pods: Callable[..., Pods], script: str, ranks: int) -> None:
+    job = pods(2, script=script)
+    job.start("train.py", "1")
+    assert job.wait() == [0, 0], job.logs_of_all()
+    assert job.record().alone == ranks
+    assert ("ranks ended and none opened a process group" in job.log(0)) is bool(ranks)
+
+
 @pytest.mark.parametrize(("start", "fails"), [("fork", ""), ("spawn", ""), ("fork", "yes")])
 def test_a_rank_ends_as_python_does(forked_pods: Callable[..., Pods], start: str, fails: str) -> None:
     """Files that the script has left open are written, and its objects end, but for those of a failure's frames."""

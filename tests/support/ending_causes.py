@@ -96,9 +96,7 @@ ENDING = (
     ),
     Case(
         "restart-loop",
-        Expected(
-            "RestartLoop", "is created again and again", "exited with code 139", "delete", ExitCode.RUNNING, stuck=False
-        ),
+        Expected("RestartLoop", "is created again and again", "exited with code 139", "delete", ExitCode.TRAINING),
         job("restart-loop", command=["sh", "-c", "sleep 20; exit 139"], policy="ExitCode"),
     ),
     Case(

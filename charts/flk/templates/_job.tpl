@@ -108,7 +108,8 @@ and most, with spares. */}}
 {{/* The job with all its defaults, as flk records it in the annotation flk.dev/spec. Options with one value come from the job,
 the site's defaults or flk.yaml's, in this order. */}}
 {{- define "flk.spec" -}}
-{{- $job := .Values.job }}
+{{- $job := .Values.job | toJson | fromJson }}{{/* the numbers of --set are integers, those of files and of JSON are not */}}
+{{- $defaults := .Values.defaults | toJson | fromJson }}
 {{- $known := .Files.Get "files/options.json" | fromJson }}
 {{- $nothing := list "" "<nil>" }}
 {{- $spec := dict }}
@@ -116,7 +117,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- range $path, $mark := $known.marks }}
 {{- $at := splitList "." $path }}
 {{- $name := last $at }}
-{{- $given := list $job $.Values.defaults $known.defaults }}
+{{- $given := list $job $defaults $known.defaults }}
 {{- $holder := $spec }}
 {{- if gt (len $at) 1 }}
 {{- $part := get $job (first $at) }}

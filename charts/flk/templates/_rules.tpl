@@ -17,11 +17,24 @@ Rules of flk.spec between several fields, which no JSON schema can have. tests/u
 {{- range $name, $value := $spec.secrets }}
 {{- if hasKey $spec.env $name }}{{ fail (printf "job.secrets.%s: is in env too" $name) }}{{ end }}
 {{- end }}
+{{- range $name := list "memory" "memory_limit" "ephemeral_storage" "shm" }}
+{{- with get $spec.resources $name }}{{ if lt (include "flk.quantity" . | float64) 1048576.0 }}
+{{- fail (printf "job.resources.%s: must be at least 1Mi; without a unit it is a number of bytes (is %q)" $name .) }}
+{{- end }}{{ end }}
+{{- end }}
 {{- $paths := list }}
-{{- range $spec.volumes }}{{ $paths = append $paths (include "flk.mount" . | fromJson).path }}{{ end }}
+{{- $closed := list }}
+{{- range $spec.volumes }}
+{{- $mount := include "flk.mount" . | fromJson }}
+{{- $paths = append $paths $mount.path }}
+{{- if $mount.readOnly }}{{ $closed = append $closed $mount }}{{ end }}
+{{- end }}
 {{- with ($spec.checkpoint | default dict).path }}{{ $paths = append $paths . }}{{ end }}
 {{- range $index, $path := $paths }}
 {{- if has $path (slice $paths (add1 $index | int)) }}{{ fail (printf "job.volumes: two volumes are mounted at %s" $path) }}{{ end }}
+{{- range $closed }}{{ if hasPrefix (printf "%s/" .path) $path }}
+{{- fail (printf "job.volumes: %s is inside of %s, which is read-only, so that no folder can be made there to mount it: choose another path" $path .text) }}
+{{- end }}{{ end }}
 {{- end }}
 {{- range $spec.nodes.tolerations }}
 {{- if not (or .key (eq .operator "Exists")) }}{{ fail "job.nodes.tolerations: without a key its operator must be Exists" }}{{ end }}
@@ -75,6 +88,9 @@ Rules of flk.spec between several fields, which no JSON schema can have. tests/u
 {{- end }}
 {{- if eq (first .) "-m" }}
 {{- if lt (len .) 2 }}{{ fail "job.command: -m needs a module" }}{{ end }}
+{{- if has (index . 1) (list "torch.distributed.run" "torch.distributed.launch") }}
+{{- fail (printf "job.command: begins with the script or with -m, not with %s: flk starts the ranks itself" (index . 1)) }}
+{{- end }}
 {{- else if hasPrefix "-" (first .) }}{{ fail (printf "job.command: begins with the script or with -m (is %q)" (first .)) }}
 {{- end }}
 {{- end }}

@@ -34,6 +34,8 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     ]
     if state.message:
         lines.append(f"{state.reason}: {state.message}" if state.reason and not state.failure else state.message)
+    if state.warning:
+        lines.append(f"warning: {state.warning}")
     if state.no_retry_reason:
         lines.append(state.no_retry_reason)
     if state.cause and not state.failure:

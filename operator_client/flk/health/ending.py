@@ -10,6 +10,7 @@ from flk.health.cause import Cause, Found, condition_evidence, container_path
 from flk.health.failure import exit_code_of, root_failure
 from flk.health.foreign_logs import first_exception
 from flk.health.preparation import JOIN_TIMEOUT
+from flk.health.starting import loop
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
@@ -19,6 +20,7 @@ _DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota
 _READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")
 _DEVICE_ASSERTION: Final = "device-side assert triggered"
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
+_KILLS: Final = 2  # at the memory limit, before any attempt
 _BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
 _OF_CODE: Final = (Kind.EXCEPTION, Kind.EXIT, Kind.IO, Kind.STORAGE)  # kinds whose text may say more
 
@@ -157,6 +159,27 @@ def _larger_memory(view: JobView, failure: Failure) -> str:
     return f"submit with a larger --memory{f' than {limit}' if limit else ''}, or use a smaller batch or fewer workers"
 
 
+_of_memory: Final = _ended(lambda failure: failure.kind is Kind.OOM, _larger_memory)
+
+
+def _killed_at_its_limit(view: JobView) -> Found | None:
+    """Find the end of a job, and containers that are killed before any attempt, so that no launcher tells of it."""
+    found = loop(view) if not view.failed else None
+    if found is None or not found[1].out_of_memory:
+        return _of_memory(view)
+    name, last = found
+    limit = view.memory_limit(name)
+    times = f", {len(last.lives)} times" if len(last.lives) > 1 else ""
+    return Found(
+        f"the container of {name} was killed at its memory limit{f' of {limit}' if limit else ''}, before an attempt "
+        f"began{times}",
+        f"submit with a larger --memory{f' than {limit}' if limit else ''}",
+        [last.evidence],
+        [name],
+        resolves_itself=len(last.lives) < _KILLS,  # once may be chance
+    )
+
+
 _RECORD: Final = "flk reads it in the record that the launchers leave, before any log."
 _FOREIGN: Final = (
     "For a job that flk's launcher did not start, flk searches the logs of all pods for the first exception that is "
@@ -186,9 +209,10 @@ CAUSES: Final = (
         "A rank or a pod ran out of memory",
         f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD} Kubernetes reports "
         "some of these kills only as exit code 137 (SIGKILL). flk counts them too if the container has a memory limit "
-        "and no event or condition names another cause, as long as Kubernetes keeps the events.",
+        "and no event or condition names another cause, as long as Kubernetes keeps the events. A container that is killed "
+        "again and again before its launcher could record an attempt makes the job Stuck.",
         "Submit with a larger --memory, or use less: a smaller batch, fewer workers of the data loader.",
-        _ended(lambda failure: failure.kind is Kind.OOM, _larger_memory),
+        _killed_at_its_limit,
     ),
     Cause(
         "GpuOutOfMemory",

@@ -26,7 +26,7 @@ from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
-from flk.observe.view import JobView
+from flk.observe.view import JobView, Recreation
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
@@ -161,18 +161,35 @@ def _ran_briefly(view: JobView, pod: PodState) -> bool:
     return any(brief) and view.now - (pod.started or 0.0) < BACKOFF_RESET
 
 
-def _recreated_again_and_again(view: JobView) -> Found | None:
-    """Find pods that are created again without end, as the operator does after exit codes of 128 and more."""
-    ends = {name: view.own_ends(name) for name in view.recreations}
-    name = max(ends, key=lambda pod: ends[pod], default="")
-    if not name or ends[name] < LOOP or (view.from_flk and view.record and view.record.attempts):
+def loop(view: JobView) -> tuple[str, Recreation] | None:
+    """Return the pod that ended most often soon after its start, and how; None if attempts are known, which tell more.
+
+    A container that has run for long since then is out of the loop.
+    """
+    if view.from_flk and view.record and view.record.attempts:
         return None
-    code, event = view.recreations[name]
+    runs = {pod.name: view.now - pod.started for pod in view.pods if pod.phase == PodPhase.RUNNING and pod.started}
+    found = {}
+    for name, last in view.recreations.items():
+        lives = [(began, end) for began, end in last.lives if end - began < BACKOFF_RESET]
+        if lives and runs.get(name, 0.0) < BACKOFF_RESET:
+            found[name] = replace(last, lives=lives)
+    return max(found.items(), key=lambda item: len(item[1].lives), default=None)
+
+
+def _recreated_again_and_again(view: JobView) -> Found | None:
+    """Find pods that are created again without end, as after exit codes of 128 and more."""
+    found = loop(view)
+    if found is None or len(found[1].lives) < LOOP or found[1].out_of_memory:
+        return None
+    name, last = found
     return Found(
-        f"{name} ends with exit code {code} and is created again and again ({ends[name]} times); it never gets further",
+        f"{name} ends with exit code {last.code} and is created again and again ({len(last.lives)} times); it never "
+        "gets further",
         f"{view.kubectl(f'logs {name} -f')} shows what it prints next time; then {view.flk('delete')}",
-        [Evidence(f"event of {view.subject}", str(event.get("message")), time=event_time(event))],
+        [last.evidence],
         [name],
+        since=last.lives[0][1],
     )
 
 
@@ -300,9 +317,9 @@ CAUSES: Final = (
     Cause(
         "RestartLoop",
         "A pod is created again and again and never gets further",
-        "The operator creates a pod again after each exit code of 128 and more, without a limit. flk reads the events "
-        "ExitedWithCode and counts the pods that ran and ended by themselves; a pod that was deleted, evicted or "
-        "preempted does not count.",
+        "The controller creates a pod again after each exit code of 128 and more, without a limit. flk reads the "
+        "events ExitedWithCode, or the pods that a Job keeps, and counts those that ran and ended by themselves; a pod "
+        "that was deleted, evicted or preempted does not count, and neither do ends that the launchers have recorded.",
         "Read what the pod prints, correct it, delete the job and submit it again.",
         _recreated_again_and_again,
         ExitCode.TRAINING,

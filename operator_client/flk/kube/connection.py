@@ -123,7 +123,9 @@ def _proxy_of_environment(server: str) -> str:
     if not proxy or host == "localhost" or _is_loopback(host):
         return ""
     excluded = (entry.strip().lower() for entry in _variable("no_proxy").split(","))
-    return "" if any(_covers(entry, host, parts.netloc) for entry in excluded if entry) else proxy
+    if any(_covers(entry, host, parts.netloc) for entry in excluded if entry):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"  # as in kubectl, curl and pip
 
 
 def _variable(name: str) -> str:

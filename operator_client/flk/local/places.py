@@ -57,6 +57,8 @@ def checkpoints_of_this_run(job: Job, folder: Path) -> Iterator[None]:
                 f"another flk run trains {job.name} here, and saves in {place}",
                 hint="wait until it has ended, or give this one another --name",
             ) from None
+        except OSError:
+            pass  # a file system without locks
         yield
 
 

@@ -109,6 +109,11 @@ def outside_end(pod: Object, since: float, until: float) -> str:
     return "it was deleted" if 0 < deleted <= ended + CLOCK_SKEW else ""
 
 
+def last_end(pod: Object) -> Object:
+    """Return how the training container of a pod that has ended did; empty if it has not."""
+    return dict(_ends(pod)[0])
+
+
 def _ends(pod: Object) -> list[Object]:
     """Return how the training container ended now and before; empty objects if it did not."""
     container = container_status(pod)

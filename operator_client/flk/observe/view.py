@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from flk import labels
 from flk.commands import Commands
 from flk.errors import UnreadableError
 from flk.kube import Object
-from flk.observe.model import PodPhase, PodState
+from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import Observation, event_time, involved, unnamed_pod
 from flk.observe.pods import (
     CLOCK_SKEW,
@@ -22,6 +23,7 @@ from flk.observe.pods import (
     existing_pod,
     got_sigkill,
     has_log,
+    last_end,
     memory_limit,
     missing_pod,
     outside_end,
@@ -42,6 +44,16 @@ CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its co
 _OUTSIDE_ENDS: Final = ("Killing", "Evicted", "Preempted", "TaintManagerEviction")
 _POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _EXITED: Final = re.compile(r"[Pp]od:? (?:\S+?\.)?(\S+) exited with code (\d+)")  # the operator's event ExitedWithCode
+
+
+@dataclass(frozen=True)
+class Recreation:
+    """How the pods of one place in a job have ended by themselves, and others took their place."""
+
+    code: int  # the last exit code
+    evidence: Evidence  # of the last end
+    lives: Sequence[tuple[float, float]]  # start and end of each container, in seconds since the epoch
+    out_of_memory: bool
 
 
 class JobView:
@@ -267,26 +279,50 @@ class JobView:
         return float(text) if text.isdecimal() else None
 
     @cached_property
-    def recreations(self) -> Mapping[str, tuple[int, Object]]:
-        """The last exit code of 128 or more and its event, by the name of the pod that the operator created again."""
-        found: dict[str, tuple[int, Object]] = {}
+    def recreations(self) -> Mapping[str, Recreation]:
+        """How earlier pods ended by themselves with a code of 128 or more, by the name of the pod in their place.
+
+        The training operator deletes such a pod: its events tell of it. A Job keeps the pods themselves.
+        """
+        found = {}
         for event in self.job_events:
             match = _EXITED.search(str(event.get("message", ""))) if event.get("reason") == "ExitedWithCode" else None
             if match and int(match[2]) >= FIRST_SIGNAL:
-                found[match[1]] = int(match[2]), event
+                item = Evidence(f"event of {self.subject}", str(event.get("message")), time=event_time(event))
+                lives = self._lives_in_events(match[1])
+                found[match[1]] = Recreation(int(match[2]), item, lives, self._out_of_memory(match[1]))
+        present = {self.target.position(pod): name for name, pod in self.objects.items()}
+        for name, pod in self.replaced_pods.items():
+            kept, ended = present.get(self.target.position(pod)), last_end(pod)
+            code = int(ended.get("exitCode") or 0)
+            if name in self.objects or kept is None or code < FIRST_SIGNAL or outside_end(pod, 0.0, math.inf):
+                continue
+            began, end = timestamp(ended.get("startedAt")), timestamp(ended.get("finishedAt"))
+            text = f"{ended.get('reason') or 'Error'}: exit code {code}"
+            item = Evidence(f"pod {name}", text, "status.containerStatuses", end)
+            lives = [*(found[kept].lives if kept in found else ()), (began, end)]
+            found[kept] = Recreation(code, item, lives, self._out_of_memory(name))
         return found
 
-    def own_ends(self, pod_name: str) -> int:
-        """Return how many pods of a name have run and then ended by themselves, and not by a deletion or an eviction.
+    def _lives_in_events(self, pod_name: str) -> list[tuple[float, float]]:
+        """Return when pods of a name started that then ended by themselves, and when the next one started.
 
-        They are counted by their UIDs in the events about pods: the operator may send several events for one end.
+        They are told apart by their UIDs in the events about pods: the operator may send several events for one end.
         """
         events = self.pod_events.get(pod_name, ())
-        started = {_involved(event, "uid") for event in events if event.get("reason") == "Started"}
+        started = {_involved(event, "uid"): event_time(event) for event in events if event.get("reason") == "Started"}
         outside = {_involved(event, "uid") for event in events if event.get("reason") in _OUTSIDE_ENDS}
         runs = any(pod.name == pod_name and pod.exit_code is None for pod in self.pods)
         present = {self.objects[pod_name]["metadata"]["uid"]} if runs and pod_name in self.objects else set()
-        return len(started - outside - present)
+        ends = [*list(started.values())[1:], self.now]
+        lives = zip(started.items(), ends, strict=False)
+        return [(began, end) for (uid, began), end in lives if uid not in outside | present]
+
+    def _out_of_memory(self, pod_name: str) -> bool:
+        """Return whether a container of a pod of this name was killed at its memory limit, as far as is known."""
+        if self.killed_by_memory_limit(pod_name, 0.0):
+            return True
+        return self.got_sigkill(pod_name, 0.0) and not self.outside_end(pod_name, 0.0, math.inf)
 
     @property
     def slow(self) -> list[SlowRank]:

@@ -55,12 +55,7 @@ class Job(JobOptions):
         for name in self.env.keys() & self.secrets.keys():
             raise ValueError(f"secrets.{name}: is in env too")
         _check_field(f"env.{user_env.PREFLIGHT}", parse_preflight, self.env.get(user_env.PREFLIGHT, "on"))
-        paths = [mounts.Mount.parse(mount).path for mount in self.volumes]
-        if self.checkpoint and self.checkpoint.path:
-            paths.append(self.checkpoint.path)
-        for path in paths:
-            if paths.count(path) > 1:
-                raise ValueError(f"volumes: two volumes are mounted at {path}")
+        self._check_mounts()
         over = self.memory_mount
         if over and (over.kind != mounts.HOST_PATH or over.read_only):
             raise ValueError(
@@ -92,6 +87,22 @@ class Job(JobOptions):
                 f"the job has {size:,} bytes and may have at most {SIZE_LIMIT:,}: put large values in a file"
             )
         return self
+
+    def _check_mounts(self) -> None:
+        """Raise ValueError for paths at which a container cannot have its volumes."""
+        found = [mounts.Mount.parse(mount) for mount in self.volumes]
+        paths = [mount.path for mount in found]
+        if self.checkpoint and self.checkpoint.path:
+            paths.append(self.checkpoint.path)
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(f"volumes: two volumes are mounted at {path}")
+            for over in found:
+                if over.is_read_only and path.startswith(f"{over.path}/"):
+                    raise ValueError(
+                        f"volumes: {path} is inside of {over}, which is read-only, so that no folder can be made "
+                        "there to mount it: choose another path"
+                    )
 
     def _check_pods(self) -> None:
         elastic = self.elastic
@@ -191,15 +202,22 @@ def _check_field(field: str, check: Callable[..., object], *values: Any) -> None
         raise ValueError(f"{field}: {error}") from None
 
 
+# Modules that start ranks of their own in each rank, which then train beside each other.
+_LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch")
+_ITSELF: Final = "flk starts the ranks itself"
+
+
 def _check_command(command: list[str]) -> None:
     if not command or not command[0]:
         raise ValueError("command: names no script")
     first = PurePosixPath(command[0]).name
     if first == "torchrun" or (first.startswith("python") and not first.endswith(".py")):
-        raise ValueError(f"command: begins with the script or with -m, not with {first}: flk starts the ranks itself")
+        raise ValueError(f"command: begins with the script or with -m, not with {first}: {_ITSELF}")
     if command[0] == "-m":
         if len(command) < 2:
             raise ValueError("command: -m needs a module")
         _check_field("command", names.module, command[1])
+        if command[1] in _LAUNCHERS:
+            raise ValueError(f"command: begins with the script or with -m, not with {command[1]}: {_ITSELF}")
     elif command[0].startswith("-"):
         raise ValueError(f"command: begins with the script or with -m (is {command[0]!r})")

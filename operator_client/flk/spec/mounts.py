@@ -136,6 +136,11 @@ class Mount:
         return f"{self.source}:{self.path}{READ_ONLY * self.read_only}"
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether pods cannot write there: the text says so, or no volume of this kind can be written."""
+        return self.read_only or SOURCES[self.kind].read_only
+
+    @property
     def source(self) -> str:
         """Where the files are, as the text says it: ``my-pvc``, ``nfs://server/path``, ``secret:name``."""
         return SOURCES[self.kind].prefix + self.name

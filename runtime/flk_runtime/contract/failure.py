@@ -178,8 +178,8 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.READ_ONLY: Meaning(
         "a rank writes to a file system that is mounted read-only (EROFS)",
         # Linux mounts a failing disk so, and a pod on another node has another disk.
-        1, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TWICE,
-        node_at_fault=True, needs_new_pod=True,
+        1, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TWICE,
+        node_at_fault=True,
     ),
     Kind.IO: Meaning(
         "a disk or a network file system fails (EIO, ESTALE)",

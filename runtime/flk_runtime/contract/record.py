@@ -137,6 +137,17 @@ class JobRecord:
     goodput: Goodput | None = None  # only the launcher of pod 0 knows it
     saved: int | None = None  # step of the newest checkpoint that it knows of, in memory or in storage
     stored: int | None = None  # of the newest one in storage
+    alone: int = 0  # ranks of a job that has succeeded, if there were several and none opened a process group
+
+    @property
+    def warning(self) -> str:
+        """What is probably wrong with a success, in one line; empty: nothing."""
+        if not self.alone:
+            return ""
+        return (
+            f"{self.alone} ranks ended and none opened a process group: each ran by itself; "
+            "a script joins them by flk.init or torch.distributed.init_process_group"
+        )
 
     def to_json(self, limit: int | None = None) -> str:
         """The record as one line of JSON of at most ``limit`` bytes.
@@ -145,7 +156,7 @@ class JobRecord:
         traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
         """
         data = asdict(self)
-        for name in ("standstill", "started", "quarantine", "goodput", "saved", "stored"):
+        for name in ("standstill", "started", "quarantine", "goodput", "saved", "stored", "alone"):
             if not data[name]:
                 del data[name]
         text = _dump(data)

@@ -117,7 +117,8 @@ class Loader(EpochLoader):
 
     def _state(self, at: Position) -> dict[str, Any]:
         samples, digest = at.data or (None, None)
-        return {"samples": samples, "digest": digest, "shuffle": self._shuffle, "order": self._order}
+        state = {"samples": samples, "shuffle": self._shuffle, "order": self._order}
+        return {**state, "digest": digest} if self._drawn else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.

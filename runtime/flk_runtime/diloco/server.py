@@ -162,7 +162,7 @@ class Hub:
                 self._rounds = Rounds(limits, made.sizes, made.dtype, now, self._log)
             except (RuntimeError, *foreign.ERRORS) as error:
                 return f"its layout cannot be used: {error}"
-            self._layout, self._longest = layout, _BYTES * sum(made.sizes) + _MORE
+            self._layout, self._longest = layout, 2 * _BYTES * sum(made.sizes) + _MORE  # parameters and momenta
             return ""
         key = different[0]
         if key in ("sizes", "model"):

@@ -384,7 +384,7 @@ class Agent:
         If they have saved to end, the partner must have its copies first: the memory of this pod may be gone soon.
         """
         if not attempt.failures and len(attempt.finished) == self.settings.processes:
-            self.member.send(messages.SuccessReport(attempt.started.number))
+            self.member.send(messages.SuccessReport(attempt.started.number, attempt.grouped))
         elif not attempt.failures and attempt.preemption:
             if self.memory and self.memory.busy and not self._overdue:
                 return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import sys
 import tempfile
 from collections.abc import MutableMapping
 from importlib import metadata
@@ -76,8 +79,24 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str]) -
         tempfile.gettempdir()
     except FileNotFoundError:  # the file system of the image is read-only
         defaults["TMPDIR"] = tempfile.tempdir = settings.work
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:  # getpass.getuser() and what asks it, such as torch.compile of older torch, would fail
+        defaults |= dict.fromkeys(("USER", "LOGNAME"), environ.get("USER") or environ.get("LOGNAME") or "flk")
     for name, value in defaults.items():
         environ.setdefault(name, value)
+
+
+def resolve_python_path(work: str, environ: MutableMapping[str, str]) -> None:
+    """Let the relative entries of PYTHONPATH be folders below ``work``, where the ranks start, for them and for others.
+
+    Python has taken them for folders of the launcher's own working folder, which in a pod is the image's.
+    """
+    entries = environ.get("PYTHONPATH", "").split(os.pathsep)
+    meant = {os.path.abspath(entry).lstrip("/"): os.path.join(work, entry) for entry in entries if entry}
+    sys.path[:] = [meant.get(os.path.abspath(path).lstrip("/"), path) if path else path for path in sys.path]
+    if any(entries):
+        environ["PYTHONPATH"] = os.pathsep.join(os.path.join(work, entry) for entry in entries if entry)
 
 
 def _records_nothing() -> bool:

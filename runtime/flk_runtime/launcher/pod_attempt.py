@@ -26,6 +26,7 @@ class PodAttempt:
     ranks_ended: bool = False  # all have, and the leader does not know yet
     idle: bool = False  # the leader has been told that no GPU does anything
     gpus_known_at: float = field(default_factory=time.monotonic)  # when all were known last, or the attempt began
+    grouped: bool = False  # a rank that has ended had opened a process group, or it is not known whether it had
     preemption: PodPreemption | None = None
     end: Failure | None = None  # why the attempt ended in all pods
     unprinted: list[tuple[RankPipes, str]] = field(default_factory=list)  # ranks' tracebacks of secondary failures
@@ -57,6 +58,7 @@ class PodAttempt:
 
     def end_rank(self, page: ProgressPage) -> None:
         """Note how far the rank with this page had come when it ended."""
+        self.grouped = self.grouped or page.grouped >= 0
         if page.step >= 0:
             self.step = max(self.step or 0, page.step)
 

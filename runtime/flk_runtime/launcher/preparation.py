@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import os
 import re
 import selectors
 import shutil
 import signal
+import site
 import subprocess
 import sys
 import sysconfig
@@ -156,13 +156,14 @@ class Preparation:
 
     def _use(self) -> None:
         """Let this process, its ranks and all that they start find the packages and their programs."""
-        site = str(self._site)
-        first = next((i for i, path in enumerate(sys.path) if path.endswith(_SITES)), len(sys.path))
-        sys.path.insert(first, site)
-        importlib.invalidate_caches()
-        for name, path in (("PYTHONPATH", site), ("PATH", str(self._packages / "bin"))):
-            before = os.environ.get(name, "")
-            pair = (path, before) if name == "PATH" else (before, path)
+        before = list(sys.path)
+        site.addsitedir(str(self._site))  # and what its files .pth name, as for packages that are installed by -e
+        added = [path for path in sys.path if path not in before]
+        first = next((i for i, path in enumerate(before) if path.endswith(_SITES)), len(before))
+        sys.path[:] = [*before[:first], *added, *before[first:]]
+        for name, path in (("PYTHONPATH", os.pathsep.join(added)), ("PATH", str(self._packages / "bin"))):
+            given = os.environ.get(name, "")
+            pair = (path, given) if name == "PATH" else (given, path)
             os.environ[name] = os.pathsep.join(filter(None, pair))
 
     def _has_hashes(self) -> bool:

@@ -28,7 +28,7 @@ from zipimport import zipimporter
 from flk_runtime.contract import platform
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Kind
-from flk_runtime.shared import failure_report, observer, optimizer_steps
+from flk_runtime.shared import failure_report, observer, optimizer_steps, progress
 from flk_runtime.system import host
 from flk_runtime.system.text import text_of
 
@@ -64,9 +64,20 @@ def run(command: Sequence[str]) -> int:
             return _exit_code(exit_, reports=os.getpid() == rank)
         except BaseException as error:
             return _fail(error, reports=os.getpid() == rank)
+        finally:
+            if os.getpid() == rank:
+                _tell_of_groups()
     except BaseException as error:  # of a handler of the script, before `_fail` could ignore its signal
         return _fail(error.__context__ or error, reports=os.getpid() == rank)
     return 0
+
+
+def _tell_of_groups() -> None:
+    """Tell the launcher whether this rank, which ends, has ever been in a group with the others."""
+    page, c10d = progress.own_page(), sys.modules.get(_C10D)
+    if not page.grouped:
+        joined = "horovod" in sys.modules or (c10d is not None and c10d.is_initialized())
+        page.grouped = 1 if joined else -1
 
 
 def _fail(error: BaseException, *, reports: bool) -> int:
@@ -144,6 +155,8 @@ def _patch_destroy(c10d: Any) -> None:
 
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> None:
+        if c10d.is_initialized():
+            progress.own_page().grouped = 1
         kept.extend(c10d._world.pg_map)
         destroy(group)
 

@@ -168,15 +168,11 @@ class Ranks:
         ``prefix`` is of the lines of rank 0.
         """
         if self._forward is None and pod_env.TRAINER_URL in os.environ:
-            with contextlib.suppress(ImportError):  # only jobs that may become a TrainJob have it
-                from flk_runtime.launcher.trainer_forward import TrainerForward
+            from flk_runtime.launcher.trainer_forward import TrainerForward  # not every job needs it
 
-                self._forward = TrainerForward(os.environ, self._log)
+            self._forward = TrainerForward(os.environ, self._log)
         if self._status is None:
-            try:
-                from flk_runtime.launcher.trainer_status import TrainerStatus  # only jobs that may use it have it
-            except ImportError:
-                return {}
+            from flk_runtime.launcher.trainer_status import TrainerStatus  # not every job needs it
 
             def step() -> int:
                 return max((each.progress.step for each in list(self._by_pid.values()) if each.rank == 0), default=-1)

@@ -149,6 +149,8 @@ class RecordWriter:
             self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")
         elif leader:
             self.write(record)
+            if record.warning:
+                self.log(f"warning: {record.warning}")
             if record.failure:
                 reason = f"; {record.no_retry_reason}" if record.no_retry_reason else ""
                 self.log(f"failed: {record.failure.summary}{reason}")
@@ -190,22 +192,17 @@ class RecordWriter:
         settings = self._settings
         if not (settings.records or settings.record_folder):
             return None
-        try:  # only jobs that keep records have these modules
-            from flk_runtime.launcher.record_archive import RecordArchive
-            from flk_runtime.launcher.record_place import ConfigMap, Folder
-        except ModuleNotFoundError:  # the image names a folder of checkpoints, and not the job
-            return None
+        from flk_runtime.launcher.record_archive import RecordArchive  # not every job needs it
+        from flk_runtime.launcher.record_place import ConfigMap, Folder
+
         place = ConfigMap(settings.records) if settings.records else Folder(settings.record_folder)
         return RecordArchive(
             settings, place, last_lines, self.log, telemetry=self._packed_telemetry, silences=self.limits.silences
         )
 
-    def _open_page(self) -> MetricsPage | None:
-        try:
-            from flk_runtime.launcher.metrics_page import MetricsPage  # not every job needs it
-        except ModuleNotFoundError:
-            self.log(f"metrics are not served: {user_env.METRICS_PORT} is not in the job's env, but in the image's")
-            return None
+    def _open_page(self) -> MetricsPage:
+        from flk_runtime.launcher.metrics_page import MetricsPage  # not every job needs it
+
         return MetricsPage(self._settings, self.log, self.telemetry.read if self.telemetry else None)
 
     def _packed_telemetry(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import signal
@@ -25,7 +26,7 @@ from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.control import FOLDER_PREFIX
 from flk_runtime.launcher.coordinator.policy import final_reason
-from flk_runtime.launcher.environment import prepare_environment
+from flk_runtime.launcher.environment import prepare_environment, resolve_python_path
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.history import new_record
 from flk_runtime.launcher.logs import redirected_stderr
@@ -72,10 +73,12 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
     if script and not script.is_file():
         raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
+    resolve_python_path(settings.work, os.environ)
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
         from flk_runtime.launcher.preparation import Preparation  # not every job needs it
 
         settings = Preparation(settings, wakeup).run()
+    importlib.invalidate_caches()  # folders of the path that were not there before have modules now
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
         sys.path.pop(0)  # `python -m flk_runtime` put it there; Python does not put it there for a script

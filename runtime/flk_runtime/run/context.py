@@ -38,7 +38,7 @@ class RunContext:
         """The context of a run that begins training in the process group."""
         member = None
         if options.diloco:
-            from flk_runtime.diloco import Membership  # only jobs with strategy diloco have this package
+            from flk_runtime.diloco import Membership
 
             member = Membership.read(options.diloco)
         page = progress.own_page()

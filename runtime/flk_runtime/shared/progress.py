@@ -97,6 +97,7 @@ class ProgressPage:
     first_step = _Int(16)  # the first step done in this attempt; -1: none
     first_step_time = _Float(17)  # when it was done
     data_wait = _Float(27)  # share of the time between its latest lines of metrics that it waited for batches; -1: none
+    grouped = _Int(29)  # 1: it has opened a process group; -1: it has ended without one; 0: not known
     # The rank's observer writes these, a few times a second.
     samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
     pending_samples = _Int(11)  # how often one had not

@@ -103,6 +103,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "quotes in a command as text": ({"job": {"command": "train.py 'a b'"}}, "command"),
     "checkpoint in other storage": ({"job": {"checkpoint": "gs://bucket/a"}}, "checkpoint"),
     "checkpoint in no bucket": ({"job": {"checkpoint": "s3:///a"}}, "checkpoint"),
+    "a launcher as the module": (
+        {"job": {"enabled": True, "command": ["-m", "torch.distributed.run", "w.py"]}},
+        "job.command: begins with the script or with -m, not with torch.distributed.run",
+    ),
+    "bytes of memory": (
+        {"job": {"enabled": True, "command": ["-m", "w"], "resources": {"memory": 8}}},
+        "job.resources.memory: must be at least 1Mi",
+    ),
+    "a mount in one that is read-only": (
+        {"job": {"enabled": True, "command": ["-m", "w"], "volumes": ["c:/data:ro"], "checkpoint": "c:/data/ck"}},
+        "job.volumes: /data/ck is inside of c:/data:ro",
+    ),
     "relative mount": ({"job": {"volumes": ["claim:data"]}}, "volumes"),
     "number as environment": ({"job": {"env": {"A": 1}}}, "env"),
     "plain secret": ({"job": {"secrets": {"A": "value"}}}, "secrets"),
@@ -125,6 +137,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "podMonitor.port: is 9400, and job.env.FLK_METRICS_PORT is 9500",
     ),
 }
+
+
+def test_numbers_of_the_command_line_mean_what_those_of_a_file_do() -> None:
+    """``--set`` gives integers, and a file of values floating-point numbers: 0 is never and not nothing."""
+    job = {"enabled": True, "command": ["-m", "w"], "name": "gpt"}
+    numbers = {"hang_timeout": 0, "restarts": 0, "replicas": 2}
+    given = [word for name, value in numbers.items() for word in ("--set", f"job.{name}={value}")]
+    chart = template({"job": job}, *given)
+    assert chart.one("PyTorchJob") == template({"job": job | numbers}).one("PyTorchJob")
+    (container,) = chart.one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert {"name": "FLK_HANG_TIMEOUT", "value": "0"} in container["env"]
 
 
 @pytest.mark.parametrize(("values", "says"), REFUSED.values(), ids=REFUSED.keys())

@@ -140,6 +140,7 @@ def _succeeded(base: State, seen: JobView) -> State:
         code=int(ExitCode.DONE),
         ended=seen.ended,
         started=started,
+        warning=seen.record.warning if seen.record else "",
         pods=pods,
         ready=ready,
     )

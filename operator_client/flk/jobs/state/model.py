@@ -82,6 +82,7 @@ class State:
     disruptions: int = 0  # used: attempts that followed disruptions, lost or preempted pods for example
     max_disruptions: int | None = None
     no_retry_reason: str = ""  # why no attempt follows its failure
+    warning: str = ""  # what is probably wrong although it has succeeded
     owner: str = ""
     image: str = ""
     code_hash: str = ""

@@ -210,7 +210,7 @@ class FolderDestination:
         except FileNotFoundError as error:
             if self._own.exists():
                 raise
-            if any(self.path.glob(".writer-*")):
+            if any(other != self._own for other in self.path.glob(".writer-*")):
                 raise MismatchError(f"another run saves in {self.path} since then") from error
             raise OSError(f"{self.path} was removed or emptied while the checkpoint was written") from error
 

@@ -89,6 +89,7 @@ class Leader:
         self._admitted: dict[int, str] = {}  # incarnations that take part in the latest attempt
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of the admitted pods
         self._done: set[int] = set()  # pods whose ranks have all ended with success
+        self._grouped = False  # a rank of them had opened a process group
         self._left: set[int] = set()  # pods that know how the job ended
         self._history: list[Attempt] = []
         self._failures = Failures()  # in the latest attempt, of all pods
@@ -155,11 +156,14 @@ class Leader:
                 self._join(pod, message, now)
             case messages.FailureReport(attempt, failure) if self._is_current(attempt):
                 self._handle_failure(failure, now)
-            case messages.SuccessReport(attempt) if self._is_current(attempt):
+            case messages.SuccessReport(attempt, grouped) if self._is_current(attempt):
                 self._done.add(pod)
+                self._grouped = self._grouped or grouped
                 if len(self._done) == len(self._admitted):
                     self._history = self._ended(None)
-                    self._end_job(job_record(None, self._history, self._settings.limits))
+                    ranks = len(self._admitted) * self._settings.processes
+                    record = job_record(None, self._history, self._settings.limits)
+                    self._end_job(replace(record, alone=0 if self._grouped or ranks == 1 else ranks))
                 else:
                     self._handle_ranks_end(pod, None, now)
             case messages.PreemptionRequest(attempt, failure) if self._is_current(attempt):
@@ -435,6 +439,7 @@ class Leader:
         self._failures.clear()
         self._secondary = None
         self._done.clear()
+        self._grouped = False
         self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
         self._hang_detector.attempt_started(number, self._places, now)
         if self._telemetry:

@@ -82,9 +82,10 @@ class FailureReport(FromMember):
 
 @dataclass(frozen=True)
 class SuccessReport(FromMember):
-    """All ranks of this pod ended with success."""
+    """All ranks of this pod ended with success; ``grouped`` is False if none of them had opened a process group."""
 
     attempt: int
+    grouped: bool = True
 
 
 @dataclass(frozen=True)

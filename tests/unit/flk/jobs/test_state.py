@@ -587,3 +587,12 @@ def test_a_pod_that_the_node_controller_has_marked_does_not_run() -> None:
     assert "gpt-worker-1: node node-b does not answer" in state.message
     probe = [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}]
     assert JobBuilder().all("pod", conditions=probe).condition("Running").state().cause is None
+
+
+def test_a_success_of_ranks_that_never_met_has_a_warning() -> None:
+    job = JobBuilder(2).condition("Succeeded")
+    told = replace(record(None), alone=2)
+    state = job.all("ended", 0, told.to_json()).state()
+    assert state.phase == Phase.SUCCEEDED
+    assert state.warning.startswith("2 ranks ended and none opened a process group")
+    assert JobBuilder(2).condition("Succeeded").all("ended", 0, record(None).to_json()).state().warning == ""

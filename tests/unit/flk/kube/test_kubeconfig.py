@@ -540,6 +540,7 @@ def test_broken_certificates_are_one_clear_line(use: Any, field: str, tmp_path: 
     [
         ({}, False),
         ({"HTTPS_PROXY": "http://proxy.example:3128"}, True),
+        ({"HTTPS_PROXY": "proxy.example:3128"}, True),  # as kubectl, curl and pip take it
         ({"https_proxy": "http://proxy.example:3128", "NO_PROXY": "other.example,.more.example"}, True),
         ({"HTTPS_PROXY": "http://proxy.example:3128", "NO_PROXY": "example"}, False),
         ({"HTTPS_PROXY": "http://proxy.example:3128", "no_proxy": "a, .here.example"}, True),

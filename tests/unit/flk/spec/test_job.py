@@ -47,6 +47,25 @@ def error_of(**fields: Any) -> UsageError:
             {"command": "python train.py"},
             "flk.yaml: command: begins with the script or with -m, not with python: flk starts the ranks itself",
         ),
+        (
+            {"command": "-m torch.distributed.run --nproc-per-node 2 w.py"},
+            "flk.yaml: command: begins with the script or with -m, not with torch.distributed.run: flk starts the "
+            "ranks itself",
+        ),
+        (
+            {"resources": {"memory": 8}},
+            "flk.yaml: resources.memory: must be at least 1Mi; without a unit it is a number of bytes (is '8')",
+        ),
+        (
+            {"volumes": ["c:/data:ro"], "checkpoint": "c:/data/ck"},
+            "flk.yaml: volumes: /data/ck is inside of c:/data:ro, which is read-only, so that no folder can be made "
+            "there to mount it: choose another path",
+        ),
+        (
+            {"volumes": ["c:/keys/data", "secret:k:/keys"]},
+            "flk.yaml: volumes: /keys/data is inside of secret:k:/keys, which is read-only, so that no folder can be "
+            "made there to mount it: choose another path",
+        ),
         ({"env": {"LR": 1}}, "flk.yaml: env.LR: must be text (is the number 1)"),
         ({"env": {"A\n": "1"}}, "flk.yaml: env.A\n: must be letters, digits, '_', '-' and '.', and not start with a digit (is 'A\\n')"),  # noqa: E501
         ({"env": {"A": "\0"}}, "flk.yaml: env.A: must not contain a NUL character"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -108,3 +109,31 @@ def test_temporary_files_go_to_the_working_folder_where_the_image_is_read_only(m
     assert "TMPDIR" not in prepared(Settings(("train.py",), work="/flk/work"))
     monkeypatch.setattr(tempfile, "gettempdir", fail)
     assert prepared(Settings(("train.py",), work="/flk/work"))["TMPDIR"] == tempfile.tempdir == "/flk/work"
+
+
+def test_a_user_without_a_name_has_one_for_getpass(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(("train.py",))
+    assert "LOGNAME" not in prepared(settings)  # who has a name keeps it
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(environment.pwd, "getpwuid", unknown)
+    assert [prepared(settings).get(name) for name in ("USER", "LOGNAME")] == ["flk", "flk"]
+    assert [prepared(settings, USER="anna").get(name) for name in ("USER", "LOGNAME")] == ["anna", "anna"]
+
+
+def test_relative_entries_of_pythonpath_are_folders_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher starts in the folder of its image, often ``/``, where Python makes ``//src`` of ``src``."""
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(environment.sys, "path", ["", "//src", "/image/packages"])
+    environ = {"PYTHONPATH": f"src{os.pathsep}/image/packages"}
+    environment.resolve_python_path(str(tmp_path), environ)
+    assert environment.sys.path == ["", str(tmp_path / "src"), "/image/packages"]
+    assert environ["PYTHONPATH"] == f"{tmp_path}/src{os.pathsep}/image/packages"
+    monkeypatch.chdir(tmp_path)  # as flk run starts it
+    monkeypatch.setattr(environment.sys, "path", [f"{tmp_path}/src"])
+    environment.resolve_python_path(str(tmp_path), environ)
+    assert environment.sys.path == [f"{tmp_path}/src"]

@@ -234,3 +234,19 @@ def test_a_python_without_pip_says_so(pod: Pod, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(venv.EnvBuilder, "create", fail)
     assert "cannot make a virtual environment: [Errno 30] Read-only file system" in str(pod.failure(PIP="a"))
+
+
+def test_packages_in_development_mode_are_found_by_ranks_and_by_what_they_start(pod: Pod) -> None:
+    """``-e .`` in requirements leaves a file .pth that names the folder, which only site reads."""
+    source = pod.work / "libsrc"
+    source.mkdir()
+    preparing = Preparation(Settings(("t.py",), work=str(pod.work)), pod.wakeup)
+    preparing._site.mkdir(parents=True)
+    (preparing._site / "__editable__.pth").write_text(f"{source}\n")
+    image = list(sys.path)
+    preparing._use()
+    added = [str(preparing._site), str(source)]
+    assert [path for path in sys.path if path not in added] == image
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[-2:] == added
+    sites = [i for i, path in enumerate(sys.path) if path.endswith(preparation._SITES) and path not in added]
+    assert sys.path.index(added[1]) < min(sites)  # what is installed for the job comes before the image's

@@ -103,6 +103,7 @@ def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_
     polls = iter((False, True, False, False))
     saves.manager = MagicMock(can_save=True, keeps_in_memory=True, poll=lambda: next(polls))
     saves._context, saves.timeouts, saves.before_save = MagicMock(), MagicMock(), None
+    saves._place = MagicMock()
     saves._keep, saves._store, saves.due = FixedInterval(10), None, 0
     found = []
     for step in range(1, 12):

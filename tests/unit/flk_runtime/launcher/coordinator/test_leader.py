@@ -214,6 +214,20 @@ def test_reports_of_another_attempt_are_ignored(job: Job) -> None:
     job.latest(0)
 
 
+@pytest.mark.parametrize("grouped", [(), (1,), (0, 1, 2)])
+def test_ranks_that_all_ended_without_a_process_group_are_told(job: Job, grouped: tuple[int, ...]) -> None:
+    """N ranks that train N times by themselves succeed, as under torchrun, but not without a word."""
+    job.start()
+    for pod in range(3):
+        job.leader.received(pod, SuccessReport(0, pod in grouped), job.now)
+    ended = job.sent[0][-1]
+    assert isinstance(ended, JobEnded)
+    ranks = 3 * job.leader._settings.processes
+    assert ended.record.alone == (0 if grouped else ranks)
+    assert ended.record.warning.startswith(f"{ranks} ranks ended and none opened a process group") is not bool(grouped)
+    assert JobRecord.from_json(ended.record.to_json()) == ended.record
+
+
 def test_a_pod_that_reports_success_twice_counts_once(job: Job) -> None:
     job.start()
     for pod in (0, 1, 1, 1):

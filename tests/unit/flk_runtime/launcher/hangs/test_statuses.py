@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 
 from flk_runtime.launcher.hangs import statuses
@@ -11,7 +10,7 @@ from flk_runtime.launcher.hangs.status import NEVER, PodStatus, RankStatus
 from flk_runtime.launcher.hangs.statuses import Statuses
 from flk_runtime.launcher.transport.messages import MESSAGES, Heartbeat
 
-ODD = RankStatus(2**63 - 1, -1, math.inf, 0.1, NEVER, 0.0, 2**63 - 1, 0, "save", 1e-9, 2**40, 0.75)
+ODD = RankStatus(2**63 - 1, -1, 1e300, 0.1, NEVER, 0.0, 2**63 - 1, 0, "save", 1e-9, 2**40, 0.75)
 
 
 def test_statuses_are_those_that_were_put() -> None:

@@ -1,0 +1,99 @@
+"""Containers that are killed, or crash, before a launcher could record an attempt: no record tells of them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from flk.health import find
+from flk.jobs.state import Phase
+from flk.jobs.state import derive as derive_state
+from flk.observe.observation import Observation
+from flk.observe.view import JobView
+from tests.support.jobs import MADE, NOW, JobBuilder
+
+POD = "gpt-worker-1"
+
+
+def killed_by_operator(times: int, reason: str, code: int) -> JobBuilder:
+    """A PyTorchJob whose pod 1 ended: the operator has deleted it each time, so that only events are left."""
+    job = JobBuilder(memory="1Gi").all("pod").condition("Restarting").ran(1, *"abcdef"[:times], "pod-1")
+    for _ in range(times):
+        job.event(reason, f"Error pod {POD} container pytorch exitCode: {code} terminated message: ")
+    return job.event("ExitedWithCode", f"Pod: team.{POD} exited with code {code}", count=times)
+
+
+def killed_in_job(times: int, reason: str, code: int, **status: Any) -> JobView:
+    """A Job of Kubernetes, which keeps the pods that have ended; the present one runs."""
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "gpt", "namespace": "team", "uid": "u", "creationTimestamp": MADE},
+        "spec": {
+            "completions": 1,
+            "podFailurePolicy": {},
+            "template": {"metadata": {"labels": {"flk.dev/job": "gpt"}}, "spec": {}},
+        },
+    }
+    job["metadata"]["labels"] = {"flk.dev/job": "gpt"}
+    running = JobBuilder(1, memory="1Gi").pod(0).pods[0]
+    ended = JobBuilder(1, memory="1Gi").ended(0, code, reason=reason, **status).pods[0]
+    pods = []
+    for number, pod in enumerate([*[ended] * times, running]):
+        pod = deepcopy(pod)
+        labels = {"batch.kubernetes.io/job-completion-index": "0", "flk.dev/job": "gpt"}
+        pod["metadata"] |= {"name": f"gpt-0-{number}", "uid": f"{number}", "labels": labels}
+        pod["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{number:02}Z"
+        pods.append(pod)
+    return JobView(Observation(job, pods, NOW + 500))
+
+
+def view_of(target: str, times: int, reason: str, code: int) -> JobView:
+    if target == "job":
+        return killed_in_job(times, reason, code)
+    view = killed_by_operator(times, reason, code).view()
+    view.now = NOW + 500
+    return view
+
+
+@pytest.mark.parametrize("target", ["pytorchjob", "job"])
+@pytest.mark.parametrize("reason", ["OOMKilled", "Error"])  # containerd does not always hear of the kernel's kill
+def test_a_container_that_is_killed_at_its_memory_limit_before_an_attempt_is_named(target: str, reason: str) -> None:
+    once, twice = (view_of(target, times, reason, 137) for times in (1, 2))
+    (cause,) = find(once)
+    assert (cause.code, cause.is_stuck(once.now)) == ("OutOfMemory", False)
+    assert "memory limit of 1Gi" in cause.sentence
+    state = derive_state(twice)
+    assert (state.phase, state.reason, state.code) == (Phase.STUCK, "OutOfMemory", 104)
+    assert "2 times" in state.message
+
+
+@pytest.mark.parametrize("target", ["pytorchjob", "job"])
+def test_a_container_that_crashes_again_and_again_before_an_attempt_is_a_loop(target: str) -> None:
+    assert find(view_of(target, 2, "Error", 139)) == []
+    (cause,) = find(view_of(target, 3, "Error", 139))
+    assert (cause.code, cause.exit_code) == ("RestartLoop", 100)
+    assert "exit code 139" in cause.sentence
+    assert "3 times" in cause.sentence
+
+
+def test_a_loop_is_stuck_although_each_end_is_recent() -> None:
+    """Ends that follow each other within the time of grace do not begin it anew."""
+    job = JobBuilder().all("pod").condition("Restarting").ran(1, *"abc", "pod-1")
+    for number, event in enumerate(job.events):
+        event["lastTimestamp"] = f"2026-01-01T00:00:{15 * number:02}Z"
+    job.event("ExitedWithCode", f"Pod: team.{POD} exited with code 139", at="2026-01-01T00:00:58Z", count=3)
+    view = job.view()
+    view.now = NOW + 20
+    state = derive_state(view)
+    assert (state.phase, state.reason) == (Phase.STUCK, "RestartLoop")
+
+
+def test_pods_that_were_evicted_and_containers_that_ran_for_long_are_in_no_loop() -> None:
+    evicted = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]}
+    assert not {f.code for f in find(killed_in_job(3, "Error", 137, **evicted))} & {"OutOfMemory", "RestartLoop"}
+    view = view_of("job", 3, "OOMKilled", 137)
+    view.now += 1200
+    assert find(view) == []
