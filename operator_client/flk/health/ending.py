@@ -209,8 +209,8 @@ CAUSES: Final = (
         "A rank or a pod ran out of memory",
         f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD} Kubernetes reports "
         "some of these kills only as exit code 137 (SIGKILL). flk counts them too if the container has a memory limit "
-        "and no event or condition names another cause, as long as Kubernetes keeps the events. A container that is killed "
-        "again and again before its launcher could record an attempt makes the job Stuck.",
+        "and no event or condition names another cause, as long as Kubernetes keeps the events. A container that is "
+        "killed again and again before its launcher could record an attempt makes the job Stuck.",
         "Submit with a larger --memory, or use less: a smaller batch, fewer workers of the data loader.",
         _killed_at_its_limit,
     ),
