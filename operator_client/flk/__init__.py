@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         NoConfigError,
         NoKubeconfigError,
         UnreachableError,
+        UnreadableError,
         UsageError,
         WaitTimeoutError,
     )
@@ -58,6 +59,7 @@ __all__ = [
     "NoKubeconfigError",
     "State",
     "UnreachableError",
+    "UnreadableError",
     "UsageError",
     "WaitTimeoutError",
     "__version__",

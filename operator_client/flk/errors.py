@@ -8,6 +8,7 @@
     │   ├── ForbiddenError      1   no permission; names the verb and the resource
     │   ├── MissingApiError     1   the cluster does not serve this kind of objects
     │   └── ConflictError       1   an object of that name exists already
+    ├── UnreadableError         1   an object that others may write has a value that cannot be
     ├── JobNotFoundError      102   no job of that name
     ├── JobFailedError          *   the job failed
     ├── JobStuckError           *   the job cannot go on, and that does not resolve by itself
@@ -93,6 +94,10 @@ class ConflictError(ApiError):
 
     def __init__(self, message: str, *, hint: str = "", status: int = 409) -> None:
         super().__init__(message, hint=hint, status=status)
+
+
+class UnreadableError(FlkError):
+    """An object of the cluster has a value that it cannot have, so that nothing follows from it."""
 
 
 class JobNotFoundError(FlkError):

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 _COLOUR: Final = r"\x1b\[[0-9;]*m"
 # Escape sequences that move the cursor, set titles or make the terminal answer.
 _SEQUENCE: Final = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x1b\\|\x07|$)|\x1b[ -/]*[0-~]"
-# All other control characters but the tab, and the marks that change the direction of writing.
-_CONTROL: Final = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+# All other control characters but the tab, the marks that change the direction of writing, ends of lines of Unicode,
+# blanks without a width, and halves of characters, which cannot be written.
+_CONTROL: Final = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 _ALL: Final = re.compile(f"{_SEQUENCE}|{_CONTROL}")
 _ALL_BUT_COLOURS: Final = re.compile(f"({_COLOUR})|{_SEQUENCE}|{_CONTROL}")
 

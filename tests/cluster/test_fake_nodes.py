@@ -433,6 +433,8 @@ def test_a_job_in_a_queue_of_kueue(world: World, eventually: Any) -> None:
     workload = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
     workload["metadata"] = {"name": "pytorchjob-queued-1", "labels": {"kueue.x-k8s.io/job-uid": uid}}
     workload["spec"] = {"queueName": "gold", "podSets": [pods], "active": True}
+    assert "--target job" in world.why("queued", "QueueIgnoresJobs")["cause"]["remedy"]
+    assert world.flk("wait", "queued").code == 104
     world.kubectl("create", "-f", "-", stdin=workload)
 
     def says(kind: str, status: str, reason: str, message: str) -> None:

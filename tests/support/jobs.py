@@ -7,7 +7,7 @@ from typing import Any
 
 from flk.jobs import state as states
 from flk.jobs.state import State
-from flk.observe.observation import Observation
+from flk.observe.observation import Need, Observation
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
@@ -74,6 +74,7 @@ class JobBuilder:
             "kind": "PyTorchJob",
             "name": self.name,
             "uid": self.job["metadata"]["uid"],
+            "controller": True,
         }
         default = {"running": {"startedAt": MADE}} if phase == "Running" else {}
         container = {"name": "pytorch", "restartCount": 0, "state": default if state is None else deepcopy(state)}
@@ -118,13 +119,15 @@ class JobBuilder:
         self.events.append(event | {"lastTimestamp": at, "count": count})
         return self
 
-    def state(self) -> State:
-        return states.derive(self.view())
+    def state(self, **around: Any) -> State:
+        return states.derive(self.view(**around))
 
     def seen(self, **around: Any) -> Observation:
         """The observation of the job, with the objects around it."""
         pods = list(self.pods.values())
+        read = [Need("events", f"{self.name}-worker-{index}", "Pod") for index in range(self.replicas)]
         own = {"events": self.events, "record": self.record, "replaced_pods": self.replaced_pods}
+        around = {"answered": frozenset(read), **around}
         return Observation(self.job, pods, NOW, **own, **around)
 
     def view(self, **around: Any) -> JobView:

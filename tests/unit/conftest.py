@@ -12,6 +12,7 @@ import pytest
 from flk.__main__ import main
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.kube.kubeconfig import Context
 from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 from tests.support.commands import Run
@@ -50,6 +51,12 @@ def kubeconfig(fake: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return path
+
+
+@pytest.fixture
+def secure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection to the fake server counts as encrypted: flk sends credentials."""
+    monkeypatch.setattr(Context, "is_secure", True)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from flk.user_files import state_folder, write_whole
 from flk_runtime.contract import log_format
 
 _KEPT: Final = 200  # files
+_ALIKE: Final = 0.05  # share of a step by which strategies may differ without a reason
 _GIVEN: Final = 20  # results that travel with a job
 _NEEDED: Final = ("model", "hardware", "calibration", "time")  # of a result, so that others can use it
 
@@ -47,9 +48,24 @@ class BenchResult:
         seconds = self._seconds()
         return min(seconds, key=lambda name: seconds[name]) if seconds else None
 
+    @property
+    def noise(self) -> str:
+        """Why the differences between strategies say nothing; empty: they say something."""
+        seconds = self._seconds()
+        if len(seconds) < 2:
+            return ""
+        alone = self.data.get("alone") or {}
+        fastest, slowest = min(seconds.values()), max(seconds.values())
+        spread = max(float(each.get("spread", 0.0)) for each in (*self.data["strategies"].values(), alone))
+        if slowest - fastest <= spread:
+            return f"two measurements of a strategy differ by {spread * 1e3:.3g} ms, and no two strategies by more"
+        if alone.get("seconds", 0.0) > fastest + max(spread, _ALIKE * fastest):
+            return "a step without communication took longer than one with it"
+        return ""
+
     def keep(self, folder: Path | None = None) -> Path | None:
-        """Write the result to the state folder in place of an older one; None if it has no key. Raises OSError."""
-        if any(name not in self.data for name in _NEEDED):
+        """Write the result in place of an older one; None if it has no key or is noise. Raises OSError."""
+        if self.noise or any(name not in self.data for name in _NEEDED):
             return None
         folder = folder or _folder()
         hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]

@@ -43,11 +43,12 @@ def bench(
     timeout: Timeout = None,
     output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int:
-    """Run a script for a few steps under each strategy, one after the other in one job, and compare them.
+    """Run a script for a few steps under each strategy, twice in turn in one job, and compare them.
 
     The job has the pods of the training job and is deleted at the end. Shows time of a step, MFU and peak memory,
-    beside the plan's predictions for the measured network. The results are kept on this machine: `flk plan` and
-    strategy auto use them for the same hardware. --timeout is what each strategy may take.
+    beside the plan's predictions for the measured network, and how much the two times of a strategy differ. Results
+    that are more than noise are kept on this machine: `flk plan` and strategy auto use them for the same hardware.
+    --timeout is what each strategy may take each time.
     """
     limit = seconds(timeout, "--timeout") or _CASE
     from flk.bench import bench_job
@@ -60,7 +61,9 @@ def bench(
         note("there is no result: the lines above say why")
         return code or int(ExitCode.ERROR)
     try:
-        if result.keep() is None:
+        if result.keep() is None and result.noise:
+            note(f"the result is not kept, since it is noise: {result.noise}")
+        elif result.keep() is None:
             note("the result is not kept: without a plan of the script it cannot be told for which model it is")
     except OSError as error:
         note(f"the result is not kept: {error}")
@@ -132,7 +135,7 @@ def _text(result: BenchResult) -> Iterator[str]:
         _row(name, each, predicted.get(name, {}))
         for name, each in sorted(data["strategies"].items(), key=lambda item: item[1].get("seconds", float("inf")))
     ]
-    yield from table(["STRATEGY", "STEP", "PREDICTED", "MFU", "MEMORY", "PREDICTED"], rows)
+    yield from table(["STRATEGY", "STEP", "SPREAD", "PREDICTED", "MFU", "MEMORY", "PREDICTED"], rows)
     if data["collectives"]:
         yield ""
         yield from table(["COLLECTIVE", "RANKS", "SIZE", "TIME", "BUS BANDWIDTH"], _bandwidths(data["collectives"]))
@@ -140,18 +143,21 @@ def _text(result: BenchResult) -> Iterator[str]:
     if data.get("transport"):
         yield f"transport: {one_line(data['transport'])}"
     yield from (f"warning: {one_line(text)}" for text in data["warnings"])
-    if result.fastest:
+    if result.noise:
+        yield f"no strategy is the fastest: {result.noise}"
+    elif result.fastest:
         yield f"fastest: --strategy {result.fastest}"
 
 
 def _row(name: str, measured: dict[str, object], predicted: dict[str, float]) -> list[str]:
     if "error" in measured:
-        return [name, f"failed: {one_line(str(measured['error']))[:80]}", "", "", "", ""]
+        return [name, f"failed: {one_line(str(measured['error']))[:80]}", "", "", "", "", ""]
     mfu, memory = measured["mfu"], measured["memory"]
     assert isinstance(memory, list)  # noqa: S101
     return [
         name,
         _time(float(str(measured["seconds"]))),
+        _time(float(str(measured.get("spread", 0.0)))),
         _time(predicted["step_seconds"]) if predicted else "",
         "" if mfu is None else f"{float(str(mfu)):.1%}",
         bytes_text(max(memory)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,7 +31,9 @@ def delete(
     finished: Annotated[
         bool, typer.Option("--finished", help="Delete jobs that have succeeded or failed, and no others.")
     ] = False,
-    mine: Annotated[bool, typer.Option("--mine", help="Delete jobs that you have submitted, and no others.")] = False,
+    mine: Annotated[
+        bool, typer.Option("--mine", help="Delete only jobs that you have submitted from this machine.")
+    ] = False,
     include_others: Annotated[
         bool, typer.Option("--include-others", help="Of these, also jobs that flk did not make.")
     ] = False,
@@ -54,6 +57,8 @@ def delete(
 
     A job that flk did not make is deleted by its name, or with --include-others.
 
+    flk does not ask. It says how far a job was whose checkpoints only the memory of its pods has.
+
     Prints the names of the deleted jobs on stdout. Exits with 102 if there is no job of one of the names; the others
     are deleted all the same. A job that was created under the same name meanwhile is left alone.
     """
@@ -62,16 +67,23 @@ def delete(
     if older_than is not None and older_than.isdecimal():  # it would delete what ended a few seconds ago
         hint = f"write {older_than}d for days, or {older_than}h, {older_than}m or {older_than}s"
         raise UsageError(f"--older-than: {older_than} has no unit", hint=hint)
-    owner, age = _me() if mine else "", seconds(older_than, "--older-than")
-    selection = _selection(names, everything, selector, finished, owner, age, include_others)
+    age = seconds(older_than, "--older-than")
+    selection = _selection(names, everything, selector, finished, mine, age, include_others)
+    from flk.jobs.lifecycle import losses
     from flk.jobs.lifecycle.deletion import delete_jobs
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
-    chosen = selection.chosen(client) if selection else names
+    if selection and mine:
+        from flk.jobs.owner import current_owner, me
+
+        selection = replace(selection, user=me(client), owner=current_owner())
+    chosen = selection.chosen(client, note) if selection else names
     if not chosen:
         note(f"there is no such job in namespace {client.namespace}")
     several, codes = Chosen(client, chosen, by_labels=selection is not None), [0]
+    for lost in losses(client, chosen):
+        note(lost)
     try:
         for job, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
             if isinstance(existed, FlkError):
@@ -92,21 +104,12 @@ def delete(
     return worst(codes)
 
 
-def _me() -> str:
-    from flk.jobs.owner import user_name
-
-    name = user_name()
-    if not name:
-        raise UsageError("--mine: the user of this process has no name", hint="-l LABELS chooses jobs by their labels")
-    return name
-
-
 def _selection(
     names: list[JobRef],
     everything: bool,
     selector: str | None,
     finished: bool,
-    owner: str,
+    mine: bool,
     older_than: int | None,
     others: bool,
 ) -> Selection | None:
@@ -115,7 +118,7 @@ def _selection(
 
     if selector is not None and not selector.strip():
         raise UsageError("--selector: is empty", hint="--all deletes all jobs of the namespace")
-    chosen = everything or selector is not None or finished or bool(owner)
+    chosen = everything or selector is not None or finished or mine
     limited = others or older_than is not None
     if names and (chosen or limited):
         raise UsageError("name jobs, or choose them with --all, -l, --finished, --mine and --older-than, but not both")
@@ -127,4 +130,4 @@ def _selection(
                 f"{option}: needs --finished, --all, --mine or -l, which say what may be deleted", hint=hint
             )
         raise UsageError("nothing to delete was named", hint=hint)
-    return Selection(selector, finished, older_than, owner, others) if chosen else None
+    return Selection(selector, finished, older_than, others=others) if chosen else None

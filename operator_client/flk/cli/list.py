@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flk.jobs.listing import Listed
     from flk.jobs.state import State
     from flk.observe.client import JobClient
+    from flk.observe.reader import Reader
 
 
 _KEYS: Final[dict[str, Callable[[State], Any]]] = {
@@ -39,7 +40,8 @@ def list_(
         str | None, typer.Option("--selector", "-l", metavar="LABELS", help="List jobs with these labels: team=nlp.")
     ] = None,
     mine: Annotated[
-        bool, typer.Option("--mine", help="List the jobs that you have submitted from any machine.")
+        bool,
+        typer.Option("--mine", help="List the jobs that your user of the cluster has submitted."),
     ] = False,
     phase: Annotated[
         list[str] | None,
@@ -78,24 +80,27 @@ def list_(
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
     from flk.jobs.archive_writer import remember_all
-    from flk.jobs.listing import list_observed
-    from flk.jobs.owner import is_user, user_name
+    from flk.jobs.listing import list_observed, with_records
+    from flk.jobs.owner import is_of, me
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
+    user = me(client) if mine else ""
+    readers: dict[str, Reader] = {}
 
     def read() -> list[Listed]:
         collects = gc.isenabled()
         gc.disable()  # it would look at all objects of a long list again and again
         try:
             every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
+            every = with_records(client, every, readers)
         finally:
             if collects:
                 gc.enable()
         listed = [
             each
             for each in every
-            if (not phases or each.state.phase.value in phases) and (not mine or is_user(user_name(), each.state.owner))
+            if (not phases or each.state.phase.value in phases) and (not mine or is_of(user, each.seen.job))
         ]
         return sorted(listed, key=lambda each: _KEYS[sort](each.state))
 

@@ -135,6 +135,13 @@ AvoidNode = Annotated[
         help="Node that the pods do not run on any more, by its name. Repeatable.",
     ),
 ]
+LoseProgress = Annotated[
+    bool,
+    typer.Option(
+        "--lose-progress",
+        help="End the pods of a job whose checkpoints only their memory has. Else flk asks on a terminal, or refuses.",
+    ),
+]
 JobName = Annotated[
     str,
     typer.Argument(

@@ -110,13 +110,13 @@ def _all(name: str, found: list[RankPlace], one: Callable[[RankPlace], Profiled]
 
 def _print(name: str, done: list[Profiled], output: str) -> None:
     from flk.cli.profile_text import profile_text
-    from flk.jobs.trace import TraceSummary, read_trace, summarize
+    from flk.jobs.trace import TraceSummary, summary_of
 
     items: list[dict[str, Any]] = []
     for number, each in enumerate(done):
         summary: TraceSummary | None = None
         if "steps" in each.answer:
-            summary = summarize(read_trace(each.files[0]))
+            summary = summary_of(each.files[0])
             if summary is None:
                 raise ApiError(f"the trace of rank {each.rank} has no whole step", hint=f"it is in {each.files[0]}")
         if output == "json":

@@ -84,7 +84,7 @@ def report(
     from flk.report.page import page_of
 
     try:
-        path.write_text(page_of(reports, _script()), encoding="utf-8")
+        path.write_text(page_of(reports, _script()), encoding="utf-8", errors="replace")  # half of a character
     except OSError as error:
         raise UsageError(f"--output: {path} cannot be written: {error.strerror}") from None
     print(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flk.cli.options import AvoidNode, Context, Namespace, Timeout, seconds
+from flk.cli.options import AvoidNode, Context, LoseProgress, Namespace, Timeout, seconds
 from flk.cli.several import Chosen, Jobs, Selector, Tell
 
 if TYPE_CHECKING:
@@ -18,12 +18,15 @@ def restart(
     selector: Selector = None,
     timeout: Timeout = None,
     avoid: AvoidNode = None,
+    lose_progress: LoseProgress = False,
 ) -> int:
-    """Run jobs anew from their last checkpoints, with the same code and options. Counts of restarts begin anew.
+    """Run jobs anew from their last checkpoints in a volume or in S3. Counts of restarts begin anew.
 
-    The pods of a job that runs get SIGTERM and their grace period, in which a job that uses flk's library saves. A job
-    that has ended is deleted and created again under its name. Of several jobs, eight are restarted at a time.
-    With -l, only jobs that flk has made are restarted. After Ctrl-C, restarts that have begun are finished.
+    The code and the options stay. The pods of a job that runs get SIGTERM and their grace period, in which a job that
+    uses flk's library saves. Checkpoints in memory end with the pods: a job that has no others is restarted only with
+    --lose-progress. A job that has ended is deleted and created again under its name. Of several jobs, eight are
+    restarted at a time. With -l, only jobs that flk has made are restarted. After Ctrl-C, restarts that have begun are
+    finished.
 
     Nodes on which pods of a job have failed repeatedly are avoided where others have room, and nodes of --avoid-node in
     any case. Only a PyTorchJob can be changed so; others are deleted and created again.
@@ -33,12 +36,19 @@ def restart(
     from flk.jobs.lifecycle.secret import objects_with_uid
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="restart", own=True)
+    may_lose = chosen.may_lose(lose_progress)
     begun: list[str] = []
 
     def act(client: JobClient, job: JobRef, tell: Tell) -> None:
         begun.append(job.name)
         lifecycle.restart(
-            client, job.name, timeout=limit, report=tell, objects_with_uid=objects_with_uid, avoid=avoid or []
+            client,
+            job.name,
+            timeout=limit,
+            report=tell,
+            objects_with_uid=objects_with_uid,
+            avoid=avoid or [],
+            lose_progress=may_lose,
         )
         tell(f"job {job.name} is restarted; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
         begun.remove(job.name)

@@ -18,11 +18,11 @@ def resume(
     selector: Selector = None,
     avoid: AvoidNode = None,
 ) -> int:
-    """Start suspended jobs again, each at its last checkpoint. Their counts of restarts begin anew.
+    """Start suspended jobs again, each at its last checkpoint in a volume or in S3.
 
-    Nodes on which pods of a job have failed repeatedly are avoided where others have room. With --avoid-node, pods that
-    are made from now on do not run on a node at all, also pods of a PyTorchJob that runs. With -l, only jobs that flk
-    has made are resumed.
+    Their counts of restarts begin anew. Nodes on which pods of a job have failed repeatedly are avoided where others
+    have room. With --avoid-node, pods that are made from now on do not run on a node at all. No pod that runs is ended,
+    also not of a PyTorchJob that was not suspended. With -l, only jobs that flk has made are resumed.
     """
     from flk.jobs import lifecycle
 

@@ -40,6 +40,10 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
         lines.append(state.no_retry_reason)
     if state.cause and not state.failure:
         lines.append(f"{commands.flk('why', state.name)} shows the evidence and the remedy")
+    if state.unread:
+        lines.append(
+            f"attempts, steps and checkpoints are not known: the log of pod 0 could not be read: {state.unread}"
+        )
     if state.progress:
         lines.append(progress_line(state))
     if state.saved_step is not None:

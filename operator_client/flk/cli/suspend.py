@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from flk.cli.options import Context, Namespace, Timeout, Wait, note, seconds
+from flk.cli.options import Context, LoseProgress, Namespace, Timeout, Wait, note, seconds
 from flk.cli.several import Chosen, Jobs, Selector, Tell, worst
 from flk.errors import FlkError
 
@@ -20,17 +20,20 @@ def suspend(
     selector: Selector = None,
     wait: Wait = True,
     timeout: Timeout = None,
+    lose_progress: LoseProgress = False,
 ) -> int:
     """End the pods of jobs and keep the jobs, so that they can be resumed.
 
     The pods get SIGTERM and their grace period, in which a job that uses flk's library saves a checkpoint. The job
-    holds no node until `flk resume` starts it again, at its last checkpoint in a volume or in S3: those in memory end
-    with the pods. With -l, only jobs that flk has made are suspended.
+    holds no node until `flk resume` starts it again, at its last checkpoint in a volume or in S3. Checkpoints in memory
+    end with the pods: a job that has no others is suspended only with --lose-progress. With -l, only jobs that flk has
+    made are suspended.
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="suspend", own=True)
+    may_lose = chosen.may_lose(lose_progress)
     begun: set[JobRef] = set()  # without those that were suspended before
     suspended: list[JobRef] = []
     until = None if limit is None else time.monotonic() + limit
@@ -39,7 +42,9 @@ def suspend(
         alone = wait and not chosen.are_several
         begun.add(job)
         try:
-            changed = lifecycle.suspend(client, job.name, wait=alone, timeout=limit, report=tell)
+            changed = lifecycle.suspend(
+                client, job.name, wait=alone, timeout=limit, report=tell, lose_progress=may_lose
+            )
         except FlkError:
             begun.remove(job)
             raise

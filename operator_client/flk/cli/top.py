@@ -27,7 +27,6 @@ SCHEMA: Final = "flk.dev/top/v1"
 _DRAW: Final = 0.5  # seconds after which the view is drawn again, for its times
 _QUIET: Final = 0.1  # seconds between two drawings at least
 _EVERY, _SHARE = 2.0, 5  # seconds between two lists of jobs, and at least so many times the duration of the last one
-_JOBS: Final = 32  # jobs that run whose metrics are read
 _NO_RANKS: Final = (
     "the launchers have told none yet, the job does not run with them or with an older flk, or the right to create "
     "pods/exec is missing"
@@ -162,27 +161,21 @@ class _JobsReader:
 
     def __call__(self) -> list[State]:
         """Return the states. Raises the errors of the requests."""
-        from flk.jobs.listing import list_observed
-        from flk.jobs.state import Phase, derive
-        from flk.observe.pool import ReadPool
-        from flk.observe.reader import Reader
+        from flk.jobs.listing import list_observed, with_records
 
         listed = list_observed(self._client, selector=self._selector)
-        running = [each for each in listed if each.state.phase in (Phase.RUNNING, Phase.RESTARTING)][-_JOBS:]
-        known, self._readers = self._readers, {}
-        for each in running:
-            self._readers[each.state.uid] = known.get(each.state.uid) or Reader(self._client)
-        with ReadPool() as pool:
-            views = pool.map(lambda each: self._readers[each.state.uid].view(each.seen), running)
-            fuller = {view.uid: derive(view) for view in views}
-        return [fuller.get(each.state.uid, each.state) for each in listed]
+        return [each.state for each in with_records(self._client, listed, self._readers)]
 
 
 def measure(client: JobClient, name: str) -> tuple[Telemetry, str]:
-    """Return the telemetry of a job, and why its ranks are not in it. Raises the errors of the requests."""
+    """Return the telemetry of a job, and why its ranks are not in it. Raises JobNotFoundError."""
     from flk.jobs.telemetry import read_telemetry
+    from flk_runtime.contract.telemetry import Telemetry
 
-    found = read_telemetry(client, name)
+    try:
+        found = read_telemetry(client, name)
+    except ApiError as error:
+        return Telemetry(client.now()), str(error)
     return found, "" if found.ranks else _NO_RANKS
 
 

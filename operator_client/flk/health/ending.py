@@ -209,8 +209,8 @@ CAUSES: Final = (
         "A rank or a pod ran out of memory",
         f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD} Kubernetes reports "
         "some of these kills only as exit code 137 (SIGKILL). flk counts them too if the container has a memory limit "
-        "and no event or condition names another cause. A container that is killed again and again before its "
-        "launcher could record an attempt makes the job Stuck.",
+        "and no event or condition names another cause, as long as Kubernetes keeps the events. A container that is "
+        "killed again and again before its launcher could record an attempt makes the job Stuck.",
         "Submit with a larger --memory, or use less: a smaller batch, fewer workers of the data loader.",
         _killed_at_its_limit,
     ),
@@ -383,10 +383,12 @@ CAUSES: Final = (
         "PodLost",
         "A pod was lost",
         "A pod ended from outside: its node was lost, or it was deleted, evicted or preempted, and no disruption was "
-        "left.",
-        "Submit with more --disruptions. With --checkpoint the job continues where it ended.",
+        "left. Or SIGKILL ended its container, and no event that is left says who has sent it: Kubernetes forgets "
+        "events after an hour.",
+        "Submit with more --disruptions. With --checkpoint the job continues where it ended. A container that was "
+        "killed may have reached its memory limit: `flk report` shows the use of memory.",
         _ended(
-            lambda failure: failure.kind in (Kind.LOST, Kind.PREEMPTED),
+            lambda failure: failure.kind in (Kind.LOST, Kind.PREEMPTED, Kind.CONTAINER_KILLED),
             lambda view, failure: (
                 f"{view.kubectl('get events')} shows what happened to the pod; submit with more --disruptions"
             ),

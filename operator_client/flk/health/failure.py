@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from flk.observe.pods import SIGKILLED, one_line
+from flk.observe.suspects import killed_pods
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
@@ -36,7 +37,7 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
     """Return the failure as out of memory if its container was killed at its memory limit.
 
     No launcher can record that: it is killed with its container, and sees of the others only that they are lost. A
-    container whose kill an event or its pod explains was lost.
+    container whose kill an event or its pod explains was lost; without the pod's events nothing more is known.
     """
     if failure is None:
         return None
@@ -52,7 +53,9 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
     outside = view.outside_end(name, since, failure.time or math.inf) if killed and not known else ""
     if outside and failure.kind is Kind.CONTAINER_KILLED:
         return replace(failure, kind=Kind.LOST, pod_name=name, message=f"was killed ({one_line(outside)})")
-    if failure.kind is not Kind.OOM and (known or (killed and not outside)):
+    # Nothing follows from events that nobody has read, or that the API server has forgotten.
+    unexplained = killed and not outside and name in killed_pods(view) and view.around.has_read("events", name)
+    if failure.kind is not Kind.OOM and (known or unexplained):
         failure = replace(failure, kind=Kind.OOM, pod_name=name, message="")
     if failure.kind is Kind.OOM and not failure.message:
         limit = view.memory_limit(name)

@@ -21,7 +21,7 @@ _SETUP: Final = re.compile(r"\[pod \d+\] (?:running the setup command: |setup: )
 def _prepares(view: JobView) -> Found | None:
     """Find a pod whose launcher's last line is of its preparation."""
     for pod in view.pods:
-        lines = view.around.logs.get(pod.name)
+        lines = view.recent_lines(pod.name)
         last = lines[-1].strip() if lines and pod.phase == PodPhase.RUNNING else ""
         for pattern, what in ((_PIP, "installs packages"), (_SETUP, "runs the setup command")):
             match = pattern.fullmatch(last)

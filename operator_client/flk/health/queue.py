@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from flk import labels
 from flk.health.cause import Cause, Found, condition_evidence
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
-from flk.units import timestamp
+from flk.units import short_duration, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 
 SUSPENDED: Final = "Suspended"
+UNMANAGED_AFTER: Final = 60.0  # seconds after which Kueue, which needs one or two, has made no Workload of a job
 AHEAD: Final = 3  # jobs that are named before one in the queue
 LISTED: Final = 1000  # jobs of a queue that Kueue's Visibility API lists at most
+_MANAGED: Final = ("job", "jobset", "trainjob")  # targets whose jobs Kueue manages by default
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -164,6 +167,27 @@ def _queued(view: JobView) -> Found | None:
     )
 
 
+def _ignored(view: JobView) -> Found | None:
+    """Return that Kueue has made no Workload of a job in one of its queues, so that nobody starts it."""
+    around, queue = view.around, view.labels.get(labels.QUEUE)
+    if not view.suspended or not queue or around.workloads or not around.has_read("workloads"):
+        return None
+    evidence = _suspend_evidence(view)
+    unknown = around.unreadable | around.not_served.keys() | around.other_versions.keys()
+    if "workloads" in unknown or view.now - evidence.time < UNMANAGED_AFTER:
+        return None
+    framework = f"{view.target.group}/{view.target.kind.lower()}"
+    others = " or ".join(f"--target {name}" for name in _MANAGED if name != view.target.name)
+    return Found(
+        f"it is in queue {queue}, and Kueue has made no Workload for it in {short_duration(view.now - evidence.time)}: "
+        f"Kueue does not manage {view.kind}s here, or does not run",
+        f"submit it with {others}, or have {framework} added to integrations.frameworks of Kueue's configuration "
+        f"({view.kubectl_of_cluster('get configmap kueue-manager-config -n kueue-system -o yaml')} shows it)",
+        [Evidence(f"queue {queue}", "none of them belongs to the job", "workloads"), evidence],
+        since=evidence.time,
+    )
+
+
 def _suspended(view: JobView) -> Found | None:
     if not view.suspended or view.queue:
         return None
@@ -195,6 +219,17 @@ CAUSES: Final = (
         "Wait. `flk status` shows when the job runs again.",
         _preempted,
         cured_by="the queue",
+    ),
+    Cause(
+        "QueueIgnoresJobs",
+        "Kueue does not manage jobs of this kind",
+        "The job names a queue, is suspended until Kueue starts it, and Kueue has made no Workload for it in "
+        f"{UNMANAGED_AFTER:.0f} s. Kueue manages the kinds of jobs that its configuration lists "
+        "(integrations.frameworks). From 0.19 on, PyTorchJobs are not among them by default. Such a job is Stuck, and "
+        "`flk wait` ends with exit code 104.",
+        "Submit with another --target, or have the kind added to Kueue's configuration. `kubectl get pods -n "
+        "kueue-system` shows whether Kueue runs.",
+        _ignored,
     ),
     Cause(
         "WaitingInQueue",

@@ -9,7 +9,7 @@ from flk.health.cause import Cause, Found
 from flk.health.node import node_lost
 from flk.observe.model import Evidence, PodPhase
 from flk.observe.view import JobView
-from flk.units import short_duration
+from flk.units import short_duration, timestamp
 
 JOIN_DELAY: Final = 20.0  # seconds after the start of the last container in which all launchers should have joined
 _JOINED: Final = re.compile(r"(\d+) of (\d+) pods have joined; waiting for pods? ([\d, …]+)")
@@ -19,8 +19,8 @@ _UNRESOLVED: Final = ("Name or service not known", "Temporary failure in name re
 
 def _last_lines(view: JobView, pattern: re.Pattern[str]) -> tuple[str, str, re.Match[str]] | None:
     """Return pod, line and match of the last line of a launcher that matches, if no later line says otherwise."""
-    for name, lines in view.around.logs.items():
-        for line in reversed(lines):
+    for name in view.around.logs:
+        for line in reversed(view.recent_lines(name)):
             match = pattern.search(line)
             if match:
                 return name, line, match
@@ -73,7 +73,7 @@ def _never_joined(view: JobView) -> Found | None:
             Evidence(f"pod {absent.name}", runs, "status.containerStatuses", since),
         ],
         [absent.name],
-        since=since,
+        since=max([since, *(timestamp(time) for time, _ in view.around.lines_of(absent.name)[-1:])]),
     )
 
 
@@ -108,9 +108,10 @@ CAUSES: Final = (
         "RankNeverJoined",
         "A rank never joins",
         "All containers run, and the launcher of one pod has not joined the others. flk reads which pod is missing "
-        "in the logs of the launchers.",
+        "in the logs of the launchers. The job is Stuck when that pod has printed nothing for five minutes: a slow "
+        "disk may take minutes to import torch.",
         "Read the log of the pod that is missing. Deleting that pod starts it again.",
         _never_joined,
-        grace=60,
+        grace=300,
     ),
 )

@@ -101,8 +101,8 @@ def _wrong_format(view: JobView) -> Trace | None:
     found = _failed_start(_FORMAT)(view)
     if found is not None:
         return found
-    for name, lines in view.around.logs.items():
-        for line in lines:
+    for name in view.around.logs:
+        for line in view.recent_lines(name):
             if _FORMAT.search(line):
                 ended = next((pod.ended or 0.0 for pod in view.pods if pod.name == name), 0.0)
                 return Trace([name], [Evidence(f"log of {name}", line, time=ended)])

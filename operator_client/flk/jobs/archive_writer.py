@@ -46,7 +46,8 @@ def remember(client: JobClient, seen: Observation, state: State | None = None, *
 def remember_all(client: JobClient, listed: Iterable[Listed]) -> None:
     """Archive what a list has seen of jobs that flk has made, the unfinished ones first, within half a second."""
     until, last = time.monotonic() + BUDGET, None
-    own = [each for each in listed if each.seen.job and labels.JOB in labels.of(each.seen.job)]
+    read = [each for each in listed if each.state.phase != Phase.UNKNOWN]
+    own = [each for each in read if each.seen.job and labels.JOB in labels.of(each.seen.job)]
     for each in sorted(own, key=lambda each: (each.state.finished, -each.state.created)):
         last = ArchiveWriter(JobClient(client.api, each.state.namespace), partial=True)
         last.observe(each.seen, each.state)

@@ -151,13 +151,15 @@ class JobHandle:
         """
         lifecycle.scale(self._own, self.name, pods)
 
-    def suspend(self, timeout: float | None = None) -> None:
+    def suspend(self, timeout: float | None = None, *, lose_progress: bool = False) -> None:
         """Delete the job's pods, after they could save, and keep the job. Returns when they are gone.
 
-        Raises UsageError if the job has ended or Kueue manages it, WaitTimeoutError if pods are left after ``timeout``
-        seconds.
+        Raises UsageError if the job has ended or Kueue manages it, or if only the memory of its pods has its
+        checkpoints, unless with ``lose_progress``, and WaitTimeoutError if pods are left after ``timeout`` seconds.
         """
-        lifecycle.suspend(self._own, self.name, wait=True, timeout=timeout, report=lambda text: None)
+        lifecycle.suspend(
+            self._own, self.name, wait=True, timeout=timeout, report=lambda text: None, lose_progress=lose_progress
+        )
 
     def resume(self, *, avoid: Sequence[str] = ()) -> None:
         """Let a suspended job start again, at its last checkpoint, on other nodes than ``avoid``.
@@ -166,11 +168,13 @@ class JobHandle:
         """
         lifecycle.resume(self._own, self.name, avoid=avoid)
 
-    def restart(self, timeout: float | None = None, *, avoid: Sequence[str] = ()) -> JobHandle:
+    def restart(
+        self, timeout: float | None = None, *, avoid: Sequence[str] = (), lose_progress: bool = False
+    ) -> JobHandle:
         """Run the job anew from its last checkpoint, on other nodes than ``avoid``, and return its handle.
 
-        A job that had ended is a new one. Raises UsageError if Kueue manages the job and it has not ended,
-        WaitTimeoutError as `suspend` does.
+        A job that had ended is a new one. Raises UsageError if Kueue manages the job and it has not ended, and for
+        checkpoints in memory and WaitTimeoutError as `suspend` does.
         """
         from flk.jobs.lifecycle.secret import objects_with_uid
 
@@ -181,11 +185,12 @@ class JobHandle:
             report=lambda text: None,
             objects_with_uid=objects_with_uid,
             avoid=avoid,
+            lose_progress=lose_progress,
         )
         return JobHandle(self.client, self.name, uid)
 
     def delete(self) -> None:
-        """Delete the job with its pods and ConfigMaps. Returns before the pods are gone."""
+        """Delete the job with its pods, ConfigMaps and checkpoints in memory. Returns before the pods are gone."""
         self._own.delete_job(self.name, self.uid)
 
     def _repr_html_(self) -> str:

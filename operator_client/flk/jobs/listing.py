@@ -1,7 +1,7 @@
 """List the states of many jobs: a request for each kind of job, and one for its pods.
 
 What else jobs in trouble need is read for all of them at once, so that the state is that of `flk status`, whatever the
-number of jobs. No logs are read: they are read pod by pod.
+number of jobs. Logs are read pod by pod, so only `with_records` reads them, of a limited number of jobs.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk import labels
-from flk.errors import ApiError
-from flk.jobs.state import JobList, State, derive
+from flk.errors import ApiError, UnreadableError
+from flk.jobs.state import JobList, Phase, State, derive, unreadable
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, involved
-from flk.observe.reader import list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
+from flk.observe.pods import one_line
+from flk.observe.pool import ReadPool
+from flk.observe.reader import Reader, list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
 from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk.targets import target_of
+from flk_runtime.contract import foreign
 
+RECORDS: Final = 32  # jobs that run whose launchers' records are read, from the log of each
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
 # What is read for all jobs at once, or for all that wait in a queue.
 _LISTED: Final = (
     *("events", "nodes", "claims", "volumes", "workloads", "pending_workloads", "pod_groups", "controllers"),
     *("other_pods", "foreign_pods"),
 )
-_NOTHING: Final = Answer()
 # Reasons of events that every job and every pod has and no cause reads: they are most of all events.
 _USUAL: Final = ("Created", "Scheduled", "SuccessfulCreate", "SuccessfulCreatePod", "SuccessfulCreateService")
 
@@ -57,9 +60,34 @@ def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: 
     """Return the states of the jobs as `list_states` does, each with what was read of its job."""
     jobs = client.list_jobs(all_namespaces=all_namespaces, selector=selector)
     answers = _Answers(client, all_namespaces)
-    views = [answers.complete(seen) for seen in with_pods(client, jobs, all_namespaces=all_namespaces)]
-    listed = [Listed(view.around, derive(view)) for view in views]
+    listed = [_listed(seen, answers.complete) for seen in with_pods(client, jobs, all_namespaces=all_namespaces)]
     return sorted(listed, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
+
+
+def with_records(client: JobClient, listed: Sequence[Listed], readers: dict[str, Reader]) -> list[Listed]:
+    """Return the jobs, of which the newest that run have their launchers' records: what only these tell, as hangs.
+
+    ``readers`` are kept from call to call, by the UIDs of the jobs: each repeats a request only when it is due.
+    """
+    running = [each for each in listed if each.state.phase in (Phase.RUNNING, Phase.RESTARTING)][-RECORDS:]
+    known = dict(readers)
+    readers.clear()
+    for each in running:
+        namespace = each.state.namespace or client.namespace
+        readers[each.state.uid] = known.get(each.state.uid) or Reader(JobClient(client.api, namespace))
+    with ReadPool() as pool:
+        fuller = pool.map(lambda each: _listed(each.seen, readers[each.state.uid].view), running)
+        by_uid = {each.state.uid: each for each in fuller}
+    return [by_uid.get(each.state.uid, each) for each in listed]
+
+
+def _listed(seen: Observation, view_of: Callable[[Observation], JobView]) -> Listed:
+    """Return a job of the list; one whose objects cannot be read takes no other with it."""
+    try:
+        view = view_of(seen)
+        return Listed(view.around, derive(view))
+    except (UnreadableError, *foreign.ERRORS) as error:
+        return Listed(seen, unreadable(seen.job or {}, error))
 
 
 def with_pods(client: JobClient, jobs: Sequence[Object], *, all_namespaces: bool = False) -> list[Observation]:
@@ -98,7 +126,7 @@ class _Answers:
         client = self._client
         match need.what:
             case "events":
-                return Answer(items=self._about(need.kind)[view.namespace, need.kind, need.name])
+                return self._about(need.kind, (view.namespace, need.kind, need.name))
             case "nodes":
                 return self._named(NODES, need.name) if need.name else self._listed(NODES, namespaced=False)
             case "workloads":
@@ -122,36 +150,35 @@ class _Answers:
         every = self._listed(resource, namespaced=bool(namespace))
         metas = [(each, each["metadata"]) for each in every.items]
         found = [each for each, meta in metas if (meta["name"], meta.get("namespace") or "") == (name, namespace)]
-        readable = not (every.unreadable or every.not_served or every.other_versions)
+        readable = not (every.unreadable or every.not_served or every.other_versions or every.error)
         return replace(every, items=found) if found or not readable else without(resource, name)
 
     def _listed(self, resource: Resource, *, namespaced: bool = True) -> Answer:
         where = self._client.namespace if namespaced and not self._all_namespaces else None
-        unknown = Answer(unreadable=frozenset({resource.plural}))
-        return self._once(resource, lambda: list_all(self._client, RequestTarget(resource, where)), unknown)
+        return self._once(resource, lambda: list_all(self._client, RequestTarget(resource, where)))
 
-    def _once(self, key: Hashable, read: Callable[[], Answer], unknown: Answer = _NOTHING) -> Answer:
-        """Return what was read under this key, ``unknown`` if the API server has failed."""
+    def _once(self, key: Hashable, read: Callable[[], Answer]) -> Answer:
+        """Return what was read under this key, or the error of the API server."""
         try:
             answer: Answer = self._lists.once(key, read)
-        except ApiError:
-            return unknown
+        except ApiError as error:
+            return Answer(error=one_line(error))
         return answer
 
-    def _about(self, kind: str) -> dict[_Key, list[Object]]:
-        """Return the events about objects of a kind that are not usual."""
+    def _about(self, kind: str, key: _Key) -> Answer:
+        """Return the events about an object of a kind that are not usual."""
+        client, every = self._client, self._all_namespaces
+        listed = self._once(
+            ("events", kind),
+            lambda: Answer(items=client.list_events_about(kind, without=_USUAL, all_namespaces=every)),
+        )
         if kind not in self._events:
-            client, every = self._client, self._all_namespaces
-            listed = self._once(
-                ("events", kind),
-                lambda: Answer(items=client.list_events_about(kind, without=_USUAL, all_namespaces=every)),
-            )
             found = self._events[kind] = defaultdict(list)
             for event in listed.items:
                 about = involved(event)
-                key = str(about.get("namespace") or client.namespace), kind, str(about.get("name"))
-                found[key].append(event)
-        return self._events[kind]
+                where = str(about.get("namespace") or client.namespace), kind, str(about.get("name"))
+                found[where].append(event)
+        return replace(listed, items=self._events[kind][key])
 
 
 def _job_uid(workload: Object) -> str:

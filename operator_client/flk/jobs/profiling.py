@@ -19,6 +19,7 @@ from flk.observe.pods import with_packages
 
 RANKS: Final = 16  # that are profiled at once
 _FOLDERS: Final = "flk-*"  # of launchers, in the temporary folder of the container
+_KINDS: Final = ("json.gz", "pickle", "svg")  # of files that a profile has
 _LONGEST: Final = 3600.0  # seconds for all steps
 _START: Final = (
     "import base64,sys,zlib;"
@@ -131,7 +132,10 @@ def profile(
     files = []
     try:
         for path in answer["files"]:
-            target = folder / f"{name}-rank{place.rank}.{path.partition('.')[2]}"
+            kind = str(path).partition(".")[2]
+            if kind not in _KINDS:
+                raise ApiError(f"{place.pod_name} sends a file {path!r}, which is no profile")
+            target = folder / f"{name}-rank{place.rank}.{kind}"
             files.append(Path(source.read(path, str(target), note).path))
     finally:
         client.execute(place.pod, ["rm", "-f", *answer["files"]], 30.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from flk.errors import ApiError, UsageError
+from flk.errors import ApiError, FlkError, UsageError
 
 _CHUNK: Final = 1 << 20
 
@@ -53,13 +52,17 @@ class Received:
                     else:
                         self._write(archive, member, name)
                     first = False
-        except (tarfile.TarError, EOFError) as error:
-            raise ApiError(f"what the pod sends is not a whole archive: {error}") from None
+            for name, target in links:  # last: nothing is written through a link
+                self._link(name, target)
+            if not os.path.lexists(self._copy):
+                raise ApiError("what the pod sends has neither a file nor a folder")
+        except FlkError:
+            raise
         except OSError as error:
             where = self.path if error.filename is None else self.path.parent
             raise UsageError(f"{where} cannot be written: {error.strerror or error}") from None
-        for name, target in links:  # last: nothing is written through a link
-            self._link(name, target)
+        except Exception as error:  # tarfile lets through whatever a hostile header makes of its numbers and names
+            raise ApiError(f"what the pod sends is not a whole archive: {error or type(error).__name__}") from None
 
     def keep(self) -> None:
         """Put the copy into its place; a folder that is there gets its files, which replace files of the same names."""
@@ -70,13 +73,17 @@ class Received:
             return
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file on this machine, and the source is a folder")
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             self._move(self._copy, self.path)
             return
-        for folder, _, _ in os.walk(self._copy):
-            place = self.path / os.path.relpath(folder, self._copy)
-            with contextlib.suppress(FileExistsError):
-                place.mkdir()
+        places = [(folder, self.path / os.path.relpath(folder, self._copy)) for folder, _, _ in os.walk(self._copy)]
+        for _, place in places:
+            _refuse_other_than_folder(place)
+        for folder, place in places:
+            try:
+                place.mkdir(exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"{place} cannot be written: {error.strerror}") from None
             for entry in os.scandir(folder):
                 if not entry.is_dir(follow_symlinks=False):
                     self._move(Path(entry.path), place / entry.name)
@@ -96,7 +103,7 @@ class Received:
             if not first.is_file() or first.is_symlink():
                 raise ApiError(f"what the pod sends is not a whole archive: {member.linkname} is not in it")
             os.link(first, path)
-        elif member.isfile():
+        elif member.isfile() and not member.issparse():  # no end of zeros from a few bytes
             source = archive.extractfile(member)
             with open(path, "xb") as file:
                 shutil.copyfileobj(source, file, _CHUNK)  # type: ignore[arg-type]
@@ -110,21 +117,34 @@ class Received:
         self.files, self.size = self.files + 1, self.size + member.size
 
     def _link(self, name: str, target: str) -> None:
-        """Make a link to something in the same folder; leave out any other."""
-        ups, rest = _ups(target)
-        if target.startswith("/") or ".." in rest or ups > name.count("/"):
-            self._note(f"left out the link {name}: it leads out of the folder, to {target}")
+        """Make a link to something in the same folder; leave out any other.
+
+        The name tells how deep the link lies only if no part of it is a link.
+        """
+        path = self._copy / name
+        if any(os.path.islink(above) for above in path.parents if above.is_relative_to(self._copy)):
+            self._note(f"left out the link {name}: it lies below another link")
             return
-        try:
-            os.symlink(target, self._copy / name)
-        except OSError as error:
-            raise UsageError(f"{self.path / name} cannot be written: {error.strerror}") from None
+        ups, rest = _ups(target)
+        if not name or target.startswith("/") or ".." in rest or ups > name.count("/"):
+            self._note(f"left out the link {name or self.path}: it leads out of the folder, to {target}")
+            return
+        os.symlink(target, path)
 
     def _move(self, source: Path, target: Path) -> None:
         try:
             os.replace(source, target)
         except OSError as error:
             raise UsageError(f"{target} cannot be written: {error.strerror}") from None
+
+
+def _refuse_other_than_folder(place: Path) -> None:
+    """Raise UsageError if something is at a folder's place, or a link to a folder: it may lead anywhere."""
+    if os.path.islink(place):
+        hint = f"name its target: {os.path.realpath(place)}"
+        raise UsageError(f"{place} is a link on this machine, and nothing is written through links", hint=hint)
+    if os.path.lexists(place) and not place.is_dir():
+        raise UsageError(f"{place} is a file on this machine, and the source has a folder there")
 
 
 def _inside(name: str) -> str:

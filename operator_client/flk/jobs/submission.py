@@ -16,7 +16,7 @@ from flk.jobs.choice import chosen
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job, delete_expired
 from flk.jobs.lifecycle.secret import objects_with_uid
-from flk.jobs.owner import current_owner
+from flk.jobs.owner import cluster_user, current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.commit import commit_of, diff_of
@@ -85,8 +85,8 @@ class Submission:
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
     """Return a submission that is ready to be created.
 
-    The only requests to the cluster read the namespace's defaults and, if target or gang is ``auto``, which APIs the
-    cluster serves.
+    The only requests to the cluster ask who the user is, and read the namespace's defaults and, if target or gang is
+    ``auto``, which APIs the cluster serves.
     """
     job = chosen(client, defaults.apply(job, defaults.parse(client.list_defaults()))).named()
     bundle = make_bundle(job, root)
@@ -97,6 +97,7 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         namespace=client.namespace,
         submission=str(uuid.uuid4()),
         owner=current_owner(),
+        user=cluster_user(client),
         commit=commit,
         shared=True,
     )

@@ -9,9 +9,9 @@ from flk.errors import ApiError, FlkError, JobNotFoundError
 from flk.kube import Object
 from flk.observe.archive.records import find_record
 from flk.observe.client import JobClient
-from flk.observe.pods import launcher_command, phase_of, training_container
+from flk.observe.pods import has_log, launcher_command, phase_of, training_container
 from flk.observe.progress import read_telemetry_of
-from flk_runtime.contract import telemetry_archive, typed
+from flk_runtime.contract import foreign, telemetry_archive
 from flk_runtime.contract.telemetry import Telemetry
 
 _TIMEOUT: Final = 45.0  # seconds in which the launcher answers
@@ -22,7 +22,8 @@ _ANSWERING: Final[dict[str, bool]] = {}  # whether the launchers of pods know th
 def read_telemetry(client: JobClient, job: str) -> Telemetry:
     """Return what is known of a job's measurements now; without any, a Telemetry whose lists are empty.
 
-    Raises JobNotFoundError if there is neither such a job nor an archived record of one.
+    Raises JobNotFoundError if there is neither such a job nor an archived record of one, and ApiError if nothing but
+    the log of pod 0 could tell and it cannot be read.
     """
     missing: JobNotFoundError | None = None
     pods: list[Object] = []
@@ -44,7 +45,9 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
         return _with_image(kept, first)
     if missing and not (seen and seen.entry):
         raise missing
-    lines = client.last_lines(first, _LINES, timestamps=True) if first else []
+    lines: list[str] = []
+    if first is not None and has_log(first):
+        lines = client.last_lines(first, _LINES, timestamps=True)
     return _with_image(read_telemetry_of(lines, client.now()), first)
 
 
@@ -55,8 +58,8 @@ def _of_launcher(client: JobClient, pod: Object) -> Telemetry:
     who = f"the launcher in {pod['metadata']['name']}"
     answer = client.execute(pod, [*launcher_command(pod), "metrics"], _TIMEOUT).answer(who)
     try:
-        return typed.read(Telemetry, answer)
-    except (ValueError, KeyError, TypeError) as error:
+        return foreign.read(Telemetry, answer)
+    except foreign.ForeignError as error:
         raise ApiError(f"{who} does not answer: {error}") from None
 
 

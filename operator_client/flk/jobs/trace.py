@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk.errors import ApiError
+from flk_runtime.contract import foreign
 
+_MOST: Final = 1 << 29  # bytes of a trace: it comes from a pod
 _STEP: Final = "ProfilerStep#"
 _LOADER: Final = "enumerate(DataLoader)#"
 _COLLECTIVES: Final = ("gloo:", "nccl:", "ucc:", "mpi:", "xccl:")
@@ -49,9 +52,17 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     """Return the events of a trace that is compressed by gzip. Raises ApiError if the file has none."""
     try:
         with gzip.open(path) as file:
-            events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+            events: list[dict[str, Any]] = json.loads(file.read(_MOST))["traceEvents"]
             return events
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
+    except (OSError, EOFError, zlib.error, *foreign.ERRORS):
+        raise ApiError(f"{path} is no trace of torch's profiler") from None
+
+
+def summary_of(path: Path) -> TraceSummary | None:
+    """Return the summary of a trace in a file; None if it has no whole step. Raises ApiError if it is none."""
+    try:
+        return summarize(read_trace(path))
+    except foreign.ERRORS:
         raise ApiError(f"{path} is no trace of torch's profiler") from None
 
 

@@ -26,6 +26,7 @@ from flk.kube.errors import RETRIED, error_from_connection, error_from_response,
 from flk.kube.kubeconfig import config_view
 from flk.kube.options import Exchange, connection_options
 from flk.kube.resources import Document, Object, RequestTarget, Resource
+from flk_runtime.contract import foreign
 
 MOMENT: Final = 2.0  # seconds that a request has after the client's time is over: a healthy server may take as long
 PAGE: Final = 500  # objects in one answer to a list request
@@ -297,16 +298,24 @@ class ApiClient:
 
     def _json(self, reply: Any) -> Object:
         try:
+            # An answer has at most 500 objects, and is the API server's own; its numbers may be any of JSON.
             data = json.loads(reply.data)
-        except ValueError:
+        except foreign.ERRORS:
             data = None
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or not _holds_objects(data):
             raise ApiError(
                 f"{self.access.server} did not answer as a Kubernetes API server does",
                 hint=f"check the server's address: {config_view()}",
                 status=reply.status,
             )
         return data
+
+
+def _holds_objects(data: Object) -> bool:
+    """Return whether an answer that may be a list is one of objects: they have metadata."""
+    items = data.get("items") or []
+    every = [data, *items] if isinstance(items, list) else [items]
+    return all(isinstance(each, dict) and isinstance(each.get("metadata", {}), dict | None) for each in every)
 
 
 def _content_type(verb: str, target: RequestTarget) -> str:

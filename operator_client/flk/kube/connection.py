@@ -29,7 +29,7 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
     Raises NoConfigError if a certificate, a key or the proxy cannot be used.
     """
     options: dict[str, Any] = {"maxsize": _CONNECTIONS, "block": False}
-    if context.server.startswith("https:"):
+    if context.is_secure:
         options |= _tls_options(context, certificate)
     proxy = str(context.cluster.get("proxy-url") or _proxy_of_environment(context.server))
     try:

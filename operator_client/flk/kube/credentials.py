@@ -112,6 +112,8 @@ def connect(context: str | None = None) -> Access:
 def _credential(context: Context, before: Credential | None) -> Credential:
     """Return the user's credential. Raises NoConfigError if it cannot be obtained."""
     user = context.user
+    if not context.is_secure:
+        return Credential()
     if user.get("tokenFile"):
         return _token_file(context, before)
     if user.get("token"):
@@ -170,7 +172,7 @@ def _expiration(time_text: Any) -> float:
         start, dot, rest = whole.partition(".")
         zone = rest.lstrip("0123456789")
         return datetime.fromisoformat(start + zone if dot else whole).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return math.inf
 
 
@@ -196,9 +198,10 @@ def _from_auth_provider(context: Context) -> Credential:
 
 def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     """Return the headers for `as`, `as-uid`, `as-groups` and `as-user-extra` of a kubeconfig's user."""
-    user, headers = dict(context.user), urllib3.HTTPHeaderDict()
+    user, headers = dict(context.user) if context.is_secure else {}, urllib3.HTTPHeaderDict()
     options = connection_options().connection
-    if options.user or options.groups:  # as in kubectl: they replace the kubeconfig's user and groups
+    # As in kubectl: they replace the kubeconfig's user and groups.
+    if context.is_secure and (options.user or options.groups):
         user |= {"as": options.user or user.get("as"), "as-groups": options.groups or user.get("as-groups")}
     if user.get("as"):
         headers.add("Impersonate-User", str(user["as"]))
@@ -209,6 +212,9 @@ def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     for key, values in (user.get("as-user-extra") or {}).items():
         for value in values:
             headers.add(f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", str(value))
+    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        problem = f"context {context.name} impersonates a name with characters that no header can have"
+        raise NoConfigError(problem, hint=shown_by_kubectl())
     if headers and not user.get("as"):
         raise NoConfigError(
             f"context {context.name} impersonates a group, a UID or extra fields of no user", hint=shown_by_kubectl()

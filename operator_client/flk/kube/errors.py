@@ -5,7 +5,6 @@ Only the API server's own messages are shown: any other text in an answer may ho
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -25,6 +24,7 @@ from flk.errors import (
 )
 from flk.kube.kubeconfig import Context, config_view
 from flk.kube.resources import RequestTarget, Resource
+from flk_runtime.contract import foreign
 
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after which a request is sent again
 
@@ -41,6 +41,12 @@ def error_from_response(status: int, body: bytes, verb: str, target: RequestTarg
     reply = status_object(body)
     message = " ".join(str(reply.get("message", "")).split())
     details = reply.get("details") or {}
+    if status == 401 and not context.is_secure:
+        return NoConfigError(
+            f"the API server {context.server} wants credentials, and as kubectl, flk sends none without TLS",
+            hint=f"its address has to begin with https: {config_view()}",
+            status=status,
+        )
     if status == 401:
         return NoConfigError(
             f"the API server {context.server} does not accept the credentials of context {context.name}",
@@ -119,10 +125,12 @@ def is_final(error: HTTPError) -> bool:
 def status_object(body: bytes) -> dict[str, Any]:
     """Return the Kubernetes Status that an answer holds, empty if it holds something else."""
     try:
-        reply = json.loads(body)
-    except ValueError:
+        reply = foreign.parse(body)
+    except foreign.ForeignError:
         return {}
-    return reply if isinstance(reply, dict) and reply.get("kind") == "Status" else {}
+    if not isinstance(reply, dict) or reply.get("kind") != "Status":
+        return {}
+    return {**reply, "details": reply["details"] if isinstance(reply.get("details"), dict) else {}}
 
 
 def _forbidden(message: str, verb: str, target: RequestTarget, context: Context) -> ForbiddenError:

@@ -16,9 +16,11 @@ from typing import Any, Final
 
 from flk.errors import NoConfigError
 from flk.kube.kubeconfig import Context
+from flk_runtime.contract import foreign
 
 _VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _CONFIG: Final = "client.authentication.k8s.io/exec"  # name of the cluster's extension that is handed to the plugin
+_GIVEN: Final = ("token", "clientCertificateData", "clientKeyData")
 TIME_LIMIT: Final = 60.0  # seconds for a plugin that asks no questions
 ANSWER_LIMIT: Final = 600.0  # seconds for one that may ask, such as to log in with a browser
 _LONGEST: Final = 300  # characters of a plugin's stderr that are shown
@@ -72,14 +74,16 @@ def run(context: Context) -> dict[str, Any]:
         said = " ".join((done.stderr or "").split())[:_LONGEST]
         raise failure(f"it ended with exit code {done.returncode}" + (f": {said}" if said else ""))
     try:
-        reply = json.loads(done.stdout)
-    except ValueError:
+        reply = foreign.parse(done.stdout)
+    except foreign.ForeignError:
         raise failure("it printed something that is not JSON") from None
     status = reply.get("status") if isinstance(reply, dict) else None
     if not isinstance(status, dict) or reply.get("kind") != "ExecCredential":
         raise failure("it printed no ExecCredential with a status")
     if reply.get("apiVersion") != version:
         raise failure(f"it printed an ExecCredential of another version than {version}")
+    if not all(str(status.get(key)).isascii() for key in _GIVEN):
+        raise failure("it gave a token or a certificate with characters that none has")
     if not status.get("token") and not (status.get("clientCertificateData") and status.get("clientKeyData")):
         raise failure("it gave neither a token nor a client certificate with its key")
     return status

@@ -17,6 +17,7 @@ import yaml
 from flk.commands import Commands, Connection
 from flk.errors import NoConfigError, NoKubeconfigError
 from flk.kube.options import connection_options
+from flk_runtime.contract import foreign
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
 NO_CONTEXT: Final = "(none)"  # name of the context of an address without a context
@@ -26,6 +27,14 @@ _CLUSTER_PATHS: Final = ("certificate-authority",)
 # What --token takes the place of.
 _CREDENTIALS: Final = frozenset({"token", "tokenFile", "username", "password", "exec", "auth-provider"})
 _USER_PATHS: Final = ("client-certificate", "client-key", "tokenFile")
+# What entries of clusters, users and contexts hold, where it is no single value: None is anything, "" a single value.
+_SHAPES: Final[dict[Any, Any]] = {
+    "extensions": None,
+    "auth-provider": {None: None},
+    "as-groups": [""],
+    "as-user-extra": {None: [""]},
+    "exec": {None: "", "args": [""], "env": [{None: ""}]},
+}
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, where it is there
 
 
@@ -48,6 +57,11 @@ class Context:
     def server(self) -> str:
         """Address of the API server, without a slash at the end."""
         return str(self.cluster["server"]).rstrip("/")
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the connection is encrypted. As kubectl, flk sends no credentials over another one."""
+        return self.server.lower().startswith("https:")
 
     @property
     def named(self) -> Connection:
@@ -135,7 +149,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
     except OSError as error:
         raise NoConfigError(f"the kubeconfig {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, *foreign.ERRORS):
         raise NoConfigError(f"the kubeconfig {path} is not YAML", hint=shown_by_kubectl()) from None
     if data is None:
         return {}
@@ -150,16 +164,33 @@ def _entries(
     """Return all entries of one group by their names. The first of several entries with one name counts."""
     found: dict[Any, dict[str, Any]] = {}
     for file, content in contents.items():
-        for item in content.get(group) or []:
+        items = content.get(group) or []
+        for item in items if isinstance(items, list) else [items]:
             if not isinstance(item, dict) or not isinstance(item.get("name"), str):
                 raise NoConfigError(
                     f"the kubeconfig {file} has an entry without a name in {group}", hint=shown_by_kubectl()
                 )
             value = item.get(kind)
             entry = dict(value) if isinstance(value, dict) else {}
+            for key in entry:
+                if not _has_shape(entry[key], _SHAPES.get(key, "")):
+                    problem = f"the kubeconfig {file} has a value of another type at {key} of {kind} {item['name']!r}"
+                    raise NoConfigError(problem, hint=shown_by_kubectl())
             entry |= _resolved(entry, paths, file.parent)
             found.setdefault(item["name"], entry)
     return found
+
+
+def _has_shape(value: Any, shape: Any) -> bool:
+    """Return whether a value is as `_SHAPES` describes it."""
+    if value is None or shape is None:
+        return True
+    if isinstance(shape, dict):
+        inner = shape.get(None)
+        return isinstance(value, dict) and all(_has_shape(each, shape.get(key, inner)) for key, each in value.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_has_shape(each, shape[0]) for each in value)
+    return not isinstance(value, dict | list)
 
 
 def _resolved(entry: Mapping[str, Any], paths: Sequence[str], folder: Path) -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,7 @@ from flk.errors import ApiError, UnreachableError
 from flk.kube.credentials import Access
 from flk.kube.errors import error_from_connection, error_from_response
 from flk.kube.resources import RequestTarget
+from flk_runtime.contract import foreign
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 _EXEC: Final = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
@@ -53,8 +54,8 @@ class Executed:
     def answer(self, who: str) -> Any:
         """Return the JSON that the command has printed. Raises ApiError, with its last line, if ``who`` gave none."""
         try:
-            return json.loads(self.stdout)
-        except ValueError:
+            return foreign.parse(self.stdout, SIZE_LIMIT)
+        except foreign.ForeignError:
             words = (self.stderr or self.stdout).decode(errors="replace").strip().splitlines()
             raise ApiError(f"{who} does not answer: {words[-1] if words else f'exit code {self.code}'}") from None
 
@@ -119,7 +120,10 @@ class RemoteCommand:
             if data is None:
                 raise UnreachableError(f"the connection to {self._target.name} ended before the command did")
             if data[:1] == bytes([STATUS]):
-                return _exit_code(json.loads(data[1:]))
+                try:
+                    return _exit_code(foreign.parse_object(data[1:]))
+                except foreign.ERRORS:
+                    raise ApiError("the API server does not say how the command ended") from None
             if data[1:]:
                 write(data[0], data[1:])
 
@@ -248,7 +252,7 @@ def _exit_code(status: Any) -> int:
         return 0
     for cause in (status.get("details") or {}).get("causes") or []:
         if cause.get("reason") == "ExitCode":
-            return int(cause.get("message") or 1)
+            return foreign.whole(cause.get("message") or 1, 0, 255)
     said = " ".join(str(status.get("message") or status).split())
     # The container runtime says it last, after what each of its layers says.
     if absent := _NO_PROGRAM.search(said):

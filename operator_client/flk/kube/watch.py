@@ -15,6 +15,7 @@ from typing import Any, Final
 from flk.errors import ApiError, UnreachableError
 from flk.kube.client import ApiClient
 from flk.kube.resources import Object, RequestTarget
+from flk_runtime.contract import foreign
 
 IDLE: Final = 90.0  # seconds without a change or a bookmark (the server sends one a minute) before a new watch
 OUTAGE: Final = 300.0  # seconds that the API server or a credentials plugin may fail
@@ -102,7 +103,7 @@ def _parsed(line: bytes, target: RequestTarget) -> tuple[str, Object]:
     try:
         event = json.loads(line)
         kind, item = str(event["type"]), dict(event["object"])
-    except (ValueError, KeyError, TypeError):
+    except foreign.ERRORS:
         start = line[:80].decode(errors="replace")
         raise ApiError(f"the watch of {target.resource.plural} gets what is no event: {start!r}") from None
     if kind == "ERROR" and item.get("code") != 410 and item.get("reason") not in ("Expired", "Gone"):

@@ -16,7 +16,6 @@ import itertools
 import os
 import re
 import stat
-import subprocess
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Final, NoReturn
 
 from flk.errors import UsageError
 from flk.manifest import ignore_file
+from flk.manifest.git import ask_git
 from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
@@ -248,7 +248,7 @@ def _git_files(root: Path) -> tuple[set[str], set[str]] | None:
 def _git(root: Path, *arguments: str) -> set[str]:
     hint = "--no-ship where the code is in the image"
     try:
-        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+        result = ask_git(root, *arguments)
     except OSError:
         raise UsageError(
             f"{root} is in a git checkout, and git is not installed to list its files", hint=hint
@@ -260,7 +260,7 @@ def _git(root: Path, *arguments: str) -> set[str]:
 
 
 def _ignored(root: Path) -> bool:
-    return subprocess.run(["git", "-C", str(root), "check-ignore", "-q", "."], capture_output=True).returncode == 0
+    return ask_git(root, "check-ignore", "-q", ".").returncode == 0
 
 
 def _found(root: Path, at_home: bool) -> set[str]:
@@ -335,7 +335,7 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
             raise UsageError(f"ship: a pattern is a relative path without '..' (is {pattern!r})")
         try:
             matches = sorted(root.glob(pattern.rstrip("/")))
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError, OSError) as error:
             raise UsageError(f"ship: {pattern!r} is not a pattern: {error}") from None
         literal = not _WILDCARDS.intersection(PurePosixPath(pattern).name)
         files: set[str] = set()
@@ -358,12 +358,13 @@ def _looks_secret(root: Path, path: str) -> bool:
     """Whether the path of a file, or of the file that it links to, looks like a secret's."""
     file = root / path
     paths = [path, file.resolve().as_posix()] if os.path.islink(file) else [path]
-    return any(map(file_names_secret, paths)) or (file.suffix == ".json" and _is_key(file))
+    return any(map(file_names_secret, paths)) or (file.suffix != ".py" and _is_key(file))  # a test may have one
 
 
 def _is_key(file: Path) -> bool:
     try:
-        return file.stat().st_size <= KEY_SIZE and content_is_secret(file.read_bytes())
+        found = file.stat()
+        return stat.S_ISREG(found.st_mode) and found.st_size <= KEY_SIZE and content_is_secret(file.read_bytes())
     except OSError:
         return False
 

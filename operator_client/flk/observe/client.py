@@ -243,22 +243,19 @@ class JobClient:
         return pod
 
     def list_events(self, kind: str, name: str) -> list[Object]:
-        """Return the events about one object; none where the user may not read them."""
+        """Return the events about one object. Raises ForbiddenError where the user may not read them."""
         return self._events(self.namespace, f"involvedObject.kind={kind},involvedObject.name={name}")
 
     def list_events_about(self, kind: str, *, without: Iterable[str], all_namespaces: bool = False) -> list[Object]:
         """Return the events about objects of a kind, ``without`` events of some reasons.
 
-        None where the user may not read them.
+        Raises ForbiddenError where the user may not read them.
         """
         selector = ",".join((f"involvedObject.kind={kind}", *(f"reason!={reason}" for reason in without)))
         return self._events(None if all_namespaces else self.namespace, selector)
 
     def _events(self, namespace: str | None, fields: str) -> list[Object]:
-        try:
-            return self.api.list_all(RequestTarget(EVENTS, namespace), {"fieldSelector": fields})[0]
-        except ForbiddenError:
-            return []
+        return self.api.list_all(RequestTarget(EVENTS, namespace), {"fieldSelector": fields})[0]
 
     def list_defaults(self) -> list[tuple[str, str]]:
         """Return name and text of each ConfigMap with defaults of the namespace; none where they may not be read."""
@@ -301,11 +298,18 @@ class JobClient:
         return self.api.stream("get", self.target(LOGS, pod["metadata"]["name"]), query=query, idle=idle)
 
     def last_lines(self, pod: Object, count: int, **options: Any) -> list[str]:
-        """Return the last lines of a pod's training container; none, or not all, if the log cannot be read."""
+        """Return the last lines of a pod's training container; not all, if the log breaks off.
+
+        Raises ApiError if none can be read.
+        """
         found: list[str] = []
-        with contextlib.suppress(FlkError), self.stream_log(pod, _LOG_IDLE, tailLines=count, **options) as lines:
-            for line in lines:
-                found.append(line.decode(errors="replace"))
+        try:
+            with self.stream_log(pod, _LOG_IDLE, tailLines=count, **options) as lines:
+                for line in lines:
+                    found.append(line.decode(errors="replace"))
+        except ApiError:
+            if not found:
+                raise
         return found
 
     def execute(self, pod: Object, command: list[str], timeout: float) -> Executed:

@@ -16,7 +16,7 @@ from flk.observe.model import PodPhase, PodState
 from flk.observe.observation import LOG_LINES, Need, Observation, event_time, involved
 from flk.observe.pods import claims_of, job_of
 from flk.observe.progress import read_progress
-from flk.observe.suspects import suspects
+from flk.observe.suspects import killed_pods, suspects
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk.targets.gang import gang_of
@@ -50,6 +50,7 @@ class Answer:
     unreadable: frozenset[str] = frozenset()
     not_served: Mapping[str, str] = field(default_factory=dict)
     other_versions: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""  # why there is no answer; empty: there is one
 
 
 def needs(view: JobView) -> list[Need]:
@@ -57,11 +58,14 @@ def needs(view: JobView) -> list[Need]:
     seen = view.around
     # A connection that broke is no cause: the events may name one.
     known_end = view.failed and any(_is_cause(pod) for pod in view.pods)
-    if view.gone is not None or view.deletion_began or (view.succeeded and not view.failed):
+    if view.gone is not None or view.deletion_began:
         return []
-    if known_end:
-        return [need for need in _suspects(view) if need not in seen.answered]
-    wanted = _of_launchers(view) if view.from_flk and not view.suspended else []
+    killed = [Need("events", name, "Pod") for name in killed_pods(view)[-STUCK_PODS:]]
+    ended = view.succeeded and not view.failed
+    if ended or known_end:
+        return [need for need in (killed if ended else [*killed, *_suspects(view)]) if need not in seen.answered]
+    wanted = killed
+    wanted += _of_launchers(view) if view.from_flk and not view.suspended else []
     if any(pod.phase != PodPhase.RUNNING for pod in view.pods) or _was_disturbed(view):
         about_job = [Need("events", name, kind) for kind, name in view.target.event_objects(view.name)]
         if seen.answered.issuperset(about_job):
@@ -76,6 +80,7 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
     seen = replace(
         seen,
         answered=seen.answered | {need},
+        unread={**seen.unread, need: answer.error} if answer.error else seen.unread,
         missing=seen.missing | answer.missing,
         unreadable=seen.unreadable | answer.unreadable,
         not_served={**seen.not_served, **answer.not_served},
@@ -89,15 +94,14 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             found = [event for event in answer.items if not of_job or is_about(event, seen.job)]
             return replace(seen, events=sorted([*seen.events, *found], key=event_time))
         case "record":
-            lines = [line.partition(" ")[2] for line in answer.lines]  # each begins with its time
-            records = [record for line in lines if (record := log_format.parse_record(line))]
-            last = [line for line in lines if not log_format.is_record(line)][-LOG_LINES:]
+            records = [record for _, line in _timed(answer.lines) if (record := log_format.parse_record(line))]
             record = records[-1] if records else None
-            progress = read_progress(answer.lines)
-            return replace(seen, record=record, progress=progress, logs={**seen.logs, need.name: last})
+            return replace(_with_lines(seen, need, answer), record=record, progress=read_progress(answer.lines))
         case "metrics":
             return replace(seen, progress=[*seen.progress, *read_progress(answer.lines)])
-        case "log" | "peer":
+        case "peer":
+            return _with_lines(seen, need, answer)
+        case "log":
             return replace(seen, logs={**seen.logs, need.name: answer.lines})
         case "nodes":
             return replace(seen, nodes={**seen.nodes, **by_name})
@@ -115,6 +119,17 @@ def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
             return replace(seen, other_pods=[*seen.other_pods, *answer.items])
         case _:
             return replace(seen, controllers=answer.controllers)
+
+
+def _timed(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Return time and text of lines of a log, each of which begins with its time."""
+    return [(time, text) for time, _, text in (line.partition(" ") for line in lines)]
+
+
+def _with_lines(seen: Observation, need: Need, answer: Answer) -> Observation:
+    last = [each for each in _timed(answer.lines) if not log_format.is_record(each[1])][-LOG_LINES:]
+    logs = {**seen.logs, need.name: [text for _, text in last]}
+    return replace(seen, logs=logs, log_times={**seen.log_times, need.name: [time for time, _ in last]})
 
 
 def is_about(event: Object, job: Object) -> bool:

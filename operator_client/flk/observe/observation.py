@@ -76,13 +76,14 @@ class Observation:
     other_pods: Sequence[Object] = ()
     controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
-    log_times: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of these lines, where they are archived
+    log_times: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of these lines, where they are known
     progress: Sequence[Progress] = ()  # of the ranks that print metrics
     missing: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()  # kinds that the user may not read: "nodes"
     not_served: Mapping[str, str] = field(default_factory=dict)  # by kind: that the cluster does not serve it
     other_versions: Mapping[str, str] = field(default_factory=dict)  # by kind: that it serves it in others than flk's
     answered: frozenset[Need] = frozenset()  # the requests that were made for this observation
+    unread: Mapping[Need, str] = field(default_factory=dict)  # those of them that failed, with the error
     # From an archive:
     place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist
     archived: float = 0.0  # when the objects were seen last that do not exist any more
@@ -100,6 +101,11 @@ class Observation:
     def uid(self) -> str:
         """UID of the job; empty if it is not known."""
         return str(self.job["metadata"].get("uid", "") if self.job else self.entry.uid if self.entry else "")
+
+    def has_read(self, what: str, name: str = "") -> bool:
+        """Return whether this was asked for and answered: else nothing follows from what is not there."""
+        made = [need for need in self.answered if (need.what, need.name) == (what, name)]
+        return any(need not in self.unread for need in made)
 
     def lines_of(self, pod: str) -> list[tuple[str, str]]:
         """Return time and text of the last lines of a pod; the times are empty where they are not known."""

@@ -13,7 +13,9 @@ from flk_runtime.contract.metrics_line import MetricsLine
 from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, overlaid
 from flk_runtime.contract.telemetry_archive import thinned
 
-_METRICS: Final = re.compile(r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d+)\] )?(?P<json>\{.*\})\s*")
+_METRICS: Final = re.compile(
+    r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d{1,9})\] )?(?P<json>\{.*\})\s*"
+)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, from_archive, with_archive
+from flk.observe.pods import one_line
 from flk.observe.resources import CLAIMS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
@@ -153,18 +154,19 @@ class Reader:
                 frequent = need.what in OF_LAUNCHERS
                 if frequent not in due:
                     due[frequent] = self._backoffs[frequent].due(seen.pods)
-                answer = self._ask(need, seen) if due[frequent] else None
-                answer = answer or before.get(need)
-                if answer is not None:
-                    self._answers[need] = answer
-                seen = with_answer(seen, need, answer or Answer())
+                known = before.get(need)
+                if known is None or due[frequent]:
+                    asked = self._ask(need, seen)
+                    known = known if known and asked.error else asked
+                self._answers[need] = known
+                seen = with_answer(seen, need, known)
             view = JobView(seen, self._client.commands)
         left = {need: answer for need, answer in before.items() if not due.get(need.what in OF_LAUNCHERS)}
         self._answers = left | self._answers
         return view
 
-    def _ask(self, need: Need, seen: Observation) -> Answer | None:
-        """Make a request. Return None if it fails, as in an outage: the follower waits until that is over."""
+    def _ask(self, need: Need, seen: Observation) -> Answer:
+        """Make a request. One that fails, as in an outage, is answered by its error."""
         shared, kind = self._shared, target_of(seen.job or {}).name
         try:
             if shared is None or need.what not in ("events", "nodes", "controllers", "other_pods", "foreign_pods"):
@@ -173,8 +175,8 @@ class Reader:
                 return Answer(items=shared.events(need.kind, need.name))
             answer: Answer = shared.once((need, kind), lambda: self._answer(need, seen))
             return answer
-        except ApiError:
-            return None
+        except ApiError as error:
+            return Answer(error=one_line(error))
 
     def _answer(self, need: Need, seen: Observation) -> Answer:
         client = self._client
@@ -207,7 +209,7 @@ class Reader:
         read = partial(self._client.last_lines, pod, need.lines)
         if need.previous:
             return read(previous=True) or read()
-        return read(timestamps=need.what in ("record", "metrics"))
+        return read(timestamps=need.what in OF_LAUNCHERS)
 
 
 def list_all(client: JobClient, target: RequestTarget, **query: str) -> Answer:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from flk.errors import ApiError, ForbiddenError
+from flk.errors import ApiError
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.observation import involved
@@ -27,7 +27,7 @@ class SharedAnswers:
         self._lock = threading.Lock()
 
     def events(self, kind: str, name: str) -> list[Object]:
-        """Return the events about one object; none where the user may not read them."""
+        """Return the events about one object. Raises ForbiddenError where the user may not read them."""
         found: dict[tuple[str, str], list[Object]] = self.once("events", self._events)
         return found.get((kind, name), [])
 
@@ -52,11 +52,7 @@ class SharedAnswers:
 
     def _events(self) -> dict[tuple[str, str], list[Object]]:
         about: dict[tuple[str, str], list[Object]] = defaultdict(list)
-        try:
-            found = self._client.api.list_all(self._client.target(EVENTS))[0]
-        except ForbiddenError:
-            return about
-        for event in found:
+        for event in self._client.api.list_all(self._client.target(EVENTS))[0]:
             what = involved(event)
             about[str(what.get("kind")), str(what.get("name"))].append(event)
         return about

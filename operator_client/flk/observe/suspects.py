@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from flk.observe.model import PodPhase
+from flk.observe.pods import SIGKILLED
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure, Kind
 
@@ -15,6 +16,9 @@ _WORDS: Final = re.compile(
     r"(CUDA|HIP) error(?!: (device-side assert|out of memory|invalid))|NCCL|RCCL|cuDNN|CUBLAS|NVML|uncorrectable|"
     r"Errno 5\b|Input/output error|Errno 30\b|Read-only file system"
 )
+
+
+EVENTS_KEPT: Final = 3600.0  # seconds for which API servers keep events by default
 
 
 def may_be_of_hardware(failure: Failure | None) -> bool:
@@ -28,6 +32,27 @@ def may_be_of_hardware(failure: Failure | None) -> bool:
 def suspects(view: JobView) -> dict[str, str]:
     """Return the names of the nodes that may be at fault, each with the name of a pod there."""
     return {node: pod for pod, node in _places(view) if node}
+
+
+def killed_pods(view: JobView) -> list[str]:
+    """Return the pods that SIGKILL has ended lately, the last one last: their events may say who has sent it.
+
+    An event that the API server has forgotten says nothing, and neither does its absence.
+    """
+    failures = [record.failure for record in view.records]
+    failures += [attempt.failure for record in view.records for attempt in record.attempts]
+    failures += [pod.failure for pod in view.pods]
+    ends = {
+        view.pod_of(failure): failure.time
+        for failure in failures
+        if failure is not None and view.now - failure.time < EVENTS_KEPT and _got_sigkill(view, failure)
+    }
+    return sorted(filter(None, ends), key=lambda name: ends[name])
+
+
+def _got_sigkill(view: JobView, failure: Failure) -> bool:
+    is_killed = failure.kind is Kind.CONTAINER_KILLED or failure.exit_code == SIGKILLED
+    return is_killed or view.got_sigkill(view.pod_of(failure), 0.0)
 
 
 def _places(view: JobView) -> Iterator[tuple[str, str]]:

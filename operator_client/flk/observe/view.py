@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from flk import labels
 from flk.commands import Commands
+from flk.errors import UnreadableError
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import Observation, event_time, involved, unnamed_pod
@@ -21,20 +22,23 @@ from flk.observe.pods import (
     SIGKILLED,
     existing_pod,
     got_sigkill,
+    has_log,
     last_end,
     memory_limit,
     missing_pod,
     outside_end,
     was_killed_by_memory_limit,
 )
-from flk.targets import DEFAULT, WORKER, Target, target_of
+from flk.targets import DEFAULT, MOST_PODS, WORKER, Target, target_of
 from flk.units import created_at, timestamp
+from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, QuarantinedNode, SlowRank, Standstill
 from flk_runtime.contract.user_env import JOB, WORKERS
 
+_MOST_RANKS: Final = 1_000_000
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
 # Reasons of events about pods whose containers get SIGKILL, if they do not end before.
 _OUTSIDE_ENDS: Final = ("Killing", "Evicted", "Preempted", "TaintManagerEviction")
@@ -56,7 +60,10 @@ class JobView:
     """The interpretation of an observation: the job's pods, its events, the launchers' records and related objects."""
 
     def __init__(self, seen: Observation, commands: Commands | None = None) -> None:
-        """``commands`` makes the commands that are suggested; by default, commands for the job's namespace."""
+        """``commands`` makes the commands that are suggested; by default, commands for the job's namespace.
+
+        Raises UnreadableError for numbers of pods and ranks that no job has.
+        """
         self.around = seen
         self.job: Object = seen.job or {}  # empty if only the launchers' record is left
         self.events, self.now, self.gone = seen.events, seen.time, seen.gone
@@ -69,6 +76,9 @@ class JobView:
         self.run_policy: Object = (self.job.get("spec") or {}).get("runPolicy") or {}
         self.roles = self.target.replicas(self.job) if seen.job else {}
         self.processes = seen.entry.processes if seen.entry else self.target.processes(self.job)
+        pods = seen.entry.pods if seen.entry else sum(role.count for role in self.roles.values())
+        if pods > MOST_PODS or pods * self.processes > _MOST_RANKS:
+            raise UnreadableError(f"job {self.name} says that it has {pods} pods with {self.processes} ranks each")
         self.conditions = self.target.conditions(self.job)
         touched = self.target.is_seen(self.job) or bool(self.job_events) or seen.record is not None
         self.seen_by_operator = seen.job is None or touched
@@ -172,6 +182,20 @@ class JobView:
             key=lambda r: (r.attempts[-1].number if r.attempts else -1, r.outcome in ("failed", "succeeded")),
             default=None,
         )
+
+    @property
+    def unread_record(self) -> str:
+        """Why the log of pod 0, which has the record, could not be read; empty: it was, or it was not asked for."""
+        failed = [error for need, error in self.around.unread.items() if need.what == "record"]
+        first = self.objects.get(self.pods[0].name) if failed else None
+        return failed[0] if first is not None and has_log(first) else ""
+
+    def recent_lines(self, pod_name: str) -> list[str]:
+        """Return the last lines of a pod's log, without those from before the attempt that runs now."""
+        last = self.record.attempts[-1] if self.record and self.record.attempts else None
+        began = last.started if last is not None and last.ended is None and last.failure is None else 0.0
+        lines = self.around.lines_of(pod_name)
+        return [text for time, text in lines if not time or timestamp(time) >= began]
 
     @property
     def goodput(self) -> Goodput | None:
@@ -485,9 +509,12 @@ def _newest(pods: Sequence[Object], target: Target) -> tuple[dict[str, Object], 
 
 
 def number_in(container: Object, name: str) -> int:
-    """Return the number that a variable of a container has; 0 if it has none."""
+    """Return the number that a variable of a container has; 0 if it has none. Raises UnreadableError."""
     values = [str(each.get("value", "")) for each in container.get("env") or [] if each.get("name") == name]
-    return int(values[-1]) if values and values[-1].isdecimal() else 0
+    try:
+        return foreign.whole(values[-1], 0, MOST_PODS) if values and values[-1].isdecimal() else 0
+    except foreign.ForeignError as error:
+        raise UnreadableError(f"the variable {name} cannot be used: {error}") from None
 
 
 def _unnamed_pods(entry: ArchivedRecord) -> list[PodState]:

@@ -19,7 +19,7 @@ from flk.observe.observation import StateChange, event_time, involved
 from flk.observe.view import JobView
 from flk.report.model import Excerpt, Moment, Report, Submitted
 from flk.terminal import one_line, printable
-from flk_runtime.contract import VERSION
+from flk_runtime.contract import VERSION, foreign
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.telemetry import Telemetry
 
@@ -77,11 +77,12 @@ def _submitted(view: JobView, diff: str) -> Submitted:
     annotations = (job.get("metadata") or {}).get("annotations") or {}
     container = JobView(replace(view.around, job=job), view.commands).container if job else {}
     try:
-        spec = json.loads(annotations.get(labels.SPEC) or "{}")
-    except ValueError:
+        spec = foreign.parse_object(annotations.get(labels.SPEC) or "{}")
+    except foreign.ForeignError:
         spec = {}
     spec = {key: value for key, value in spec.items() if value not in (None, {}, [], "", False)}
-    words = spec.get("command") or [*(container.get("command") or []), *(container.get("args") or [])]
+    words, in_pod = spec.get("command"), [*(container.get("command") or []), *(container.get("args") or [])]
+    words = words if words and isinstance(words, list) else in_pod
     variables = {
         str(each.get("name")): str(each["value"]) if "value" in each else _source(each.get("valueFrom"))
         for each in container.get("env") or []

@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: the address has the token."""
 
     def _send(self, status: int, text: str) -> None:
-        body = text.encode()
+        body = text.encode(errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

@@ -14,11 +14,13 @@ from typing import Any, Final
 import yaml
 
 from flk.errors import UsageError
+from flk_runtime.contract import foreign
 
 SIZE_LIMIT: Final = 1_000_000  # bytes; a job file is a page
 _VALUE_LIMIT: Final = 50_000  # values, aliases included: a few nested aliases can expand to more than the memory holds
 _DEPTH_LIMIT: Final = 100  # nested mappings and lists
 
+_DIGITS: Final = 1000
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader of libyaml is many times faster
 
 
@@ -41,6 +43,11 @@ class _Loader(_Base):  # type: ignore[misc]
             seen.add(key.value)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > _DIGITS:  # Python would not write it
+            raise yaml.constructor.ConstructorError(None, None, "a number has too many digits", node.start_mark)
+        return super().construct_scalar(node)
 
 
 for _tag, _pattern, _first in (
@@ -87,7 +94,7 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         if isinstance(error, yaml.composer.ComposerError) and "single document" in str(error.context):
             problem = "contains more than one document"
         raise UsageError(f"{place}: {problem}", hint=f"correct {source}: it must be YAML") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, *foreign.ERRORS) as error:
         raise UsageError(f"{source}: {' '.join(str(error).split())}", hint="it must be YAML in UTF-8") from None
     if data is None:
         return {}

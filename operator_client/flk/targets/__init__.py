@@ -12,7 +12,7 @@ from typing import Final
 
 from flk.targets.job import IndexedJob
 from flk.targets.jobset import JobSet
-from flk.targets.model import EXIT_CODE, KEPT_BY_KUBELET, REPLACED, WORKER, Object, Parts, Replicas, Target
+from flk.targets.model import EXIT_CODE, KEPT_BY_KUBELET, MOST_PODS, REPLACED, WORKER, Object, Parts, Replicas, Target
 from flk.targets.pytorchjob import PyTorchJob
 from flk.targets.trainjob import TrainJob
 
@@ -35,6 +35,7 @@ __all__ = [
     "DEFAULT",
     "EXIT_CODE",
     "KEPT_BY_KUBELET",
+    "MOST_PODS",
     "REPLACED",
     "TARGETS",
     "WORKER",

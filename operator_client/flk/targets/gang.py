@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from flk import labels
 from flk.errors import UsageError
 from flk.spec.names import split_topology
-from flk.targets.model import Object
+from flk.targets.model import MOST_PODS, Object
+from flk_runtime.contract import foreign
 from flk_runtime.contract.strategies import AUTO
 
 if TYPE_CHECKING:
@@ -80,10 +80,11 @@ def pod_groups(job: Job, in_namespace: Object) -> list[Object]:
 def gang_of(manifest: Object) -> Gang | None:
     """Return the gang scheduler of a job's object, from the job that flk has recorded in it; None for none."""
     try:
-        spec = json.loads(labels.annotations_of(manifest).get(labels.SPEC) or "{}")
-    except ValueError:
+        spec = foreign.parse_object(labels.annotations_of(manifest).get(labels.SPEC) or "{}")
+        pods = foreign.whole(spec.get("replicas", 1), 1, MOST_PODS)
+    except foreign.ForeignError:
         return None
-    return GANGS.get(spec.get("gang", "")) if spec.get("replicas", 1) > 1 else None
+    return GANGS.get(str(spec.get("gang", ""))) if pods > 1 else None
 
 
 def add_gang(template: Object, job: Job) -> None:

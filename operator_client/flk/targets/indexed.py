@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.spec import names
-from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Replicas, Target
+from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Replicas, Target, count
 
 if TYPE_CHECKING:
     from flk.spec.job import Job as JobSpec
 
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 FINAL_CODES: Final = list(range(1, 128))  # exit codes after which a pod is not started again
+_NAME_LIMIT: Final = 57  # characters of a pod's name before the random ones
 _LARGEST_INT: Final = 2**31 - 1
 
 
@@ -35,6 +36,13 @@ class IndexedTarget(Target):
         """Return the name without its last part, five random characters."""
         return pod.rpartition("-")[0]
 
+    def is_named(self, pod: Object, job: str) -> bool:
+        """Return whether a pod has the name of its index, in which a long name of the Job is cut."""
+        role, index = self.position(pod)
+        name, end = self.pod_name(job, role, index), f"-{index}"
+        whole = name if len(name) <= _NAME_LIMIT else name[: _NAME_LIMIT - len(end)] + end
+        return self.base_name(pod["metadata"]["name"]) == whole
+
     def pod_host(self, job: str, pod: int | str) -> str:
         """Return the name of a pod in the domain of the job's headless Service."""
         return f"{self.pod_name(job, WORKER, pod)}.{job}"
@@ -44,7 +52,7 @@ class IndexedTarget(Target):
         meta = pod["metadata"]
         number = (meta.get("annotations") or {}).get(COMPLETION_INDEX)
         number = str(number if number is not None else (meta.get("labels") or {}).get(COMPLETION_INDEX, "0"))
-        return WORKER, int(number) if number.isdigit() else 0
+        return WORKER, int(number) if number.isdecimal() and number.isascii() else 0
 
     def pod_selector(self, job: str) -> str:
         """Return the selector of flk's own label."""
@@ -89,10 +97,11 @@ def sized_job_spec(job: JobSpec, container: str, template: Object) -> Object:
     }
 
 
-def replicas_of(spec: Object) -> Mapping[str, Replicas]:
+def replicas_of(job: Object, spec: Object) -> Mapping[str, Replicas]:
     """Return the pods of an indexed Job with this spec, and whether its pod failure policy brings them back."""
     policy = EXIT_CODE if spec.get("podFailurePolicy") else REPLACED
-    return {WORKER: Replicas(int(spec.get("completions") or 1), spec.get("template") or {}, policy)}
+    pods = count(job, "completions", spec.get("completions") or 1)
+    return {WORKER: Replicas(pods, spec.get("template") or {}, policy)}
 
 
 def restart_limit(job: JobSpec) -> int:

@@ -52,7 +52,7 @@ class IndexedJob(IndexedTarget):
 
     def replicas(self, job: Object) -> Mapping[str, Replicas]:
         """Return the pods of the Job's indexes."""
-        return replicas_of(job.get("spec") or {})
+        return replicas_of(job, job.get("spec") or {})
 
     def condition_names(self) -> Mapping[str, str]:
         """Return the conditions of a Job."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from flk import labels
 from flk.targets.indexed import IndexedTarget, named, replicas_of, sized_job_spec
-from flk.targets.model import Object, Parts, Replicas, ttl_fields
+from flk.targets.model import Object, Parts, Replicas, is_controlled, ttl_fields
 
 REPLICATED_JOB = "worker"
 
@@ -47,17 +47,22 @@ class JobSet(IndexedTarget):
     def replicas(self, job: Object) -> Mapping[str, Replicas]:
         """Return the pods of the first Job of the set."""
         jobs = (job.get("spec") or {}).get("replicatedJobs") or [{}]
-        return replicas_of((jobs[0].get("template") or {}).get("spec") or {})
+        return replicas_of(job, (jobs[0].get("template") or {}).get("spec") or {})
 
     def condition_names(self) -> Mapping[str, str]:
         """Return the conditions of a JobSet."""
         return named("Completed", "StartupPolicyInProgress", "StartupPolicyCompleted")
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
-        """Return whether the controller's label on a pod has the JobSet's UID."""
-        found = labels.of(pod)
-        return bool(found.get("jobset.sigs.k8s.io/jobset-uid") == uid)
+        """Return whether the pod is of the JobSet's Job, and the controller's label has the JobSet's UID."""
+        of_set = labels.of(pod).get("jobset.sigs.k8s.io/jobset-uid") == uid
+        return of_set and is_controlled(pod, kind="Job", name=job_of_set(name)) and self.is_named(pod, name)
 
     def event_objects(self, job: str) -> Sequence[tuple[str, str]]:
         """Return the JobSet and its Job, whose events say why pods were refused."""
-        return [(self.kind, job), ("Job", f"{job}-{REPLICATED_JOB}-0")]
+        return [(self.kind, job), ("Job", job_of_set(job))]
+
+
+def job_of_set(name: str) -> str:
+    """Return the name of the Job of a JobSet."""
+    return f"{name}-{REPLICATED_JOB}-0"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from flk import labels
-from flk_runtime.contract import pod_env, pod_layout
+from flk.errors import UnreadableError
+from flk_runtime.contract import foreign, pod_env, pod_layout
 
 if TYPE_CHECKING:
     from flk.spec.job import Job
@@ -19,6 +20,10 @@ WORKER: Final = "Worker"  # the role of all pods, but of a PyTorchJob's Master
 EXIT_CODE: Final = "ExitCode"  # restart policy: exit codes below 128 are final, 128 and more bring the pod back
 KEPT_BY_KUBELET: Final = ("Always", "OnFailure")  # restart policies with which the kubelet starts containers again
 REPLACED: Final = "Replaced"  # restart policy of pods that their controller replaces, however they have ended
+
+
+MOST_PODS: Final = 10_000  # of a job, and of ranks in one pod a thousand
+MOST_PROCESSES: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,14 @@ class Target(ABC):
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether a pod belongs to exactly the job of a UID, and not to an earlier one of the same name.
 
-        ``created`` is the job's ``creationTimestamp``, None if it is not known.
+        ``created`` is the job's ``creationTimestamp``, None if it is not known. Labels and owners are as whoever has
+        created the pod has written them, so the pod must also have the name that the job's controller gives it.
         """
-        return is_owner(uid, pod)
+        return is_controlled(pod, uid=uid) and self.is_named(pod, name)
+
+    def is_named(self, pod: Object, job: str) -> bool:
+        """Return whether a pod has the name that the pod of its role and index has in a job."""
+        return self.base_name(pod["metadata"]["name"]) == self.pod_name(job, *self.position(pod))
 
     def own(self, pods: Iterable[Object], job: Object) -> list[Object]:
         """Return the pods that belong to exactly this object."""
@@ -121,7 +131,7 @@ class Target(ABC):
             for container in (role.template.get("spec") or {}).get("containers") or []:
                 for variable in container.get("env") or []:
                     if variable.get("name") == pod_env.PROCESSES and str(variable.get("value", "")).isdigit():
-                        return int(variable["value"])
+                        return count(job, pod_env.PROCESSES, variable["value"], MOST_PROCESSES)
         return 1
 
     def conditions(self, job: Object) -> dict[str, Object]:
@@ -168,9 +178,24 @@ class Target(ABC):
         return item
 
 
+def count(job: Object, field: str, value: Any, most: int = MOST_PODS) -> int:
+    """Return a number of a job's object, of which something is made for each. Raises UnreadableError."""
+    try:
+        return foreign.whole(value, 0, most)
+    except foreign.ForeignError as error:
+        kind, name = job.get("kind") or "job", (job.get("metadata") or {}).get("name", "")
+        raise UnreadableError(f"{field} of {kind} {name} cannot be used: {error}") from None
+
+
 def ttl_fields(job: Job) -> Object:
     """Return the field with which a controller deletes a job some time after its end; empty if the job stays."""
     return {"ttlSecondsAfterFinished": job.ttl} if job.ttl is not None else {}
+
+
+def is_controlled(pod: Object, **owner: str) -> bool:
+    """Return whether the controller of a pod, as its metadata name it, has these fields: kind, name, UID."""
+    references = pod["metadata"].get("ownerReferences") or []
+    return any(each.get("controller") is True and owner.items() <= each.items() for each in references)
 
 
 def is_owner(uid: str, item: Object) -> bool:

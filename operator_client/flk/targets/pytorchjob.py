@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from flk import labels
 from flk.spec import names
-from flk.targets.model import EXIT_CODE, WORKER, Object, Parts, Replicas, Target, ttl_fields
+from flk.targets.model import EXIT_CODE, MOST_PROCESSES, WORKER, Object, Parts, Replicas, Target, count, ttl_fields
 
 if TYPE_CHECKING:
     from flk.spec.job import Job
@@ -77,7 +77,7 @@ class PyTorchJob(Target):
         specs = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
         return {
             role: Replicas(
-                int(specs[role].get("replicas") or 1),
+                count(job, f"replicas of {role}", specs[role].get("replicas") or 1),
                 specs[role].get("template") or {},
                 str(specs[role].get("restartPolicy") or _DEFAULT_POLICY),
             )
@@ -94,7 +94,7 @@ class PyTorchJob(Target):
         found = labels.of(pod)
         number = str(found.get(labels.REPLICA_INDEX, "0"))
         role = str(found.get(labels.REPLICA_TYPE, "worker")).capitalize()
-        return role, int(number) if number.isdigit() else 0
+        return role, int(number) if number.isdecimal() and number.isascii() else 0
 
     def pod_selector(self, job: str) -> str:
         """Return the selector of the operator's label, which pods of jobs without flk have too."""
@@ -106,8 +106,8 @@ class PyTorchJob(Target):
 
     def processes(self, job: Object) -> int:
         """Return ``nprocPerNode`` if it is a number, else 1."""
-        count = str((job.get("spec") or {}).get("nprocPerNode") or "1")
-        return int(count) if count.isdigit() else 1
+        told = str((job.get("spec") or {}).get("nprocPerNode") or "1")
+        return count(job, "nprocPerNode", told, MOST_PROCESSES) if told.isdigit() else 1
 
     def is_seen(self, job: Object) -> bool:
         """Return whether the operator has set a condition."""

@@ -71,14 +71,17 @@ def _references(job: Object) -> Iterator[Object]:
     """Yield the references of a job's variables to a Secret of flk's."""
     own = re.compile(re.escape(secret_name(job["metadata"]["name"])) + "(-[0-9a-f]{8})?")
     for variable in (each for variables in environments(job["spec"]) for each in variables):
-        reference = (variable.get("valueFrom") or {}).get("secretKeyRef") or {}
-        if variable.get("name") in KEYS and own.fullmatch(str(reference.get("name"))):
+        source = variable.get("valueFrom")
+        reference = source.get("secretKeyRef") if isinstance(source, dict) else None
+        if isinstance(reference, dict) and variable.get("name") in KEYS and own.fullmatch(str(reference.get("name"))):
             yield reference
 
 
 def environments(value: Any) -> Iterator[list[Object]]:
-    """Yield the variables of each container below ``value``, which is a part of a job's object."""
-    if isinstance(value, dict) and isinstance(value.get("env"), list):
-        yield value["env"]
+    """Yield the variables of each container below ``value``, which is a part of a job's object: its own lists."""
+    variables = value.get("env") if isinstance(value, dict) else None
+    # The API server refuses other variables. A controller's own object may have them.
+    if isinstance(variables, list) and all(isinstance(each, dict) for each in variables):
+        yield variables
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from environments(each)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from flk import labels
 from flk.errors import UsageError
 from flk.targets.indexed import IndexedTarget, named
-from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas
+from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas, count, is_controlled
 from flk.units import created_at, timestamp
 from flk_runtime.contract import VERSION, pod_layout
 
@@ -96,7 +96,8 @@ class TrainJob(IndexedTarget):
         container |= {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
         if trainer.get("resourcesPerNode"):
             container["resources"] = trainer["resourcesPerNode"]
-        return {WORKER: Replicas(int(trainer.get("numNodes") or 1), template, EXIT_CODE if from_flk else REPLACED)}
+        pods = count(job, "numNodes", trainer.get("numNodes") or 1)
+        return {WORKER: Replicas(pods, template, EXIT_CODE if from_flk else REPLACED)}
 
     def pod_selector(self, job: str) -> str:
         """Return the selector of the JobSet's label, which TrainJobs without flk have too."""
@@ -107,8 +108,9 @@ class TrainJob(IndexedTarget):
         return str(labels.of(pod).get(_JOBSET_NAME, ""))
 
     def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
-        """Return whether the pod is not older than the TrainJob: no pod has the UID of its TrainJob."""
-        return self.job_name(pod) == name and created_at(pod) >= timestamp(created)
+        """Return whether the pod is of the TrainJob's Job, and not older: no pod has the UID of its TrainJob."""
+        of_job = is_controlled(pod, kind="Job", name=_job_of(name)) and self.is_named(pod, name)
+        return of_job and self.job_name(pod) == name and created_at(pod) >= timestamp(created)
 
     def condition_names(self) -> Mapping[str, str]:
         """Return the conditions of a TrainJob."""
@@ -116,7 +118,7 @@ class TrainJob(IndexedTarget):
 
     def event_objects(self, job: str) -> Sequence[tuple[str, str]]:
         """Return the TrainJob, its JobSet and its Job, whose events say why pods were refused."""
-        return [(self.kind, job), ("JobSet", job), ("Job", f"{job}-{NODE}-0")]
+        return [(self.kind, job), ("JobSet", job), ("Job", _job_of(job))]
 
     def pod_specs(self, job: Object) -> list[Object]:
         """Return the pod spec of flk's patch."""
@@ -131,6 +133,10 @@ class TrainJob(IndexedTarget):
             made["spec"]["runtimePatches"] = [{k: v for k, v in patch.items() if k != "time"} for patch in own]
         made["spec"].pop("managedBy", None)
         return made
+
+
+def _job_of(name: str) -> str:
+    return f"{name}-{NODE}-0"
 
 
 def runtime_template() -> Object:

@@ -234,7 +234,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.CONTAINER_KILLED: Meaning(
         "a container is killed with its launcher, as at its memory limit under control groups v2",
-        4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was killed, probably at the memory limit of its container",
+        4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was killed, at the memory limit of its container or from outside",
         same=("pod",), final_after=_TWICE, explained=False,
     ),
     Kind.ABSENT: Meaning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Final, NamedTuple
 
 from flk_runtime.contract import foreign, typed
@@ -93,6 +93,12 @@ class Goodput:
     def share(self) -> float | None:
         """The goodput: the time of steps whose result was kept, as a share of all time; None: unknown."""
         return self.seconds.get("computing", 0.0) / self.total if self.total and self.step is not None else None
+
+    def hanging_since(self, since: float) -> Goodput:
+        """These times while no rank has made progress since a moment: its computing is a hang, as far as is known."""
+        moved = min(self.seconds.get("computing", 0.0), max(0.0, round(self.until - since, 3)))
+        computing, hanging = (self.seconds.get(cause, 0.0) for cause in ("computing", "hanging"))
+        return replace(self, seconds={**self.seconds, "computing": computing - moved, "hanging": hanging + moved})
 
 
 @dataclass(frozen=True)

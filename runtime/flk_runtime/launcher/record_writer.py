@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flk_runtime.contract import log_format, pod_layout, telemetry_archive, user_env
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
+from flk_runtime.contract.record import Attempt, Goodput, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.telemetry import PodUsage
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.history import former_attempts, job_record, new_record
@@ -105,7 +105,7 @@ class RecordWriter:
         first = next(iter(pages.values()), None)
         if first:
             self.keep_steps(first)
-        goodput = self.ledger.read(time.monotonic()) if self.ledger else None
+        goodput = self._goodput(self._latest)
         if self._latest and goodput and goodput.total >= self._renew_at:
             self._log_record(self._latest)
         if self._metrics:
@@ -208,9 +208,14 @@ class RecordWriter:
     def _packed_telemetry(self) -> str:
         return telemetry_archive.pack(self.telemetry.read()) if self.telemetry else ""
 
+    def _goodput(self, record: JobRecord | None) -> Goodput | None:
+        found = self.ledger.read(time.monotonic()) if self.ledger else None
+        standstill = record.standstill if record else None
+        return found.hanging_since(standstill.since) if found and standstill else found
+
     def _dated(self, record: JobRecord) -> JobRecord:
         """The record with the time at which the job's first launcher started, and what the time went into."""
-        goodput = self.ledger.read(time.monotonic()) if self.ledger else None
+        goodput = self._goodput(record)
         started = self._kept.created if self._kept else self._started
         return replace(record, started=started, goodput=goodput, **self.saved)
 

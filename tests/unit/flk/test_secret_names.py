@@ -50,13 +50,29 @@ SECRET_FILES = [
     *("credentials.csv", "aws_credentials.csv", "admin.conf", "rclone.conf", "store.jks", "login.ppk", "prod.tfvars"),
     *(".pgpass", ".my.cnf", ".s3cfg", ".boto", ".dockercfg", ".dockerconfigjson", ".vault-token", ".git-credentials"),
 ]
+SECRET_FILES += [
+    *(
+        "prod.env",
+        "secrets.env",
+        ".envrc",
+        "kaggle.json",
+        "kubeconfig.yaml",
+        "kube-config.yaml",
+        "rootkey.csv",
+        "my_rsa",
+    ),
+    *("terraform.tfstate", "terraform.tfstate.backup", "pip.conf", "openai_key.txt", "wandb_key.txt", "deploy_key"),
+    *("github-deploy-key", "key.asc", "pass.gpg", ".databrickscfg", ".bash_history", "vault.kdbx", "server.key.enc"),
+    *("adc.json", "keys.json", "client_secret_123.json", "hf_token.txt", "slack_webhook.txt", "prod.auto.tfvars"),
+]
 SECRET_PLACES = [
     *(".kube/config", "home/.kube/config", ".docker/config.json", ".aws/config", ".ssh/known_hosts"),
     *(".config/gcloud/configurations/config_default", ".azure/msal_token_cache.bin"),
 ]
 PLAIN_FILES = [
     *("secrets.py", "token.py", "tokenizer.json", "special_tokens_map.json", "tokens.txt", "auth.py", "authors.txt"),
-    *("monkey.json", "train.py", "config.yaml", "keys.csv"),
+    *("monkey.json", "train.py", "config.yaml", "keys.csv", "environment.yml", "keyboard.txt", "primary_key.json"),
+    *("api_key.py", "history.json", "settings_secret.py", "monkey.txt", "passes.txt", "config.json", "tls.crt"),
 ]
 
 
@@ -104,6 +120,23 @@ def test_a_key_of_a_service_account_is_known_by_its_content(tmp_path: Path) -> N
     assert "project-1a2b3c.json" in selection.left_out[0]
     named = validated({"command": "train.py", "ship": ["project-1a2b3c.json"]})
     assert "project-1a2b3c.json" in select_files(named, tmp_path).files
+
+
+@pytest.mark.parametrize("kind", ["", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED ", "PGP "])
+def test_a_private_key_is_known_by_its_content(tmp_path: Path, kind: str) -> None:
+    end = " BLOCK" if kind == "PGP " else ""
+    key = f"comment\n-----BEGIN {kind}PRIVATE KEY{end}-----\nMIIB\n"
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "test_keys.py").write_text(f'KEY = """\n{key}"""\n')  # what is left out of code is missed
+    for name in ("deploy", "notes.txt", "conf.yaml"):
+        (tmp_path / name).write_text(key)
+    (tmp_path / "public.txt").write_text("-----BEGIN PUBLIC KEY-----\nMIIB\n")
+    (tmp_path / "large.txt").write_text(key + "x" * (1 << 17))  # data
+    selection = select_files(validated({"command": "train.py"}), tmp_path)
+    assert set(selection.files) == {"train.py", "test_keys.py", "public.txt", "large.txt"}
+    assert "files that look like secrets: conf.yaml, deploy, notes.txt (--ship" in selection.left_out[0]
+    named = validated({"command": "train.py", "ship": ["deploy"]})
+    assert "deploy" in select_files(named, tmp_path).files
 
 
 def test_files_with_names_of_secrets_are_not_shipped(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.expiry import delete_expired
+from flk.jobs.lifecycle.progress import losses
 from flk.jobs.lifecycle.restart import restart
 from flk.jobs.lifecycle.scaling import scale
 from flk.jobs.lifecycle.suspension import resume, suspend, wait_for_all_pods_to_end
@@ -17,6 +18,7 @@ __all__ = [
     "delete_expired",
     "delete_jobs",
     "dry_run",
+    "losses",
     "restart",
     "resume",
     "scale",

@@ -10,10 +10,10 @@ from typing import Final
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.lifecycle.ending import watch_pods_end
-from flk.jobs.listing import list_states
+from flk.jobs.listing import Listed, list_observed
 from flk.jobs.many import in_parallel
-from flk.jobs.owner import is_user
-from flk.jobs.state import Phase, State
+from flk.jobs.owner import is_of
+from flk.jobs.state import Phase
 from flk.observe.client import JobClient, JobRef
 from flk.targets import TARGETS, target_of
 
@@ -27,22 +27,28 @@ class Selection:
     selector: str | None = None  # of labels, as kubectl's
     finished: bool = False  # only jobs that have succeeded or failed
     older_than: float | None = None  # seconds since the job ended, or since its creation if it has not
-    owner: str = ""  # the user who submitted it; empty: any
+    user: str = ""  # the user of the cluster who submitted it; empty: any
+    owner: str = ""  # and, since several people may be one user of a cluster, from where: ``user@host``
     others: bool = False  # also jobs that flk did not make
 
-    def chosen(self, client: JobClient) -> list[JobRef]:
-        """Return the chosen jobs, the oldest first."""
+    def chosen(self, client: JobClient, note: Callable[[str], None]) -> list[JobRef]:
+        """Return the chosen jobs, the oldest first. ``note`` is called if jobs of the user are from elsewhere."""
         selector = ",".join(filter(None, ("" if self.others else labels.JOB, self.selector)))
-        states = list_states(client, selector=selector or None)
+        listed = list_observed(client, selector=selector or None)
         kinds = {target.kind: target for target in TARGETS.values()}
-        chosen = [state for state in states if self._chooses(state, client.now())]
-        return [JobRef(state.name, kinds[state.kind], state.uid) for state in chosen]
+        chosen = [each.state for each in listed if self._chooses(each, client.now())]
+        elsewhere = [state for state in chosen if self.owner not in ("", state.owner)]
+        if elsewhere:
+            names = ", ".join(f"{state.name} ({state.owner or 'from an unknown machine'})" for state in elsewhere)
+            note(f"left alone, since another person may be {self.user} there: {names}; delete them by their names")
+        return [JobRef(state.name, kinds[state.kind], state.uid) for state in chosen if state not in elsewhere]
 
-    def _chooses(self, state: State, now: float) -> bool:
+    def _chooses(self, listed: Listed, now: float) -> bool:
+        state = listed.state
         ended = state.phase in _ENDED
         if state.phase == Phase.TERMINATING or (self.finished and not ended):
             return False
-        if self.owner and not is_user(self.owner, state.owner):
+        if self.user and not is_of(self.user, listed.seen.job):
             return False
         since = state.ended if ended and state.ended else state.created
         return self.older_than is None or now - since > self.older_than

@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn
 from flk.errors import ApiError, UsageError
 from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient
-from flk.observe.reader import view_job
 from flk.observe.resources import NODES, resource_of
+from flk.observe.view import JobView
 from flk.targets import target_of
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -72,12 +72,11 @@ def refuse_other_nodes(client: JobClient, job: Object, nodes: Sequence[str]) -> 
     )
 
 
-def quarantined(client: JobClient, name: str, report: Callable[[str], None]) -> list[str]:
+def quarantined(view: JobView, report: Callable[[str], None]) -> list[str]:
     """Return the nodes that a job has in quarantine, and ``report`` each of them."""
-    found = view_job(client, name).quarantine
-    for each in found:
+    for each in view.quarantine:
         report(f"node {each.node} is in quarantine, and avoided where others have room: {each.reason}")
-    return [each.node for each in found]
+    return [each.node for each in view.quarantine]
 
 
 def _required(terms: Sequence[Object], nodes: Sequence[str]) -> list[Object]:

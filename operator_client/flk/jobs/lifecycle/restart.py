@@ -19,6 +19,7 @@ from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.lifecycle.creation import OwnedObjects, check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
+from flk.jobs.lifecycle.progress import refuse_to_lose
 from flk.jobs.lifecycle.suspension import (
     end_of,
     is_suspended,
@@ -30,6 +31,7 @@ from flk.jobs.lifecycle.suspension import (
 )
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
+from flk.observe.reader import view_job
 from flk.observe.resources import CONFIG_MAPS, POD_GROUPS, SERVICES, WORKLOADS
 from flk.targets import target_of
 from flk.targets.gang import gang_of
@@ -54,20 +56,22 @@ def restart(
     report: Callable[[str], None],
     objects_with_uid: OwnedObjects = lambda job: (),
     avoid: Sequence[str] = (),
+    lose_progress: bool = False,
 ) -> str:
     """Run a job anew and return its UID, which is a new one if the job was created again.
 
     Its pods avoid the nodes ``avoid``, and nodes in quarantine where others have room. ``objects_with_uid`` makes the
     objects that need the UID of a new job. ``report`` is called with a line while flk waits for pods to end. Raises
     WaitTimeoutError if they do not within ``timeout`` seconds; a job that had not ended is suspended then. Raises
-    UsageError for a job in a queue that has not ended, and for ``avoid`` if flk cannot give the pods other nodes,
-    JobNotFoundError if there is no job.
+    UsageError for a job in a queue that has not ended, for ``avoid`` if flk cannot give the pods other nodes, and if
+    the job loses progress without ``lose_progress``, JobNotFoundError if there is no job.
     """
     job = client.get_job(name)
     if avoid and not target_of(job).pod_specs(job):
         _refuse_other_nodes(client, job, avoid)
     report_absent(client, avoid, report)
-    placed = avoiding(job, avoid, quarantined(client, name, report))
+    view = view_job(client, name)
+    placed = avoiding(job, avoid, quarantined(view, report))
     if end_of(job):
         return _recreate(client, placed, objects_with_uid, timeout, report)
     if queue_of(job):
@@ -76,6 +80,7 @@ def restart(
             hint=stopping_hint(client),
         )
     refuse_incomplete(client, job)
+    refuse_to_lose(view, lose_progress, report)
     if placed != job and not target_of(job).placeable:
         return _recreate(client, placed, objects_with_uid, timeout, report)
     try:

@@ -21,30 +21,36 @@ from flk.jobs.lifecycle.placement import (
     refuse_other_nodes,
     report_absent,
 )
+from flk.jobs.lifecycle.progress import loses_checkpoints, refuse_to_lose
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.pods import phase_of
+from flk.observe.reader import view_job
 from flk.targets import target_of
-from flk_runtime.contract import user_env
 
 
-def suspend(client: JobClient, name: str, *, wait: bool, timeout: float | None, report: Callable[[str], None]) -> bool:
+def suspend(
+    client: JobClient,
+    name: str,
+    *,
+    wait: bool,
+    timeout: float | None,
+    report: Callable[[str], None],
+    lose_progress: bool = False,
+) -> bool:
     """Suspend a job, and with ``wait`` return when its pods are gone. Return whether it was not suspended before.
 
-    ``report`` is called with a line while flk waits, and if the job's checkpoints end with its pods. Raises UsageError
-    if the job has ended or Kueue manages it, JobNotFoundError if there is none, and WaitTimeoutError if pods are left
-    after ``timeout`` seconds.
+    ``report`` is called with a line while flk waits, and with what the job loses. Raises UsageError if the job has
+    ended or Kueue manages it, or if it loses progress without ``lose_progress``, JobNotFoundError if there is none, and
+    WaitTimeoutError if pods are left after ``timeout`` seconds.
     """
     job = changeable_job(client, name)
     changed = not is_suspended(job)
     if changed:
-        set_suspended(client, job, True)
         if loses_checkpoints(job):
-            report(
-                f"job {name} has no volume for checkpoints, and those in memory end with its pods: it starts again at "
-                "step 0, unless its script saves elsewhere; --checkpoint PVC:/PATH or s3://BUCKET/PREFIX keeps them"
-            )
+            refuse_to_lose(view_job(client, name), lose_progress, report)
+        set_suspended(client, job, True)
     if wait:
         wait_for_pods_to_end(client, job, timeout=timeout, report=report)
     return changed
@@ -65,7 +71,7 @@ def resume(
     if avoid and not target_of(job).placeable:
         refuse_other_nodes(client, job, avoid)
     report_absent(client, avoid, report)
-    placed = avoiding(job, avoid, quarantined(client, name, report) if suspended else [])
+    placed = avoiding(job, avoid, quarantined(view_job(client, name), report) if suspended else [])
     if target_of(job).placeable:
         place(client, job, placed)
     elif placed != job:
@@ -100,19 +106,6 @@ def merge(base: Object, change: Object) -> None:
 def is_suspended(job: Object) -> bool:
     """Return whether the job's spec says that it is suspended."""
     return target_of(job).suspended(job)
-
-
-def loses_checkpoints(job: Object) -> bool:
-    """Return whether the launchers of a job keep its checkpoints in its pods only, as far as its manifest tells."""
-    for role in target_of(job).replicas(job).values():
-        spec = role.template.get("spec") or {}
-        ends = {volume["name"] for volume in spec.get("volumes") or [] if "emptyDir" in volume}
-        for container in spec.get("containers") or []:
-            folder = [v.get("value") for v in container.get("env") or [] if v.get("name") == user_env.CHECKPOINT]
-            for mount in container.get("volumeMounts") or []:
-                if mount["name"] in ends and folder[-1:] == [mount["mountPath"]]:
-                    return True
-    return False
 
 
 def queue_of(job: Object) -> str:

@@ -4,8 +4,19 @@
 and `flk.jobs.logs` read it; nothing here sends a request.
 """
 
-from flk.jobs.state.derive import deleted, derive
+from flk.jobs.state.derive import deleted, derive, unreadable
 from flk.jobs.state.model import SCHEMA, AttemptState, JobList, Phase, State
 from flk.observe.model import PodPhase, PodState
 
-__all__ = ["SCHEMA", "AttemptState", "JobList", "Phase", "PodPhase", "PodState", "State", "deleted", "derive"]
+__all__ = [
+    "SCHEMA",
+    "AttemptState",
+    "JobList",
+    "Phase",
+    "PodPhase",
+    "PodState",
+    "State",
+    "deleted",
+    "derive",
+    "unreadable",
+]

@@ -8,14 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flk import labels
+from flk.errors import FlkError
 from flk.health import cause_of, find, job_failure, with_memory_limit
 from flk.jobs.state.model import AttemptState, Phase, State
+from flk.kube import Object
 from flk.observe.model import Finding, PodPhase
+from flk.observe.pods import CLOCK_SKEW
 from flk.observe.view import JobView
-from flk.units import timestamp
+from flk.targets import target_of
+from flk.units import created_at, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.ranges import parse_ranges
+from flk_runtime.contract.record import Attempt
 
 
 def derive(view: JobView) -> State:
@@ -53,6 +58,7 @@ def derive(view: JobView) -> State:
         stored_step=seen.record.stored if seen.record else None,
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
+        unread=seen.unread_record,
         progress=list(seen.around.progress),
     )
     cause = next(iter(find(seen)), None)
@@ -69,6 +75,23 @@ def derive(view: JobView) -> State:
         state = replace(state, attempts=attempts, started=began)
     state = replace(state, since=_since(state, seen))
     return state if seen.gone is None else deleted(state, now=seen.gone)
+
+
+def unreadable(job: Object, error: Exception) -> State:
+    """Return the state of a job whose objects cannot be read because of this error."""
+    meta, told = job["metadata"], isinstance(error, FlkError)
+    return State(
+        name=str(meta["name"]),
+        namespace=str(meta.get("namespace") or ""),
+        uid=str(meta.get("uid") or ""),
+        phase=Phase.UNKNOWN,
+        code=int(ExitCode.ERROR),
+        reason="Unreadable",
+        message=str(error) if told else f"flk cannot read its objects: {type(error).__name__}",
+        created=timestamp(meta.get("creationTimestamp")),
+        kind=target_of(job).kind,
+        owner=str(labels.annotations_of(job).get(labels.OWNER, "")),
+    )
 
 
 def deleted(last: State, *, name_reused: bool = False, now: float | None = None) -> State:
@@ -140,7 +163,7 @@ def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
         return replace(base, phase=Phase.PREEMPTED)
     if base.ready == base.replicas:
         last = seen.record.attempts[-1] if seen.record and seen.record.attempts else None
-        if last is not None and last.failure is not None:
+        if last is not None and (last.failure is not None or _is_over(last, seen)):
             return replace(base, phase=Phase.RESTARTING)
         if cause is not None and last is None and seen.from_flk:
             return replace(base, phase=Phase.STARTING)  # the launchers have not met yet
@@ -159,6 +182,29 @@ def _trains_with_some_pods(seen: JobView) -> bool:
     return last is not None and last.ended is None and bool(seen.members) and running >= set(seen.members)
 
 
+def _is_over(attempt: Attempt, seen: JobView) -> bool:
+    """Return whether a container of a job whose pods all take part has started since the attempt: it has no launcher.
+
+    The record lags behind the pods until their launchers have met.
+    """
+    return not seen.resizable and not seen.clocks and bool(_started_since(attempt.started, seen))
+
+
+def _started_since(began: float, seen: JobView) -> list[float]:
+    return [pod.started for pod in seen.pods if pod.started and pod.started > began + CLOCK_SKEW]
+
+
+def _disturbed(seen: JobView, last: AttemptState | None) -> float | None:
+    """Return when a pod was last deleted, ended or made anew; None if no pod tells it."""
+    deleted = [timestamp(pod["metadata"].get("deletionTimestamp")) for pod in seen.objects.values()]
+    troubled = [pod for pod in seen.pods if not pod.is_up]
+    made = [created_at(seen.objects[pod.name]) for pod in troubled if pod.name in seen.objects]
+    ended = [pod.ended or 0.0 for pod in troubled]
+    return (
+        max([*deleted, *made, *ended, *_started_since(last.started if last else seen.now, seen)], default=0.0) or None
+    )
+
+
 def _since(state: State, seen: JobView) -> float | None:
     """Return when the phase began, as far as the objects tell."""
     suspended = seen.conditions.get("Suspended") or {}
@@ -170,8 +216,10 @@ def _since(state: State, seen: JobView) -> float | None:
         Phase.SUSPENDED: timestamp(suspended.get("lastTransitionTime")),
         Phase.QUEUED: timestamp(suspended.get("lastTransitionTime")),
         Phase.RUNNING: last.started if last else max((pod.started or 0.0 for pod in seen.pods), default=0.0),
-        Phase.RESTARTING: last.ended if last else None,
+        Phase.RESTARTING: (last.ended if last else None) or _disturbed(seen, last),
     }
+    if state.phase is Phase.RESTARTING and not begun[state.phase]:
+        return None  # and not since the creation of the job
     found = begun.get(state.phase) or (state.cause.since if state.cause else None) or state.created
     return float(found) if isinstance(found, int | float) and found else None
 

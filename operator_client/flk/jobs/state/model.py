@@ -30,6 +30,7 @@ class Phase(str, enum.Enum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     DELETED = "Deleted"
+    UNKNOWN = "Unknown"  # its object has values that cannot be read
 
     def __str__(self) -> str:
         return self.value
@@ -94,6 +95,7 @@ class State:
     saved_step: int | None = None  # of the newest checkpoint, as far as that was told
     stored_step: int | None = None  # of the newest checkpoint in storage
     pods: list[PodState] = field(default_factory=list)
+    unread: str = ""  # why the record of the launchers could not be read; empty: it was, or there is none
     progress: list[Progress] = field(default_factory=list)  # of the ranks that print metrics
 
     @property

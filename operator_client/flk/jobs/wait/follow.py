@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk.errors import FlkError
+from flk.errors import FlkError, UnreadableError
 from flk.jobs.archive_writer import ArchiveWriter, remember
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
 from flk.jobs.tails import TailReader
@@ -240,8 +240,13 @@ def _states(
         yield from _errors(follower)
         for seen in follower.updates(until):
             yield from _errors(follower)
-            for job, view in _views(pool, followed, seen, until).items():
-                yield [job], followed[job].take(view)
+            for job, read in _reads(pool, followed, seen, until).items():
+                try:
+                    found: _Seen | FlkError = followed[job].take(read())
+                except UnreadableError as error:  # it ends the watch of no other job
+                    follower.drop(job)
+                    found = error
+                yield [job], found
             if until is not None and time.monotonic() >= until:
                 return
         yield from _errors(follower)
@@ -263,17 +268,19 @@ def _errors(follower: Follower) -> Iterator[tuple[Sequence[JobRef], FlkError]]:
     yield from ((each, error) for error, each in jobs.items())
 
 
-def _views(
+def _reads(
     pool: ReadPool, followed: dict[JobRef, _Followed], seen: dict[JobRef, Observation], until: float | None
-) -> dict[JobRef, JobView]:
-    """Return the views of the jobs, of several without what was not read when the time is over."""
+) -> dict[JobRef, Callable[[], JobView]]:
+    """Return what makes the views of the jobs, of several without what was not read when the time is over."""
     if len(followed) == 1:  # its requests end in time
-        return {job: followed[job].reader.view(each) for job, each in seen.items()}
+        return {job: functools.partial(followed[job].reader.view, each) for job, each in seen.items()}
     futures: dict[JobRef, Future[JobView]] = {
         job: pool.submit(followed[job].reader.view, each) for job, each in seen.items()
     }
     wait(futures.values(), timeout=None if until is None else max(_LAST, until - time.monotonic()))
     return {
-        job: futures[job].result() if futures[job].done() else JobView(each, followed[job].client.commands)
+        job: futures[job].result
+        if futures[job].done()
+        else functools.partial(JobView, each, followed[job].client.commands)
         for job, each in seen.items()
     }

@@ -10,6 +10,7 @@ from typing import Any, Final
 from flk.observe.model import Evidence, Finding
 from flk.observe.observation import FoundCause, Observation, StateChange
 from flk.observe.progress import Progress
+from flk_runtime.contract import foreign
 from flk_runtime.contract.record import JobRecord
 
 SCHEMA: Final = "flk.dev/evidence/v1"
@@ -41,7 +42,7 @@ def from_json(text: str | bytes) -> Observation:
     """Return the observation that `to_json` has written. Raises ValueError for anything else."""
     try:
         return _from_dict(json.loads(text))
-    except (KeyError, TypeError, AttributeError) as error:
+    except foreign.ERRORS as error:
         raise ValueError(f"not an archived job: {error!r}") from None
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar, cast
 from flk import labels
 from flk.kube import Object
 from flk.secret_names import file_names_secret
+from flk_runtime.contract import foreign
 from flk_runtime.contract.pod_env import ON_RESTART, SETUP
 from flk_runtime.contract.secrets import (
     REDACTED,
@@ -27,7 +28,7 @@ from flk_runtime.contract.secrets import (
 T = TypeVar("T")
 
 # A name before what is assigned to it, as code and settings have it: os.environ["HF_TOKEN"] = "hf_…", token: x.
-_NAME_IN_CODE: Final = re.compile(r"""([\w.-]+)["'\])]*[ \t]*(?::|=(?!=))[ \t]*(?=\S)""")
+_NAME_IN_CODE: Final = re.compile(r"""(?<![\w.-])([\w.-]+)["'\])]*[ \t]*(?::|=(?!=))[ \t]*(?=\S)""")
 _FILE_OF_DIFF: Final = re.compile(r"diff --git a/.* b/(.+)")
 # A copy of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
@@ -87,8 +88,8 @@ def kept_diff(text: str, secrets: Sequence[str]) -> str:
 def _redacted_spec(text: str) -> str:
     """Return the annotation with the options of a job without values that may be secrets; empty if it is none."""
     try:
-        spec = json.loads(text)
-    except ValueError:
+        spec = foreign.parse_object(text)
+    except foreign.ForeignError:
         return ""
     _redact(spec)
     return json.dumps(masked(spec, []), separators=(",", ":"))
@@ -104,7 +105,7 @@ def _redact(node: Any) -> None:
     for key, value in node.items():
         if key == "env" and isinstance(value, list):
             for variable in value:
-                if "value" in variable:
+                if isinstance(variable, dict) and "value" in variable:
                     variable["value"] = _kept_value(variable.get("name", ""), variable["value"])
         elif key == "env" and isinstance(value, dict):  # of flk.yaml
             node[key] = {name: _kept_value(name, text) for name, text in value.items()}
@@ -165,7 +166,8 @@ def _parts(node: Any) -> Iterator[tuple[dict[str, str], list[str]]]:
         return
     for key, value in node.items():
         if key == "env" and isinstance(value, list):
-            yield {str(each.get("name", "")): str(each.get("value") or "") for each in value}, []
+            told = [each for each in value if isinstance(each, dict)]
+            yield {str(each.get("name", "")): str(each.get("value") or "") for each in told}, []
         elif key in ("command", "args") and isinstance(value, list):
             yield {}, [str(word) for word in value]
         else:

@@ -14,6 +14,7 @@ from flk.bench import BenchResult, bench_job, kept_results, measured
 from flk.errors import UsageError
 from flk.spec.job import Job
 from flk_runtime.bench import script
+from flk_runtime.bench.__main__ import joined
 from flk_runtime.bench.cases import first_cause
 from flk_runtime.bench.transport import transport, warning
 from flk_runtime.plan.calibration import Calibration, Link
@@ -155,6 +156,36 @@ def test_the_newest_result_of_a_model_on_some_hardware_is_kept(tmp_path: Path) -
     job = Job(command="train.py", replicas=2, resources={"gpu": 8})  # type: ignore[arg-type]
     assert [each["model"] for each in measured(job, tmp_path)] == ["b", "a"]
     assert BenchResult({"strategies": {}}).keep(tmp_path) is None
+
+
+def with_times(alone: float, **strategies: tuple[float, float]) -> BenchResult:
+    times = {name: {"seconds": seconds, "spread": spread} for name, (seconds, spread) in strategies.items()}
+    return BenchResult({**result().data, "alone": {"seconds": alone, "spread": 0.0}, "strategies": times})
+
+
+@pytest.mark.parametrize(
+    ("measured", "noise"),
+    [
+        (with_times(0.1, ddp=(0.1, 0.01), full_shard=(0.2, 0.02)), ""),
+        (with_times(0.01, ddp=(0.03, 0.09), full_shard=(0.11, 0.0)), "two measurements of a strategy differ by 90 ms"),
+        (with_times(0.05, ddp=(0.03, 0.0), full_shard=(0.11, 0.0)), "a step without communication took longer"),
+        (with_times(0.31, ddp=(0.3, 0.0), full_shard=(0.5, 0.0)), ""),
+        (with_times(0.1, ddp=(0.1, 0.5)), ""),
+    ],
+)
+def test_a_result_that_is_noise_is_not_kept(tmp_path: Path, measured: BenchResult, noise: str) -> None:
+    assert measured.noise.startswith(noise)
+    assert bool(measured.noise) == bool(noise)
+    assert bool(measured.keep(tmp_path)) == (not noise)
+
+
+def test_rounds_become_the_fastest_with_the_time_to_the_slowest() -> None:
+    first = joined(None, {"seconds": 0.4, "mfu": 0.1})
+    second = joined(first, {"seconds": 0.1, "mfu": 0.4})
+    assert (first["spread"], second["seconds"], second["mfu"]) == (0.0, 0.1, 0.4)
+    assert second["spread"] == pytest.approx(0.3)
+    assert joined(second, {"seconds": 0.2})["spread"] == pytest.approx(0.3)
+    assert joined(first, {"error": "out of memory"}) == {"error": "out of memory"}
 
 
 def test_a_result_that_cannot_be_written_leaves_no_temporary_file(tmp_path: Path) -> None:

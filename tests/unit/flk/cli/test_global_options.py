@@ -68,7 +68,7 @@ def test_kubeconfig_is_named_in_hints(fake: Any, run: Run, tmp_path: Path, monke
     assert "gone does not exist" in stderr
 
 
-def test_impersonation(fake: Any, run: Run) -> None:
+def test_impersonation(fake: Any, run: Run, secure: None) -> None:
     headers: list[Any] = []
     fake.heard = headers.append
     run("list", "--as", "ada", "--as-group", "a", "--as-group", "b")
@@ -80,7 +80,7 @@ def test_impersonation(fake: Any, run: Run) -> None:
 
 
 def test_a_server_and_a_token_need_no_kubeconfig(
-    fake: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Any, run: Run, secure: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     headers: list[Any] = []
@@ -95,7 +95,7 @@ def test_a_server_and_a_token_need_no_kubeconfig(
 
 
 def test_cluster_and_user_of_the_kubeconfig(
-    fake: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Any, run: Run, secure: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_kubeconfig(tmp_path / "config", "https://elsewhere")
     config = json.loads(path.read_text())

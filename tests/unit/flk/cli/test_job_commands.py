@@ -208,7 +208,8 @@ def beside(fake: FakeApiServer, run: Run, tmp_path: Path) -> None:
             labels = {"flk.dev/job": "gpt", "batch.kubernetes.io/job-completion-index": "0"}
             pod = JobBuilder(1).ended(0, 7, "no data\n").pods[0]
             pod["metadata"] |= {"name": "gpt-0-x", "uid": "pod-of-the-job", "labels": labels}
-            pod["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "gpt", "uid": item["metadata"]["uid"]}]
+            owner = {"kind": "Job", "name": "gpt", "uid": item["metadata"]["uid"], "controller": True}
+            pod["metadata"]["ownerReferences"] = [owner]
             fake.add("pods", pod)
 
     fake.created = fail

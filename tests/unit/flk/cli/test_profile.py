@@ -193,3 +193,11 @@ def test_the_text_of_a_gpu() -> None:
     assert "GPU OPERATOR" in text
     text = profile_text(0, "gpt-worker-0", ANSWER | {"step_seconds_before": 1.0}, summary)
     assert "steps are no longer than the 1 s before, 250 ms to begin and end" in text
+
+
+@pytest.mark.parametrize("path", ["a.", "a.//../../.ssh/authorized_keys", "/tmp/flk-1/run.sh", "", 5])
+def test_a_pod_does_not_choose_where_a_file_lies(cluster: Cluster, path: object, tmp_path: Path) -> None:
+    cluster.answer = {**ANSWER, "files": [path]}
+    with pytest.raises(ApiError, match="which is no profile"):
+        profile("gpt", rank="3", steps=2)
+    assert list(tmp_path.rglob("gpt-*")) == []

@@ -72,6 +72,8 @@ def test_the_data(fake: FakeApiServer, commands: list[list[str]], capsys: pytest
 
 def test_jobs_without_telemetry(fake: FakeApiServer, commands: list[list[str]]) -> None:
     JobBuilder(1).all("pod").add_to(fake)
+    assert "container is waiting to start" in measure(JobClient.connect(), "gpt")[1]  # the log could not be read
+    fake.written["gpt-worker-0"] = "[rank 0] hello"
     found, why = measure(JobClient.connect(), "gpt")
     assert found.ranks == []
     assert why.startswith("the launchers have told none yet")

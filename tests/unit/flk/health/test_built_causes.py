@@ -13,6 +13,8 @@ import pytest
 from flk.cli.why import text
 from flk.health import CAUSES, diagnose, find
 from flk.jobs.state import Phase, derive
+from flk.observe.needs import Answer, needs, with_answer
+from flk.observe.observation import Need
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -62,6 +64,14 @@ def suspended() -> JobBuilder:
     job.job["spec"]["runPolicy"]["suspend"] = True
     job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
     return job
+
+
+def ignored_by_kueue(**around: Any) -> JobView:
+    """A job of a cluster whose Kueue has been asked for the job's Workload and has none."""
+    seen = suspended().seen()
+    for need in needs(JobView(replace(seen, answered=frozenset({Need("events", "gpt", "PyTorchJob")})))):
+        seen = with_answer(seen, need, Answer())
+    return JobView(replace(seen, **around))
 
 
 def workload() -> dict[str, Any]:
@@ -132,6 +142,11 @@ def restarted(count: int) -> JobBuilder:
 # By the code: what is found, a part of the sentence, and the test in which a cluster shows it. In test_fake_nodes.py
 # kwok plays the nodes, and the test writes what controllers and monitors write that kind cannot have.
 BUILT: dict[str, tuple[Callable[[], JobView], str, str]] = {
+    "QueueIgnoresJobs": (
+        ignored_by_kueue,
+        "it is in queue gold, and Kueue has made no Workload for it in 1m: Kueue does not manage PyTorchJobs here",
+        "test_fake_nodes.py",
+    ),
     "WorkloadDeactivated": (
         lambda: suspended().view(workloads=[deactivated("Deactivated", "The workload is deactivated")]),
         "the job's Workload is deactivated, and queue gold does not start it (Deactivated): The workload is",
@@ -272,6 +287,40 @@ def test_a_queue_does_not_start_a_workload_that_is_deactivated(reason: str, phas
     activate = 'kubectl patch workload pytorchjob-gpt --type merge -p \'{"spec": {"active": true}}\' -n team'
     assert cause.remedy.startswith(f"{activate} has the queue start it again; ")
     assert derive(view).phase == phase
+
+
+def test_kueue_that_ignores_the_job_leaves_it_stuck() -> None:
+    view = ignored_by_kueue()
+    state = derive(view)
+    assert (state.phase, state.code) == (Phase.STUCK, ExitCode.INFRASTRUCTURE)
+    assert state.cause
+    assert state.cause.remedy.startswith(
+        "submit it with --target job or --target jobset or --target trainjob, or have kubeflow.org/pytorchjob added to "
+    )
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"time": NOW - 1},  # Kueue has its time
+        {"answered": frozenset()},  # nobody has asked for Workloads
+        {"unread": {Need("workloads"): "the API server did not answer"}},
+        {"unreadable": frozenset({"workloads"})},
+        {"other_versions": {"workloads": "v9"}},
+        {"workloads": [{"metadata": {"name": "w"}, "status": {}}]},
+    ],
+    ids=lambda around: next(iter(around)),
+)
+def test_a_job_whose_workload_may_exist_waits_in_its_queue(around: dict[str, Any]) -> None:
+    state = derive(ignored_by_kueue(**around))
+    assert (state.phase, state.reason) == (Phase.QUEUED, "WaitingInQueue")
+
+
+def test_a_job_in_a_queue_of_another_scheduler_is_suspended_by_somebody() -> None:
+    view = ignored_by_kueue()
+    view.around.job["metadata"]["labels"].clear()  # type: ignore[index]
+    view.around.job["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "gold"}  # type: ignore[index]
+    assert "QueueIgnoresJobs" not in [cause.code for cause in find(JobView(view.around))]
 
 
 def test_only_a_new_job_has_a_new_secret_of_its_own() -> None:

@@ -235,6 +235,8 @@ def archive(*members: tuple[str, str, bytes], links: bytes = tarfile.SYMTYPE) ->
             info = tarfile.TarInfo(name)
             info.size, info.linkname = len(content), link
             info.type = links if link else tarfile.REGTYPE
+            if content == b"FOLDER":
+                info.type, info.size, info.mode = tarfile.DIRTYPE, 0, 0o755
             made.addfile(info, io.BytesIO(content))
     data.seek(0)
     return data
@@ -271,3 +273,89 @@ def test_links_that_lead_out_are_left_out(target: str, tmp_path: Path) -> None:
     received.close()
     assert notes == [f"left out the link sub/link: it leads out of the folder, to {target}"]
     assert files(tmp_path) == {"here": True, "here/in": "sub"}
+
+
+def copied(target: Path, *members: tuple[str, str, bytes]) -> list[str]:
+    """What `flk cp JOB:/out TARGET` notes, where the pod sends these members of a folder."""
+    notes: list[str] = []
+    received = Received(str(target), "out", notes.append)
+    try:
+        received.unpack(archive(*members))
+        received.keep()
+    finally:
+        received.close()
+    return notes
+
+
+def test_a_link_below_a_link_is_left_out(tmp_path: Path) -> None:
+    """By its name a/a/plots lies two folders deep, and where it lies none."""
+    notes = copied(tmp_path, ("a", ".", b""), ("a/a/plots", "../../secret", b""), ("a/b", "x", b""))
+    assert [note.partition(":")[0] for note in notes] == ["left out the link a/a/plots", "left out the link a/b"]
+    assert files(tmp_path) == {"out": True, "out/a": "."}
+
+
+def test_the_folder_itself_is_no_link(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as made:
+        info = tarfile.TarInfo(".")
+        info.type, info.linkname = tarfile.SYMTYPE, "secret"
+        made.addfile(info)
+    received = Received(str(tmp_path), "out", print)
+    with pytest.raises(ApiError, match="neither a file nor a folder"):
+        received.unpack(io.BytesIO(stream.getvalue()))
+    received.close()
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("link", ["out", "out/sub"])
+def test_nothing_is_written_through_a_link_that_is_there(link: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "out").mkdir() if link != "out" else None
+    (tmp_path / link).symlink_to(tmp_path / "secret")
+    before = files(tmp_path)
+    with pytest.raises(UsageError, match="is a link on this machine, and nothing is written through links"):
+        copied(tmp_path, ("first", "", b"x"), ("sub", "", b"FOLDER"), ("sub/keys", "", b"x"))
+    assert files(tmp_path) == before
+
+
+def test_a_file_where_the_pod_has_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sub").write_text("mine")
+    before = files(tmp_path)
+    with pytest.raises(UsageError, match="sub is a file on this machine, and the source has a folder there"):
+        copied(tmp_path, ("sub", "", b"FOLDER"), ("sub/in", "", b"FOLDER"))
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[
+            ("mtime", "nan"),
+            ("mtime", "inf"),
+            ("mtime", "1e300"),
+            ("size", "-1"),
+            ("path", "a\0b"),
+            ("path", "x" * 9000),
+        ],
+        *[("GNU.sparse.size", "99999999999999"), ("GNU.sparse.map", "0,x"), ("hdrcharset", "BINARY")],
+    ],
+)
+def test_headers_that_no_tar_writes(key: str, value: str, tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as made:
+        root = tarfile.TarInfo(".")
+        root.type = tarfile.DIRTYPE
+        made.addfile(root)
+        info = tarfile.TarInfo("a")
+        info.pax_headers, info.size = {key: value}, 1
+        made.addfile(info, io.BytesIO(b"x"))
+    with contextlib.suppress(ApiError, UsageError):  # and no other error
+        received = Received(str(tmp_path), "out", print)
+        try:
+            received.unpack(io.BytesIO(stream.getvalue()))
+            received.keep()
+        finally:
+            received.close()
+    assert all(name.startswith("out") for name in files(tmp_path))
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 1

@@ -6,6 +6,7 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +17,14 @@ from flk.jobs.state import derive
 from flk.observe import pods
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import Standstill
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded
 from tests.support.api_server import EVENTS, JOBS, FakeApiServer
 from tests.support.commands import Run
-from tests.support.jobs import JobBuilder
+from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.health.test_deadlock import half_started
 from tests.unit.flk.observe.test_needs import pending_workload
@@ -46,10 +50,13 @@ def test_each_job_of_a_list_is_interpreted_and_copied_once(
 ) -> None:
     for number in range(5):
         JobBuilder(2, name=f"runs-{number}").all("pod").condition("Running").add_to(fake)
+        fake.written[f"runs-{number}-worker-0"] = "[rank 0] hello"
     code, stdout, _ = run("list")
     assert (code, stdout.count("Running")) == (0, 5)
-    assert counted == {"__init__": 5, "kept_job": 5}  # no pod says where it is in the network
-    assert len(fake.requests) < 10
+    # Twice more with its record. No pod says where it is in the network.
+    assert counted == {"__init__": 15, "kept_job": 5}
+    assert len([path for path in fake.asked("GET") if not path.endswith("/log")]) < 10
+    assert len([path for path in fake.asked("GET") if path.endswith("/log")]) == 5
 
 
 def test_a_job_of_a_list_that_needs_its_events_is_interpreted_again_with_them(
@@ -71,6 +78,11 @@ def _queued(name: str) -> JobBuilder:
     return builder
 
 
+def _with_workload(fake: FakeApiServer, name: str) -> None:
+    meta = {"name": f"pytorchjob-{name}", "labels": {"kueue.x-k8s.io/job-uid": f"uid-{name}"}}
+    fake.add("workloads", {"metadata": meta, "status": {}})
+
+
 def _phases(run: Run, *names: str) -> list[tuple[str, str]]:
     """The phase and reason of each job in the list, after a check that they are those of its status."""
     listed = {item["name"]: item for item in json.loads(run("list", "-o", "json")[1])["items"]}
@@ -83,6 +95,9 @@ def _phases(run: Run, *names: str) -> list[tuple[str, str]]:
 
 def test_a_job_with_a_queue_is_stuck_without_kueue_and_queued_with_it(fake: FakeApiServer, run: Run) -> None:
     _queued("gpt").add_to(fake)
+    assert _phases(run, "gpt") == [("Stuck", "QueueIgnoresJobs")]
+    assert run("wait", "gpt", "--timeout", "60s")[0] == ExitCode.INFRASTRUCTURE
+    _with_workload(fake, "gpt")
     assert _phases(run, "gpt") == [("Queued", "WaitingInQueue")]
     del fake.objects["/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"]
     assert _phases(run, "gpt") == [("Stuck", "WaitingInQueue")]
@@ -95,10 +110,40 @@ def test_jobs_of_a_list_have_the_workloads_that_are_theirs(fake: FakeApiServer, 
     meta = {"name": "pytorchjob-evicted", "labels": {"kueue.x-k8s.io/job-uid": "uid-evicted"}}
     fake.add("workloads", {"metadata": meta, "status": {"conditions": [evicted]}})
     fake.add("workloads", {"metadata": {"name": "of-nobody"}})
+    _with_workload(fake, "waits")
     assert _phases(run, "evicted", "waits") == [("Preempted", "PreemptedByQueue"), ("Queued", "WaitingInQueue")]
     run("list", "-A")
     workloads = [path for path in fake.asked("GET") if path.endswith("/workloads")]
     assert workloads.count("/apis/kueue.x-k8s.io/v1beta1/workloads") == 1
+
+
+def test_the_list_names_a_standstill_that_only_the_record_tells(fake: FakeApiServer, run: Run) -> None:
+    JobBuilder(1).all("pod").condition("Running").add_to(fake)
+    hangs = Standstill(NOW, "rank 0 sleeps", "gpt-worker-0")
+    told = replace(record(None, None, outcome="running"), standstill=hangs)
+    fake.written["gpt-worker-0"] = f"[pod 0] flk-record {told.to_json()}"
+    assert _phases(run, "gpt") == [("Running", "Standstill")]
+    assert "Standstill" in run("list")[1]
+    logs = [path for path in fake.asked("GET") if path.endswith("/log")]
+    assert len(logs) == 3
+
+
+def test_a_pod_that_somebody_killed_is_no_lack_of_memory_after_the_job_has_succeeded(
+    fake: FakeApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Failure(Kind.CONTAINER_KILLED, 1, None, "gpt-worker-1", time=NOW - 31)
+    job = JobBuilder(2, memory="512Mi").all("ended", 0, record(None, killed, None).to_json()).condition("Succeeded")
+    job.event("Killing", "Stopping container pytorch", "Pod", "gpt-worker-1", at="2026-01-01T00:00:28Z")
+    job.add_to(fake)
+    for event in fake.objects[EVENTS].values():
+        event["involvedObject"]["namespace"] = "team"
+    monkeypatch.setattr("flk.observe.client.JobClient.now", lambda _: NOW)
+    said = "gpt-worker-1 was killed (Killing: Stopping container pytorch)"
+    assert json.loads(run("status", "gpt", "-o", "json")[1])["attempts"][0]["cause"] == said
+    assert json.loads(run("list", "-o", "json")[1])["items"][0]["attempts"][0]["cause"] == said
+    fake.refused[EVENTS] = 403, "events is forbidden"
+    for command in ("status", "list"):
+        assert "ran out of memory" not in run(command, *(["gpt"] if command == "status" else []), "-o", "json")[1]
 
 
 @pytest.mark.parametrize("case", sorted(path.stem for path in recorded.FOLDER.glob("*.json")))
@@ -107,7 +152,7 @@ def test_the_list_says_of_a_recorded_job_what_its_status_says(
 ) -> None:
     """Their logs are missing here: a list reads none. What tells without a log is found as it was recorded."""
     view = recorded.load(recorded.FOLDER / f"{case}.json")
-    owner = [{"kind": "PyTorchJob", "name": view.name, "uid": view.uid}]
+    owner = [{"kind": "PyTorchJob", "name": view.name, "uid": view.uid, "controller": True}]
     around = view.around
     fake.objects[CLAIMS] = {}
     if around.not_served:

@@ -306,7 +306,7 @@ def test_log_without_new_lines_is_requested_with_growing_pauses(fake: Any, clien
 
 @pytest.mark.parametrize("expired", [False, True])
 def test_credentials_that_are_refused_for_long_end_the_reading(
-    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch, expired: bool
+    fake: Any, client: JobClient, secure: None, monkeypatch: pytest.MonkeyPatch, expired: bool
 ) -> None:
     """An API server that has just started refuses them for a while."""
     add_job(fake, 1, "Running")

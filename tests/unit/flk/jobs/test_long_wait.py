@@ -180,7 +180,9 @@ def watch_by_clock(clock: VirtualClock, *args: Any, **how: Any) -> Iterator[List
 
 
 @pytest.fixture
-def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shifted(
+    server: LongServer, clock: VirtualClock, secure: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everything of flk that waits or looks at a clock takes the virtual one."""
     config = {
         "apiVersion": "v1",

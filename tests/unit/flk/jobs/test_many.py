@@ -34,6 +34,7 @@ def many(fake: FakeApiServer) -> FakeApiServer:
         if number in (10, 20):
             builder.condition("Succeeded" if number == 20 else "Failed").all("ended", 0 if number == 20 else 1)
         builder.add_to(fake)
+        fake.written[f"{name(number)}-worker-0"] = "[rank 0] hello"
     return fake
 
 

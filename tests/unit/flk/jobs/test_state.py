@@ -11,7 +11,7 @@ import pytest
 
 from flk.jobs import state as states
 from flk.jobs.state import Phase
-from flk.observe.observation import Observation
+from flk.observe.observation import Need, Observation
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -295,10 +295,71 @@ def test_container_that_was_killed_twice_and_whose_pods_left_no_trace() -> None:
     assert "nothing else explains its SIGKILL; the limit is 512Mi" in state.message
 
 
+def at(seconds: float) -> str:
+    """So many seconds after the job was made, as a kubelet writes it."""
+    return f"2026-01-01T00:{int(seconds) // 60:02}:{seconds % 60:012.9f}Z"
+
+
+@pytest.mark.parametrize(("said", "reason"), [(20.5, ""), (21.5, "RankNeverJoined")])
+def test_a_line_from_before_the_attempt_that_runs_says_nothing_of_it(said: float, reason: str) -> None:
+    job = JobBuilder(2).all("pod").condition("Running")
+    job.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 60, NOW - 40, LOST), Attempt(1, NOW - 39)])
+    log = "[pod 0] 1 of 2 pods have joined; waiting for pod 1"
+    around = {"logs": {"gpt-worker-0": [log]}, "log_times": {"gpt-worker-0": [at(said)]}}
+    assert job.state(**around).reason == reason
+
+
+@pytest.mark.parametrize(("printed", "phase"), [(0, Phase.STUCK), (2, Phase.STARTING)])
+def test_a_pod_that_still_prints_may_yet_join(printed: float, phase: Phase) -> None:
+    job = JobBuilder(2).all("pod").condition("Running")
+    lines = {"gpt-worker-0": ["[pod 0] 1 of 2 pods have joined; waiting for pod 1"], "gpt-worker-1": ["[pod 1] setup"]}
+    seen = job.seen(logs=lines, log_times={"gpt-worker-1": [at(printed)]})
+    state = states.derive(JobView(replace(seen, time=NOW + 240)))
+    assert (state.phase, state.reason) == (phase, "RankNeverJoined")
+
+
+def test_a_restart_is_as_old_as_the_loss_of_the_pod() -> None:
+    job = JobBuilder(2).all("pod").condition("Running")
+    job.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 55)])
+    assert job.state().phase == Phase.RUNNING
+    job.pods[1]["metadata"]["deletionTimestamp"] = at(40)
+    assert (job.state().phase, job.state().since) == (Phase.RESTARTING, NOW - 20)
+    job.pod(1, "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    job.pods[1]["metadata"]["creationTimestamp"] = at(42)
+    assert (job.state().phase, job.state().since) == (Phase.RESTARTING, NOW - 18)
+    job.pod(1, state={"running": {"startedAt": at(45)}})
+    assert (job.state().phase, job.state().since) == (Phase.RESTARTING, NOW - 15)  # the record tells of no new attempt
+    job.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 55, NOW - 20, LOST), Attempt(1, NOW - 14)])
+    assert (job.state().phase, job.state().since) == (Phase.RUNNING, NOW - 14)
+    del job.pods[1]
+    job.record = JobRecord("running", 0, attempts=[Attempt(0, NOW - 55)])
+    assert (job.state().phase, job.state().since) == (Phase.RESTARTING, None)  # and not the age of the job
+
+
 def killed_container() -> JobBuilder:
     """A job that has ended because a launcher was killed with its container, at 00:00:29 by the leader's clock."""
     killed = replace(LOST, kind=Kind.CONTAINER_KILLED, message="")
     return JobBuilder(memory="512Mi").all("ended", 104, record(killed).to_json()).condition("Failed")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"answered": frozenset()},
+        {"unread": {Need("events", "gpt-worker-2", "Pod"): "the API server did not answer"}},
+        {"time": NOW + 3600},
+    ],
+    ids=["not asked for", "not read", "forgotten"],
+)
+@pytest.mark.parametrize("job", ["recorded", "foreign"])
+def test_events_that_were_not_read_are_no_proof_of_a_lack_of_memory(around: dict[str, Any], job: str) -> None:
+    seen = (killed_container() if job == "recorded" else killed_at_its_limit()).seen()
+    state = states.derive(JobView(replace(seen, **around)))
+    assert (state.reason, "memory helps" in state.message) == (
+        "PodLost" if job == "recorded" else "KilledBySignal",
+        False,
+    )
+    assert "ran out" not in str(state.to_dict())
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_the_launcher_of_a_running_job_answers(fake: FakeApiServer, monkeypatch:
 def test_an_older_launcher_is_not_asked(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with_launcher(fake)
     commands = answers(monkeypatch, "``stacks`` prints")
+    fake.written["gpt-worker-0"] = "[rank 0] hello"
     assert read_telemetry(JobClient.connect(), "gpt").history == []
     assert [command[-1] for command in commands] == ["--help"]
 

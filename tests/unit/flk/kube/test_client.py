@@ -190,8 +190,8 @@ def test_what_is_asked_to_find_a_version_ends_in_the_time_that_a_client_has(
 def test_lists_are_asked_for_compressed(fake: Any, client: ApiClient) -> None:
     heard: list[Any] = []
     fake.heard = lambda headers: heard.append(headers["Accept-Encoding"])
-    fake.fail(200, gzip.compress(b'{"items": [1]}'), headers={"Content-Encoding": "gzip"})
-    assert client.call("list", ALL)["items"] == [1]
+    fake.fail(200, gzip.compress(b'{"items": [{"a": 1}]}'), headers={"Content-Encoding": "gzip"})
+    assert client.call("list", ALL)["items"] == [{"a": 1}]
     with client.stream("watch", ALL, query={}, idle=5) as lines:
         list(lines)
     assert heard[0] == "gzip"
@@ -239,7 +239,9 @@ def test_unknown_host(kubeconfig: Any, client: ApiClient, monkeypatch: pytest.Mo
         client.call("list", ALL)
 
 
-def test_refused_token_is_renewed_once(fake: Any, client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_token_is_renewed_once(
+    fake: Any, client: ApiClient, secure: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused: list[Any] = []
     monkeypatch.setattr(client.access, "renew", refused.append)
     fake.fail(401)
@@ -251,6 +253,29 @@ def test_refused_token_is_renewed_once(fake: Any, client: ApiClient, monkeypatch
     fake.fail(401, times=2)
     with pytest.raises(NoConfigError, match="does not accept the credentials of context fake"):
         client.call("list", ALL)
+
+
+def test_a_server_without_tls_that_wants_credentials_gets_none(fake: Any, client: ApiClient) -> None:
+    heard: list[Any] = []
+    fake.heard = lambda headers: heard.append(headers["Authorization"])
+    fake.fail(401, times=2)
+    with pytest.raises(NoConfigError, match="wants credentials, and as kubectl, flk sends none without TLS"):
+        client.call("list", ALL)
+    assert set(heard) == {None}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *[b'{"items": 5}', b'{"items": [5]}', b'{"items": [{"metadata": 5}]}', b'{"metadata": []}', b"[" * 100_000],
+        *[b'{"items": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"\xff", b"5"],
+    ],
+)
+@pytest.mark.parametrize("status", [200, 403])
+def test_an_answer_that_is_none_is_one_line(fake: Any, client: ApiClient, answer: bytes, status: int) -> None:
+    fake.fail(status, answer)
+    with pytest.raises(ApiError):
+        client.list_all(ALL)
 
 
 def test_forbidden_names_verb_resource_namespace(fake: Any, client: ApiClient) -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from flk.kube import ConnectionOptions, set_connection_options
+from flk.terminal import one_line, printable
 from tests.support.api_server import TOKEN
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
@@ -144,3 +145,12 @@ def test_credentials_are_not_in_the_traceback_of_a_bug(fake: Any, run: Run, monk
     with pytest.raises(KeyError):
         run("list", "-v")
     assert TOKEN not in "".join(traceback.format_exception(*sys.exc_info()))
+
+
+@pytest.mark.parametrize(
+    "mark", ["\u061c", "\u200b", "\u200e", "\u2028", "\u2029", "\u202e", "\u2066", "\ufeff", "\ud800"]
+)
+def test_marks_that_are_not_seen_are_not_printed(mark: str) -> None:
+    assert printable(f"a{mark}b") == "ab"
+    assert printable(f"a{mark}b", colour=True) == "ab"
+    assert one_line(f"\u00e9{mark}\u6f22") == f"\u00e9{' ' * mark.isspace()}\u6f22"

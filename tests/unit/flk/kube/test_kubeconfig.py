@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import copy
 import errno
 import json
 import os
 import pty
+import random
 import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +168,68 @@ def test_credentials_are_in_the_headers(use: Any, content: Any, header: str) -> 
 
 
 PLUGIN_FAILED = r"the credentials plugin .* of context here failed.*"
+
+
+@pytest.mark.parametrize("server", ["http://here.example", "http://127.0.0.1:8001", "here.example:8080"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *[config(), with_user(username="ada", password="pass"), with_user(**{"token": "t", "as": "eve"})],
+        plugin(f"open('RAN', 'w'); print({REPLY!r})"),
+    ],
+)
+def test_nothing_secret_goes_over_plain_http(use: Any, content: Any, server: str, tmp_path: Path) -> None:
+    """As kubectl, which does not even run the plugin."""
+    content["clusters"][0]["cluster"]["server"] = server
+    use(content)
+    assert dict(connect().headers()) == {}
+    assert list(tmp_path.rglob("RAN")) == []
+
+
+WRONG = [
+    None,
+    5,
+    -1.5,
+    True,
+    "x",
+    "\n",
+    "\u00e9",
+    "\ud7ff",
+    [],
+    [5],
+    [None],
+    {},
+    {"a": 5},
+    {5: [5]},
+    [{}],
+    float("nan"),
+]
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def test_any_value_of_a_kubeconfig_is_taken_or_refused_in_one_line(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = {"token": "t", "as": "a", "as-groups": ["g"], "as-user-extra": {"k": ["v"]}, "as-uid": "7"}
+    plugins = {"exec": {**plugin("")["users"][0]["user"]["exec"], "args": ["x"], "env": [{"name": "A", "value": "b"}]}}
+    whole = {**with_user(**user), "kind": "Config"}
+    whole["clusters"][0]["cluster"] |= {"proxy-url": "http://127.0.0.1:1", "tls-server-name": "x", "extensions": []}
+    whole["users"].append({"name": "v", "user": plugins})
+    monkeypatch.setattr("subprocess.run", lambda *args, **how: subprocess.CompletedProcess(args, 1, "", ""))
+    for current in ("u", "v"):
+        whole["contexts"][0]["context"] |= {"user": current, "namespace": "n"}
+        for path, wrong in random.Random(5).sample([(path, wrong) for path in places(whole) for wrong in WRONG], 200):
+            changed = copy.deepcopy(whole)
+            node: Any = changed
+            for key in path[:-1]:
+                node = node[key]
+            node[path[-1]] = wrong
+            use(changed)
+            with contextlib.suppress(NoConfigError):  # and no other error
+                connect().headers()
 
 
 @pytest.mark.parametrize(

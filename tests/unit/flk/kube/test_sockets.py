@@ -20,6 +20,7 @@ from urllib3.util.ssltransport import SSLTransport
 
 from flk.errors import ApiError, ForbiddenError, UnreachableError
 from flk.kube import sockets
+from flk.kube.kubeconfig import Context
 from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed, PodConnection
 from flk.observe.client import JobClient
 from flk.observe.resources import EXEC, PORT_FORWARD
@@ -243,7 +244,8 @@ def test_an_https_proxy_is_spoken_to_in_tls(
     assert "/portforward?ports=8080" in behind.heads[1]
 
 
-def test_a_redirect_gets_no_credentials(server: Server, client: JobClient) -> None:
+def test_a_redirect_gets_no_credentials(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Context, "is_secure", True)
     other = Server()
     server.redirect = f"ws://{other.address}/"
     with pytest.raises(ApiError):

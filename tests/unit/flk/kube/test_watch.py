@@ -255,7 +255,8 @@ def job(uid: str = "job-1") -> dict[str, Any]:
 
 def pod(uid: str, owner: str = "job-1") -> dict[str, Any]:
     labels = {"training.kubeflow.org/job-name": "gpt"}
-    return {"metadata": {"name": "gpt-worker-0", "uid": uid, "labels": labels, "ownerReferences": [{"uid": owner}]}}
+    owners = [{"uid": owner, "controller": True}]
+    return {"metadata": {"name": "gpt-worker-0", "uid": uid, "labels": labels, "ownerReferences": owners}}
 
 
 def test_update_has_the_job_and_its_pods(fake: Any, client: JobClient) -> None:

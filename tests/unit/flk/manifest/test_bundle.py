@@ -216,7 +216,7 @@ def test_nothing_walks_the_home_folder(
 def test_files_are_read_once_and_a_large_one_is_named_before(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write("package/model.py", "notes.txt")
+    write("package/model.py", "setup.py")
     read: list[Path] = []
     read_bytes = Path.read_bytes
 
@@ -227,7 +227,7 @@ def test_files_are_read_once_and_a_large_one_is_named_before(
 
     monkeypatch.setattr(Path, "read_bytes", counted)
     make_bundle(job("-m package.model"), tmp_path)
-    assert sorted(read) == [tmp_path / "notes.txt", tmp_path / "package" / "model.py"]
+    assert sorted(read) == [tmp_path / "package" / "model.py", tmp_path / "setup.py"]
     with open(tmp_path / "data.bin", "wb") as file:
         file.truncate(200 * 2**20)
     read.clear()

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import signal
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -261,6 +262,24 @@ def test_no_secret_of_a_diff_is_kept() -> None:
         assert line in kept.splitlines()
     assert "+if token == end:" in kept
     assert "diff --git a/conf/.env b/conf/.env\n(not shown, since its name says that it is secret)\ndiff" in kept
+
+
+@pytest.mark.parametrize("word", ["a", "a.", "token ", '"', "-", "="])
+def test_a_long_line_of_a_diff_takes_linear_time(word: str) -> None:
+    """64 kB took minutes: each character began another search to the end of the line."""
+    signal.alarm(60)
+    kept_diff("+" + word * (400_000 // len(word)), [])
+    signal.alarm(0)
+
+
+@pytest.mark.parametrize(
+    "spec", ["[" * 100_000, "[1]", '{"env": [5], "command": 5}', '{"env": 5, "setup": 5}', "x", "1e999"]
+)
+def test_any_text_may_stand_where_the_options_are(spec: str) -> None:
+    item = job()
+    item["metadata"]["annotations"] = {"flk.dev/spec": spec}
+    assert kept_job(item)["metadata"]["name"] == "gpt"
+    assert secrets_of(item) == []
 
 
 def test_the_diff_of_a_submission_stays_when_others_look_at_the_job(client: JobClient) -> None:

@@ -82,10 +82,11 @@ def test_pods_without_a_node_need_events_and_then_nodes() -> None:
 
 
 def test_a_pod_without_a_node_needs_events_and_nodes_at_once_and_one_that_starts_only_later() -> None:
-    first, second = asked(replace(jobs.unschedulable().seen(), time=timestamp(MADE) + 1))
+    first, second = asked(replace(jobs.unschedulable().seen(answered=frozenset()), time=timestamp(MADE) + 1))
     assert ("events", "gpt-worker-0") in first
     assert ("nodes", "") in second
-    starting = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}}).seen()
+    made = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    starting = made.seen(answered=frozenset())
     early, late = (asked(replace(starting, time=timestamp(MADE) + seconds)) for seconds in (1, 60))
     assert ("events", "gpt-worker-0") not in early[0]
     assert ("events", "gpt-worker-0") in late[0]
@@ -170,8 +171,8 @@ def test_a_job_in_a_queue_waits_for_ever_where_there_is_no_kueue(fake: Any) -> N
     job.job["spec"]["runPolicy"]["suspend"] = True
     job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
     job.add_to(fake)
-    client = JobClient.connect(namespace="team")
-    assert find(view_job(client, "gpt"))[0].sentence == "it waits in queue gold; Kueue has no Workload for it yet"
+    ignored = find(view_job(JobClient.connect(namespace="team"), "gpt"))[0]
+    assert (ignored.code, ignored.resolves_itself) == ("QueueIgnoresJobs", False)
     del fake.objects["/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"]
     cause = find(view_job(JobClient.connect(namespace="team"), "gpt"))[0]
     assert (cause.code, cause.resolves_itself) == ("WaitingInQueue", False)

@@ -127,3 +127,12 @@ def test_files(tmp_path: Path) -> None:
 def test_any_text_is_a_mapping_or_a_usage_error(text: str) -> None:
     with contextlib.suppress(UsageError):
         assert isinstance(jobfile.mapping(text, "f.yaml"), dict)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: !!bool maybe", "a: !!timestamp x", "a: !!int x", "a: !!float x", f"a: 0x{'f' * 5000}", "a: " + "9" * 5000],
+)
+def test_a_value_that_its_type_cannot_have(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^f\.yaml"):
+        jobfile.mapping(f"a: {text}", "f.yaml")

@@ -25,7 +25,7 @@ from flk.targets.indexed import job_spec
 from flk.targets.rendezvous import needs_secret
 from flk.targets.trainjob import NODE, RUNTIME, runtime_template
 from tests.support.api_server import PODS
-from tests.support.jobs import MADE, NOW
+from tests.support.jobs import MADE, NOW, JobBuilder
 
 K8S = Path(__file__).parents[4] / "k8s"
 OTHERS = ("trainjob", "jobset", "job")
@@ -48,9 +48,14 @@ def stored(target: str, **status: Any) -> dict[str, Any]:
     return found | {"status": status}
 
 
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+# The Jobs whose controller makes the pods of the job gpt.
+JOBS_OF = {"job": "gpt", "jobset": "gpt-worker-0", "trainjob": "gpt-node-0"}
+
+
 def pod(target: str, index: int, *, made: str = MADE, suffix: str = "abcde", **status: Any) -> dict[str, Any]:
     kind = TARGETS[target]
-    names = {INDEX: str(index), "flk.dev/job": "gpt", "jobset.sigs.k8s.io/jobset-name": "gpt"}
+    names = {INDEX: str(index), "flk.dev/job": "gpt", JOBSET: "gpt"}
     names |= {"jobset.sigs.k8s.io/jobset-uid": "uid-gpt"}
     return {
         "metadata": {
@@ -59,7 +64,7 @@ def pod(target: str, index: int, *, made: str = MADE, suffix: str = "abcde", **s
             "namespace": "team",
             "creationTimestamp": made,
             "labels": names,
-            "ownerReferences": [{"kind": "Job", "uid": "uid-gpt"}],
+            "ownerReferences": [{"kind": "Job", "name": JOBS_OF[target], "uid": "uid-gpt", "controller": True}],
         },
         "spec": {"nodeName": "node-a", "containers": [{"name": kind.container}], "restartPolicy": "Never"},
         "status": {"phase": "Running", **status},
@@ -167,6 +172,38 @@ def test_pods_of_an_earlier_job_of_the_name_are_not_its_own(target: str) -> None
     earlier["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-uid"] = "another"
     own = pod(target, 0)
     assert target_of(found).own([earlier, own], found) == [own]
+
+
+@pytest.mark.parametrize("target", [*OTHERS, "pytorchjob"])
+@pytest.mark.parametrize("what", ["controller", "owner", "name", "index"])
+def test_a_pod_that_only_says_that_it_is_the_jobs_own_is_not(target: str, what: str) -> None:
+    """Everybody in the namespace may write labels and owners; the name of a pod that is there is taken."""
+    if target == "pytorchjob":
+        builder = JobBuilder(2, name="gpt").all("pod")
+        found, own = builder.job, builder.pods[0]
+    else:
+        found, own = stored(target), pod(target, 0)
+    forged = copy.deepcopy(own)
+    forged["metadata"]["creationTimestamp"] = "2036-01-01T00:00:00Z"
+    if what == "controller":
+        del forged["metadata"]["ownerReferences"][0]["controller"]
+    if what == "owner":
+        forged["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "evil", "uid": "evil", "controller": True}]
+    if what == "name":
+        forged["metadata"]["name"] = "evil-0-abcde"
+    if what == "index":
+        forged["metadata"]["labels"] |= {INDEX: "1", "training.kubeflow.org/replica-index": "1"}
+    assert target_of(found).own([own, forged], found) == [own]
+
+
+def test_a_pod_of_a_long_name_has_a_part_of_it() -> None:
+    """Jobs that flk makes have shorter names. Others' TrainJobs may not."""
+    found, name = stored("trainjob"), "n" * 52
+    found["metadata"]["name"] = name
+    own = pod("trainjob", 12)
+    own["metadata"] |= {"name": f"{name}-n-12-abcde", "labels": own["metadata"]["labels"] | {JOBSET: name}}
+    own["metadata"]["ownerReferences"][0]["name"] = f"{name}-node-0"
+    assert target_of(found).own([own], found) == [own]
 
 
 def test_what_a_trainjob_cannot_set_is_refused() -> None:

@@ -172,7 +172,7 @@ def test_the_attempts_of_launchers_that_were_killed_are_read(
     (attempt,) = former_attempts(entry, "gpt-worker-0", 0.0)
     assert attempt.failure is not None
     assert attempt.failure.kind is Kind.CONTAINER_KILLED
-    assert attempt.failure.summary == "gpt-worker-0 was killed, probably at the memory limit of its container"
+    assert attempt.failure.summary == "gpt-worker-0 was killed, at the memory limit of its container or from outside"
     assert (attempt.number, attempt.ended, attempt.step) == (0, entry.updated, 7 if step == 7 else 5)
     assert log == []
 

@@ -13,7 +13,7 @@ import pytest
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import parse_record
-from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Silences
+from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Silences, Standstill
 from flk_runtime.launcher import record_archive, record_writer
 from flk_runtime.launcher.record_writer import RecordWriter
 from flk_runtime.launcher.settings import Limits, Settings
@@ -95,6 +95,27 @@ def test_goodput_goes_to_the_log_the_cluster_and_the_termination_message(
     end = JobRecord.from_json((tmp_path / "end").read_text())
     assert end
     assert end.goodput == archive.kept == Goodput(1119, {"waiting": 119})
+
+
+def test_a_standstill_is_no_computing_while_it_lasts(archive: Archive, clock: SimpleNamespace, tmp_path: Path) -> None:
+    lines: list[str] = []
+    records = writer(lines, tmp_path)
+    assert records.ledger
+    page = ProgressPage.private()
+    records.ledger.start_attempt(page, 1000.0)
+    page.step, page.first_step, page.first_step_time, page.step_time = 9, 1, 1010.0, 1040.0
+    clock.now = 1100.0
+    records.write_running(RUNNING)
+    records.write_waits([], Standstill(1040.0, "rank 1 sleeps", "gpt-worker-1"))
+    told = logged(lines)[-1]
+    assert told
+    assert told.seconds == {"starting": 10.0, "computing": 30.0, "hanging": 60.0}
+    clock.now = 1200.0
+    records.keep_progress({0: page})
+    assert archive.kept
+    assert archive.kept.seconds == {"starting": 10.0, "computing": 30.0, "hanging": 160.0}
+    records.write_waits([], None)  # a rank makes progress again
+    assert archive.kept.seconds["computing"] == 190.0
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def terminal(
     tmp_path: Path,
     fake: FakeApiServer,
     kubeconfig: Path,
+    secure: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Terminal:

@@ -95,7 +95,7 @@ def new(**how: Any) -> JobBuilder:
     """A job with an owner, as `flk submit` creates it."""
     builder = JobBuilder(**how)
     builder.container["image"] = "registry.example/train:1"
-    builder.job["metadata"]["annotations"] = {"flk.dev/owner": "ada@laptop"}
+    builder.job["metadata"]["annotations"] = {"flk.dev/owner": "ada@laptop", "flk.dev/user": "ada"}
     builder.job["metadata"]["labels"] = {"flk.dev/job": builder.name}
     return builder
 
@@ -218,6 +218,10 @@ RECORDS = {
 def add(server: FakeApiServer, which: str) -> JobBuilder:
     """Put one of these jobs and the logs of its pods into the server."""
     builder = JOBS[which]().add_to(server)
+    if which == "queued":
+        said = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for nvidia.com/gpu"}
+        meta = {"name": "pytorchjob-gpt", "labels": {"kueue.x-k8s.io/job-uid": builder.job["metadata"]["uid"]}}
+        server.add("workloads", {"metadata": meta, "status": {"conditions": [said]}})
     for index, pod in builder.pods.items():
         if pod["status"]["phase"] != "Pending":
             record = RECORDS.get(which) if index == 0 else None

@@ -19,6 +19,7 @@ def test_no_jobs(terminal: Terminal, snapshot: SnapshotAssertion, options: str) 
     "options", ["", " -A", " -o name", " -A -o name", " -o wide", " --phase failed", " --sort name", " --mine"]
 )
 def test_jobs(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
+    fake.user = "ada"
     jobs.failed(jobs.RAISED).add_to(fake)
     jobs.running("resnet").add_to(fake)
     jobs.succeeded("bert").add_to(fake)

@@ -64,8 +64,8 @@ def batch_job(fake: Any) -> dict[str, Any]:
     fake.objects[BATCH] = {}
     spec = {"suspend": False, "template": {"spec": {}}}
     job = fake.add("jobs", {"kind": "Job", "metadata": {"name": "gpt", "labels": {"flk.dev/job": "gpt"}}, "spec": spec})
-    owned = {"labels": {"flk.dev/job": "gpt"}, "ownerReferences": [{"uid": job["metadata"]["uid"]}]}
-    fake.add("pods", {"metadata": {"name": "gpt-0", **owned}, "spec": {}, "status": {"phase": "Failed"}})
+    owned = {"labels": {"flk.dev/job": "gpt"}, "ownerReferences": [{"uid": job["metadata"]["uid"], "controller": True}]}
+    fake.add("pods", {"metadata": {"name": "gpt-0-abcde", **owned}, "spec": {}, "status": {"phase": "Failed"}})
     return dict(job)
 
 
@@ -75,7 +75,7 @@ def test_suspend_waits_for_no_pod_that_has_ended_and_that_the_controller_keeps(
     code, _, stderr = run("suspend", "gpt", "--timeout", "10s")
     assert code == 0, stderr
     assert fake.objects[BATCH]["gpt"]["spec"]["suspend"] is True
-    fake.objects[PODS]["gpt-0"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    fake.objects[PODS]["gpt-0-abcde"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert run("suspend", "gpt", "--timeout", "1s")[0] == 124, "it is being deleted"
     del fake.objects[BATCH]["gpt"]
     JobBuilder(replicas=2).ended(0, 0).ended(1, 137).add_to(fake)

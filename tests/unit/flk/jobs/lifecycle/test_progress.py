@@ -1,0 +1,137 @@
+"""Commands that end all pods of a job whose checkpoints only their memory has: refused, asked, or told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flk
+from flk.errors import UsageError
+from flk.jobs.lifecycle.progress import loses_checkpoints, lost_with_pods
+from flk.manifest import make_bundle, render
+from flk.spec.job import validated
+from flk.targets import TARGETS
+from flk_runtime.contract.pod_layout import CHECKPOINT_FOLDER
+from flk_runtime.contract.record import JobRecord
+from tests.support.api_server import JOBS, PODS
+from tests.support.commands import Run
+from tests.support.jobs import JobBuilder, record
+
+LOST = (
+    "job gpt is at step 190, and its newest checkpoint, of step 120, is only in the memory of its pods, which ends "
+    "with them"
+)
+AGAIN = f"{LOST}: it starts again at step 0, unless its script saves elsewhere"
+RECORD: JobRecord = replace(record(None, None, outcome="running"), saved=120)
+STEP = '[rank 0] {"step": 190, "loss": 2.5}'
+
+
+def in_memory(name: str = "gpt") -> JobBuilder:
+    job = JobBuilder(2, name=name)
+    job.container["env"] = [{"name": "FLK_CHECKPOINT", "value": CHECKPOINT_FOLDER}]
+    job.container["volumeMounts"] = [{"name": "checkpoint", "mountPath": CHECKPOINT_FOLDER}]
+    template = job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    template["spec"]["volumes"] = [{"name": "checkpoint", "emptyDir": {}}]
+    return job.condition("Running")
+
+
+@pytest.fixture
+def training(fake: Any) -> Any:
+    """A job that has told of its checkpoint and of a later step, beside one with a volume."""
+    in_memory().all("pod").add_to(fake)
+    JobBuilder(1, name="stored").add_to(fake)
+    fake.written["gpt-worker-0"] = f"[pod 0] flk-record {RECORD.to_json()}\n{STEP}\n"
+    return fake
+
+
+def suspended(fake: Any, name: str = "gpt") -> bool:
+    return bool(fake.objects[JOBS][name]["spec"]["runPolicy"].get("suspend"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_checkpoints_end_with_the_pods_of_each_target_unless_they_have_a_volume(target: str, tmp_path: Path) -> None:
+    job = validated({"command": "train.py", "name": "gpt", "ship": False, "target": target})
+    for made, loses in ((job, True), (job.changed(checkpoint="pvc:/ck"), False)):
+        assert loses_checkpoints(render(made, make_bundle(made, tmp_path), namespace="team")[0]) is loses
+
+
+@pytest.mark.parametrize("command", ["restart", "suspend"])
+def test_a_job_loses_nothing_without_a_word(training: Any, run: Run, command: str) -> None:
+    code, _, stderr = run(command, "gpt")
+    assert (code, suspended(training)) == (2, False)
+    assert f"error: {AGAIN}\nhint: --lose-progress ends them all the same; " in stderr
+    training.objects[PODS].clear()
+    in_memory().all("pod").add_to(training)
+    code, _, stderr = run(command, "gpt", "--lose-progress", "--timeout", "1s")
+    assert (code, suspended(training)) == (124, True)
+    assert f"flk: {AGAIN}\n" in stderr
+
+
+@pytest.mark.parametrize("which", [["gpt", "stored"], ["-l", "flk.dev/job"]])
+def test_of_several_jobs_only_those_are_refused_that_lose_something(training: Any, run: Run, which: list[str]) -> None:
+    code, _, stderr = run("suspend", *which)
+    assert (code, suspended(training), suspended(training, "stored")) == (2, False, True)
+    assert LOST in stderr
+
+
+@pytest.mark.parametrize(("answer", "is_suspended"), [(True, True), (False, False)])
+def test_on_a_terminal_the_user_is_asked(
+    training: Any, run: Run, monkeypatch: pytest.MonkeyPatch, answer: bool, is_suspended: bool
+) -> None:
+    asked: list[str] = []
+
+    def confirm(text: str, **_: Any) -> bool:
+        asked.append(text)
+        return answer
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", confirm)
+    code, _, stderr = run("suspend", "gpt", "stored", "--no-wait")
+    assert (code, suspended(training)) == (0 if answer else 2, is_suspended)
+    assert asked == ["Lose it, and start again at step 0?"]
+    assert f"flk: {LOST}\n" in stderr
+    run("resume", "gpt")
+    run("suspend", "stored", "--no-wait")
+    assert len(asked) == 1, "nothing is lost"
+
+
+def test_a_deletion_says_what_it_ends_and_does_not_ask(training: Any, run: Run) -> None:
+    code, stdout, stderr = run("delete", "gpt", "stored", "--no-wait")
+    assert (code, stdout.split()) == (0, ["gpt", "stored"])
+    assert stderr.count(LOST) == 1
+    assert "stored" not in stderr
+
+
+@pytest.mark.usefixtures("kubeconfig")
+def test_a_handle_refuses_as_the_commands_do(training: Any) -> None:
+    job = flk.get("gpt")
+    for change in (job.suspend, job.restart):
+        with pytest.raises(UsageError, match="at step 190"):
+            change()
+    assert not suspended(training)
+    with pytest.raises(flk.errors.WaitTimeoutError):
+        job.suspend(1, lose_progress=True)
+
+
+def test_what_cannot_be_read_may_be_lost(training: Any, run: Run) -> None:
+    training.refused[f"{PODS}/gpt-worker-0/log"] = 403, "pods/log is forbidden"
+    code, _, stderr = run("restart", "gpt")
+    assert (code, suspended(training)) == (2, False)
+    assert "how far it is cannot be read: " in stderr
+
+
+def test_nothing_is_lost_of_a_job_that_has_ended_or_told_no_step() -> None:
+    told = {"record": RECORD}
+    ended = in_memory().all("ended", 0).condition("Succeeded")
+    suspended, running, waiting = in_memory().all("pod"), in_memory().all("pod"), in_memory().all("pod", "Pending", {})
+    suspended.job["spec"]["runPolicy"]["suspend"] = True
+    for job in (ended, suspended, waiting):
+        job.record = RECORD
+        assert lost_with_pods(job.view()) == ""
+    assert lost_with_pods(running.view()) == ""
+    running.record = told["record"]
+    assert lost_with_pods(running.view()).startswith("job gpt is at step 120, and its newest checkpoint, of step 120")

@@ -1,0 +1,105 @@
+"""What flk asks git starts no program of the folder's own, which may be somebody else's archive with its ``.git``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flk.manifest.commit import commit_of, diff_of
+from flk.manifest.files import select_files
+from flk.spec.job import Job
+
+
+def git(root: Path, *words: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always"]
+    subprocess.run(["git", "-C", str(root), *who, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Path:
+    """What a program of the folder makes."""
+    return tmp_path / "RAN"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with a submodule, and with a file whose size git has to read anew."""
+    for name in ("inner", "outer"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text("1\n")
+        (tmp_path / name / ".gitattributes").write_text("*.py filter=evil diff=evil\n")
+        git(tmp_path / name, "init", "-q")
+        if name == "outer":
+            git(tmp_path / name, "submodule", "add", "-q", str(tmp_path / "inner"), "lib")
+        git(tmp_path / name, "add", ".")
+        git(tmp_path / name, "commit", "-q", "-m", "a")
+    for folder in (tmp_path / "outer", tmp_path / "outer" / "lib"):
+        (folder / "train.py").write_text("2\n")
+        os.utime(folder / "train.py", (1, 1))
+    return tmp_path / "outer"
+
+
+SETTINGS = {
+    "core.fsmonitor": "{}",
+    "core.hooksPath": "../hooks",
+    "core.pager": "{}",
+    "pager.diff": "{}",
+    "filter.evil.clean": "{}",
+    "filter.evil.process": "{}",
+    "filter.evil.required": "true",
+    "diff.evil.textconv": "{}",
+    "diff.evil.command": "{}",
+    "diff.external": "{}",
+}
+REMOTE = {
+    "core.repositoryFormatVersion": "1",
+    "extensions.partialClone": "origin",
+    "remote.origin.url": "ext::{}",
+    "remote.origin.promisor": "true",
+    "protocol.ext.allow": "always",
+}
+
+
+@pytest.mark.parametrize(("settings", "folder"), [(SETTINGS, ""), (SETTINGS, "lib"), (REMOTE, "")])
+def test_no_program_of_the_folder_runs(settings: dict[str, str], folder: str, checkout: Path, ran: Path) -> None:
+    program = ran.parent / "program"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\ncat\n")
+    program.chmod(0o755)
+    (checkout / "hooks").mkdir()
+    for hook in ("post-index-change", "post-checkout", "pre-commit"):
+        (checkout / "hooks" / hook).symlink_to(program)
+    for key, value in settings.items():
+        git(checkout / folder, "config", key, value.format(program))
+    if settings is REMOTE:  # an object is missing, which git would get from there
+        for path in (checkout / ".git" / "objects").rglob("??/*"):
+            path.unlink()
+    before = ran.exists()
+    commit_of(checkout)
+    diff_of(checkout)
+    select_files(Job(command=["train.py"]), checkout)
+    assert not before
+    assert not ran.exists()
+
+
+def test_a_filter_whose_name_no_option_can_take_away(checkout: Path, ran: Path) -> None:
+    (checkout / ".gitattributes").write_text("*.py filter=a=b\n")
+    git(checkout, "config", "filter.a=b.clean", f"touch {ran}")
+    assert commit_of(checkout) == diff_of(checkout) == ""
+    assert not ran.exists()
+
+
+def test_files_of_another_folder_are_not_told(checkout: Path, tmp_path: Path) -> None:
+    """An archive's configuration may say that its files lie in the user's home."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "train.py").write_text("the user's own\n")
+    git(checkout, "config", "core.worktree", str(tmp_path / "home"))
+    assert "own" not in diff_of(checkout)
+
+
+def test_the_users_own_filters_count(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text('[filter "evil"]\n clean = "sed s/2/1/"\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
+    assert not commit_of(checkout).endswith("-dirty")
