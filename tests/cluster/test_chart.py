@@ -90,13 +90,13 @@ def objects(kubectl: Any) -> set[str]:
     return {name for name in names(kubectl) if not name.startswith("secret/sh.helm.release.")}
 
 
-def test_a_release_with_a_script_of_250_kilobytes_trains_beside_another_and_leaves_nothing(
+def test_a_release_with_a_script_of_200_kilobytes_trains_beside_another_and_leaves_nothing(
     helm: Any, kubectl: Any, flk: Any, image: str, torch_image: str, tmp_path: Path, eventually: Any
 ) -> None:
     # An image with torch and nothing of flk, and a script from this machine. Real source compresses as that of users.
     sources = "".join(path.read_text() for path in sorted((ROOT / "operator_client" / "flk").rglob("*.py")))
-    large = EXAMPLE.read_text() + "".join(f"# {line}\n" for line in sources[:250_000].splitlines())
-    assert len(large) > 250_000
+    large = EXAMPLE.read_text() + "".join(f"# {line}\n" for line in sources[:200_000].splitlines())
+    assert len(large) > 200_000
     (tmp_path / "train.py").write_text(large)
     script = ["--set-file", f"job.script={tmp_path}/train.py", "--set", "job.command={train.py,--steps,20}"]
     two = ["--set", "job.replicas=2", "--set", f"job.image={torch_image}"]

@@ -20,7 +20,7 @@ from tests.support.chart import CHART, ROOT, Rendered, template
 from tests.support.commands import helm
 
 SCRIPT = "import torch\nprint('é', {{ .Values }}, \"$(HOME)\")\n"  # what Helm, YAML or Kubernetes could change
-LARGE_SCRIPT = 250_000  # bytes
+LARGE_SCRIPT = 200_000  # bytes
 RELEASE_LIMIT = 2**20  # bytes: Helm keeps the chart and what it rendered in one Secret
 
 
