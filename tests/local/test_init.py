@@ -87,6 +87,27 @@ def test_ranks_draw_alike_until_the_training_begins(ranks: Ranks, variable: str)
     assert first.lines == again.lines
 
 
+def test_a_script_without_a_seed_draws_the_same_in_each_attempt_and_one_of_another_generator_counts(
+    ranks: Ranks,
+) -> None:
+    script = """
+        import random, torch, flk_runtime as flk
+        random.seed(11)
+        expected = random.random()
+        random.seed(11)
+        with flk.init(device="cpu") as run:
+            assert random.random() == expected
+            print(run.seed, torch.rand(1).item())
+        print(torch.rand(1).item())
+        with flk.init(device="cpu", checkpoint="") as run:
+            print(run.seed, torch.rand(1).item())
+    """
+    first, again = ranks(script, 1)[0], ranks(script, 1)[0]
+    assert first.lines == again.lines
+    assert first.lines[0].startswith("0 ")
+    assert len({line.split()[-1] for line in first.lines}) == 3
+
+
 @pytest.mark.parametrize(
     ("environment", "words"),
     [

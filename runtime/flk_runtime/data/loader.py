@@ -82,8 +82,8 @@ class LoaderEvents:
         """The optimizer steps of the run."""
         return 0
 
-    def begin(self) -> None:
-        """An iteration is about to give its first batch."""
+    def begin(self, loader: EpochLoader) -> None:
+        """An iteration over the loader is about to give its first batch."""
 
     def draw(self) -> None:
         """A batch is about to be drawn, which ends the step before."""
@@ -332,7 +332,7 @@ class EpochLoader:
             yield item
 
     def _seed_workers(self) -> None:
-        self._context.events.begin()
+        self._context.events.begin(self)
         at = self._at
         self._generator.manual_seed(rng.derive_seed("workers", self._seed, at.order, at.consumed, self._rank))
 

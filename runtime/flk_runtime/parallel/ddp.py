@@ -64,21 +64,9 @@ class FrozenModel(ParallelModel):
         """Send rank 0's parameters and buffers to all ranks. Collective."""
         super().__init__(model)
         synchronize(model)
-        self._own = {id(each) for each in model.parameters()}
-        found = weakref.WeakMethod(self._check)  # the hook stays for ever
 
-        def check(optimizer: Optimizer, *_: Any) -> None:
-            if own := found():
-                own(optimizer)
-
-        register_optimizer_step_pre_hook(check)
-
-    def _check(self, optimizer: Optimizer) -> None:
-        if any(id(each) in self._own and each.grad is not None for each in parameters_in(optimizer)):
-            raise SetupError(
-                "no parameter of this model required a gradient in parallelize, so strategy ddp does not average its "
-                "gradients: freeze parameters after parallelize"
-            )
+    def replicas(self) -> dist.ProcessGroup | None:
+        return dist.group.WORLD
 
 
 class _Wrapper(DistributedDataParallel):

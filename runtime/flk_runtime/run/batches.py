@@ -56,6 +56,7 @@ class Batches(LoaderEvents):
         self._given: set[EpochLoader] = set()  # loaders with a batch since the latest step
         self.draws = False
         """Whether one of them has given it outside of torch.no_grad()."""
+        self._begun: set[EpochLoader] = set()  # whose iterations go on with the random states that were set last
         self._gone_on: set[EpochLoader] = set()  # of which a line has said so
         # Loaders with a batch before a backward pass since the latest step; None: no pass has been seen.
         self._used: set[EpochLoader] | None = None
@@ -223,8 +224,12 @@ class Batches(LoaderEvents):
     def steps_done(self) -> int:
         return self._steps.done
 
-    def begin(self) -> None:
-        self._saves.manager.start_rank_rng()
+    def begin(self, loader: EpochLoader) -> None:
+        if not self._begun or loader in self._begun:  # else it is read beside another one, which has drawn numbers
+            self._begun.clear()
+            self._saves.manager.start_rank_rng()
+        if torch.is_grad_enabled():  # without gradients it is for an evaluation
+            self._begun.add(loader)
 
     def draw(self) -> None:
         if self._steps.is_open and torch.is_grad_enabled():  # without gradients it is for an evaluation

@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 
-def at_first_pass(modules: Iterable[nn.Module], begin: Callable[[], None]) -> None:
-    """Call ``begin`` before the first call of one of ``modules`` with gradients; now if there is no module."""
+def at_first_pass(modules: Iterable[nn.Module], begin: Callable[[], None]) -> Callable[[], None]:
+    """Call ``begin`` before the first call of one of ``modules`` with gradients; now if there is no module.
+
+    The function that is returned has the calls that are still to come do nothing.
+    """
     modules = list(modules)
-    if modules:
-        _FirstPass(modules, begin)
-    else:
+    if not modules:
         begin()
+    return _FirstPass(modules, begin).remove
 
 
 class _FirstPass:
@@ -28,10 +30,13 @@ class _FirstPass:
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # the compiler would trace what follows
             return
-        for hook in self._hooks:
-            hook.remove()
+        self.remove()
         if self._begin:
             self._begin()
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def __reduce__(self) -> Any:
         return _FirstPass, ()

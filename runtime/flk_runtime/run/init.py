@@ -54,11 +54,13 @@ def init(
     - ``diloco``: options of strategy diloco, which trains several workers, each with an inner strategy; default
       $FLK_DILOCO, else the defaults of `flk_runtime.DiLoCo`.
     - ``seed``: of Python's, NumPy's and torch's generators, and of the order of loaders; default $FLK_SEED, else the
-      script's own: where it has seeded torch, all three generators stay as rank 0 has them now, else the seed is 0. All
-      ranks draw alike, also where each has had a seed of its own, so that they build the same model and split the data
-      alike, until a batch of a loader is drawn or the model is called first with gradients. From then on each rank
-      draws numbers of its own, or goes on with those of the checkpoint. `Run.close` seeds the generators anew, so that
-      what follows draws the same in every attempt.
+      script's own: where it has seeded torch with a number from 0 to 2**32 - 1, all three generators stay as rank 0
+      has them now. Else torch's seed is 0, since a larger number cannot be told from the random one that torch begins
+      with; Python's and NumPy's generators stay as rank 0 has them, which a script that has not seeded them finds
+      otherwise in each attempt. All ranks draw alike, also where each has had a seed of its own, so that they build
+      the same model and split the data alike, until a batch of a loader is drawn or the model is called first with
+      gradients. From then on each rank draws numbers of its own, or goes on with those of the checkpoint. `Run.close`
+      seeds the generators anew, so that what follows draws the same in every attempt.
     - ``checkpoint``: folder of checkpoints that all ranks see, or ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT, else
       none are written.
     - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end; ``auto``:
@@ -117,7 +119,7 @@ def _draw_as_rank_0(default: int) -> int:
 
     def begin() -> tuple[int, dict[str, Any]]:
         if (seed := rng.script_seed()) is None:
-            rng.seed_all(seed := default)
+            torch.manual_seed(seed := default)  # the script may have seeded the others, which cannot be told
         return seed, rng.get_state()
 
     seed, state = process_group.on_main(begin)

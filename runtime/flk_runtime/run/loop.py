@@ -48,7 +48,7 @@ class Loop(Training):
         self._end_with_process()
         self._register(adapted)
         if self.steps:
-            at_first_pass(self._called(), self._saves.manager.begin_rank_rng)
+            context.closing.append(at_first_pass(self._called(), self._saves.manager.begin_rank_rng))
 
     def register(self, **objects: Any) -> None:
         """Keep more objects, as `adopt` does, and restore them now. Call it before the first step. Collective.

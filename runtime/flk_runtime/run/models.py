@@ -121,7 +121,7 @@ class Models:
             outer = OuterLoop(parallel, blocks, context.options.diloco, context.member, self._steps.done)
             manager.register("diloco", outer)
             self._steps.begin_rounds(outer)
-        at_first_pass([parallel.module], manager.begin_rank_rng)
+        context.closing.append(at_first_pass([parallel.module], manager.begin_rank_rng))
         return parallel.module
 
     def average(self, decay: float, model: nn.Module | None) -> Average:
@@ -229,7 +229,10 @@ class Models:
 
     def _hand_over(self, optimizer: Optimizer) -> None:
         """Look at the steps of an optimizer that the script has handed over."""
+        known = optimizer in self._optimizers
         self._optimizers[optimizer] = len(optimizer.param_groups)
+        if known:
+            return
         hooks = [optimizer.register_step_post_hook(lambda *_: self._batches.passed())]
         if self._is_averaged:
             hooks.append(optimizer.register_step_pre_hook(self._before_step))

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from flk_runtime.data import join_batches
@@ -41,8 +40,7 @@ class Training:
         self.is_main, self.closed = self.rank == 0, False
         self._context, self._owns_group = context, owns_group
         # What follows draws alike in each attempt, and on all ranks, however far this training has drawn.
-        seed = rng.derive_seed("after", torch.initial_seed())
-        context.closing.append(lambda: rng.seed_all(seed))
+        context.closing.append(lambda: rng.seed_all(rng.seed_of_next(options.seed)))
 
     def print(self, *values: object) -> None:
         """Print a line on rank 0."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 _UINT32 = "I"  # of array.array
+_SCRIPT_SEEDS = 1 << 32  # torch begins each process with 64 random bits; a script seeds with a smaller number
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -31,9 +32,17 @@ def seed_all(seed: int) -> None:
 
 
 def script_seed() -> int | None:
-    """The seed in [0, 2**63) that the script has given torch's generator; None if it has given none."""
+    """The seed in [0, 2**32) that the script has given torch's generator; None if it has given none.
+
+    A larger or a negative one cannot be told from the random seed that torch begins with.
+    """
     seed = torch.initial_seed()
-    return None if seed == torch.Generator().initial_seed() else seed % (1 << 63)
+    return seed if seed < _SCRIPT_SEEDS else None
+
+
+def seed_of_next(seed: int) -> int:
+    """The seed with which the training after the one with ``seed`` begins. `script_seed` tells it."""
+    return derive_seed("after", seed) % _SCRIPT_SEEDS
 
 
 def get_state() -> dict[str, Any]:

@@ -46,3 +46,11 @@ def test_the_compiler_traces_nothing_of_it() -> None:
     assert not begun
     model(ONE)
     assert begun == ["begun"]
+
+
+def test_what_is_removed_before_the_first_call_begins_nothing() -> None:
+    model, begun = nn.Linear(1, 1), []
+    at_first_pass([model], lambda: begun.append("begun"))()
+    model(ONE)
+    assert not begun
+    assert not model._forward_pre_hooks

@@ -15,6 +15,7 @@ from flk_runtime.checkpoint.interval import FixedInterval
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.errors import SetupError
 from flk_runtime.run.batches import Batches
+from flk_runtime.run.models import Models
 from flk_runtime.run.run import Run
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
@@ -156,3 +157,31 @@ def test_a_first_step_after_a_restart_without_a_batch_of_a_loader_is_told() -> N
         batches._saves.manager.source, batches._saves.manager.keeps_iterable = source, keeps
         batches.say_if_data_begin_anew()
     assert ["script's own data is in no checkpoint" in each for each in said] == [True]
+
+
+def test_loaders_read_together_after_a_resume_go_on_with_the_random_numbers_of_the_first() -> None:
+    batches, (first, second) = object.__new__(Batches), (MagicMock(), MagicMock())
+    batches._saves, batches._begun = MagicMock(), set()
+    starts = batches._saves.manager.start_rank_rng
+    batches.begin(first), batches.begin(second)  # zip(first, second)
+    assert starts.call_count == 1
+    batches.begin(first), batches.begin(second)  # the ones before were to look at a batch
+    assert starts.call_count == 2
+
+
+def test_an_evaluation_before_the_first_step_draws_none_of_the_training() -> None:
+    batches, loader = object.__new__(Batches), MagicMock()
+    batches._saves, batches._begun = MagicMock(), set()
+    with torch.no_grad():
+        batches.begin(loader)
+    batches.begin(MagicMock())
+    assert batches._saves.manager.start_rank_rng.call_count == 2
+
+
+def test_an_optimizer_that_is_handed_over_twice_is_looked_at_once() -> None:
+    models, optimizer = object.__new__(Models), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    models._context, models._batches = MagicMock(closing=[]), MagicMock()
+    models._optimizers, models._is_averaged = {}, False
+    models._hand_over(optimizer), models._hand_over(optimizer)
+    optimizer.step()
+    assert models._batches.passed.call_count == 1
