@@ -404,6 +404,8 @@ class CheckpointManager:
         self._saves += 1
         if process_group.world_size() > 1 and is_compared(self._saves):
             self._compare()
+        # The training has begun after all, without a call that `begin_rank_rng` would see.
+        self._rng_started |= steps != self.steps
         states, own, problem = self._collect()
         plain = {
             "steps": steps,

@@ -14,7 +14,7 @@ from flk_runtime.checkpoint.load import SavedObject
 from flk_runtime.checkpoint.manager import _progress
 from flk_runtime.checkpoint.state import split_tensors
 from flk_runtime.distributed import process_group
-from flk_runtime.system import device
+from flk_runtime.system import device, rng
 from tests.support.saved import Held
 
 
@@ -105,3 +105,21 @@ def test_progress_is_told_by_the_numbers_of_positions() -> None:
     assert manager.has_progress_since_save(5)
     manager._saved = _progress(4, {"data": {**position, "consumed": 2}})
     assert manager.has_progress_since_save(4)
+
+
+@pytest.mark.parametrize(("steps", "is_current"), [(4, False), (5, True)])
+def test_a_save_after_the_restored_step_has_the_current_random_states(
+    monkeypatch: pytest.MonkeyPatch, steps: int, is_current: bool
+) -> None:
+    """Nobody may have seen the first pass, as where the script calls `forward` of a module."""
+    saved: list[Any] = []
+    manager = make_manager()
+    monkeypatch.setattr(manager, "_saver", SimpleNamespace(can_save=True, save=lambda *args, **_: saved.append(args)))
+    restored = manager._rng_state = rng.get_state()
+    manager.steps = 4
+    torch.rand(1)
+    manager.save(steps)
+    assert (saved[0][2]["random"] is not restored) == is_current
+    before = torch.get_rng_state()
+    manager.begin_rank_rng()
+    assert torch.equal(torch.get_rng_state(), before) == is_current
