@@ -42,6 +42,8 @@ line is printed about one that is missing or left over."""
 _NO_VOLUME = "no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one"
 _IN_MEMORY = "pod memory"  # the name in messages for checkpoints there
 
+Progress = tuple[int, dict[str, tuple[int, ...]]]  # steps, and the numbers of loaders' positions by name
+
 
 @dataclass(frozen=True)
 class CheckpointOptions:
@@ -95,7 +97,7 @@ class CheckpointManager:
         self._draws_as = self._saved_as = process_group.rank()  # ranks with one number draw the same random numbers
         self._rng_started = False  # whether this rank draws random numbers of its own, or those of the checkpoint
         self._finished = False  # restoring: the first step has been made
-        self._saved: Any = None  # the progress at the latest checkpoint
+        self._saved: Progress | None = None  # the progress at the latest checkpoint
         self._latest = 0  # its step
         self._saves = 0  # of this manager
         self.has_saved = False
@@ -356,7 +358,7 @@ class CheckpointManager:
 
     def has_progress_since_save(self, steps: int) -> bool:
         """Whether a step or a loader has advanced since the latest checkpoint, or the one that was restored."""
-        return bool(self._saved != self._current_progress(steps))
+        return self._saved != self._current_progress(steps)
 
     @property
     def keeps_iterable(self) -> bool:
@@ -402,6 +404,8 @@ class CheckpointManager:
         self._saves += 1
         if process_group.world_size() > 1 and is_compared(self._saves):
             self._compare()
+        # The training has begun after all, without a call that `begin_rank_rng` would see.
+        self._rng_started |= steps != self.steps
         states, own, problem = self._collect()
         plain = {
             "steps": steps,
@@ -544,7 +548,7 @@ class CheckpointManager:
                     "under another name so that it starts anew"
                 )
 
-    def _current_progress(self, steps: int) -> Any:
+    def _current_progress(self, steps: int) -> Progress:
         loaders = {
             name: thing.state_dict()
             for name, thing in self._objects.items()
@@ -581,13 +585,20 @@ def _warn(text: str) -> None:
     print(f"flk: {text}", file=sys.stderr, flush=True)
 
 
-def _progress(steps: int, states: Mapping[str, Any]) -> Any:
-    """The number of steps, and the position of each loader in ``states``."""
-    return steps, {name: state for name, state in states.items() if _is_position(state)}
+def _progress(steps: int, states: Mapping[str, Any]) -> Progress:
+    """The number of steps, and the numbers of the position of each loader in ``states``.
+
+    What else a position has may be encoded, or hold arrays, which cannot be compared.
+    """
+    return steps, {
+        name: (state["seed"], state["epoch"], state.get("looks", 0), state["consumed"])
+        for name, state in states.items()
+        if _is_position(state)
+    }
 
 
 def _is_position(state: Any) -> bool:
-    return isinstance(state, dict) and {"seed", "epoch", "consumed"} <= state.keys()
+    return isinstance(state, dict) and all(isinstance(state.get(key), int) for key in ("seed", "epoch", "consumed"))
 
 
 def _mismatch(model: nn.Module, saved: SavedObject, lacks_frozen: bool) -> str | None:

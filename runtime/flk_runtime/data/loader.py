@@ -163,7 +163,7 @@ class EpochLoader:
         self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
         self.is_saved = False  # a checkpoint has the position
         self.is_trained = False  # a step has trained with it, at any time
-        self._context, self._seed = context, context.seed  # a checkpoint brings its own seed
+        self._context, self._seed = context, int(context.seed)  # a checkpoint brings its own seed
         self._rank, self._world_size, self._step_size = context.rank, context.world_size, context.step_size
         # DataLoader's own default draws the seed of its workers from the global generator.
         self._generator = torch.Generator()

@@ -5,12 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleState, OptimizerState
+from flk_runtime.checkpoint.load import SavedObject
+from flk_runtime.checkpoint.manager import _progress
+from flk_runtime.checkpoint.state import split_tensors
 from flk_runtime.distributed import process_group
-from flk_runtime.system import device
+from flk_runtime.system import device, rng
+from tests.support.saved import Held
 
 
 def make_manager() -> CheckpointManager:
@@ -87,3 +92,34 @@ def test_a_parameter_may_have_none_in_the_place_of_its_state() -> None:
         "the parameter 'bias'",
         "'momentum_buffer' of 'weight'",
     }
+
+
+def test_progress_is_told_by_the_numbers_of_positions() -> None:
+    """The rest of a position may hold arrays, which cannot be compared, or be encoded as in the checkpoint."""
+    position = {"seed": 1, "epoch": 2, "looks": 0, "consumed": 3, "data": np.arange(3)}
+    manager = make_manager()
+    manager._restored = {"data": SavedObject(Held([]), "data", split_tensors(position, ("data",)).plain)}
+    manager._saved = _progress(4, {"data": manager._restored["data"].plain})
+    manager.keep_position("data")
+    assert not manager.has_progress_since_save(4)
+    assert manager.has_progress_since_save(5)
+    manager._saved = _progress(4, {"data": {**position, "consumed": 2}})
+    assert manager.has_progress_since_save(4)
+
+
+@pytest.mark.parametrize(("steps", "is_current"), [(4, False), (5, True)])
+def test_a_save_after_the_restored_step_has_the_current_random_states(
+    monkeypatch: pytest.MonkeyPatch, steps: int, is_current: bool
+) -> None:
+    """Nobody may have seen the first pass, as where the script calls `forward` of a module."""
+    saved: list[Any] = []
+    manager = make_manager()
+    monkeypatch.setattr(manager, "_saver", SimpleNamespace(can_save=True, save=lambda *args, **_: saved.append(args)))
+    restored = manager._rng_state = rng.get_state()
+    manager.steps = 4
+    torch.rand(1)
+    manager.save(steps)
+    assert (saved[0][2]["random"] is not restored) == is_current
+    before = torch.get_rng_state()
+    manager.begin_rank_rng()
+    assert torch.equal(torch.get_rng_state(), before) == is_current

@@ -5,6 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
@@ -54,3 +58,27 @@ def test_what_is_removed_before_the_first_call_begins_nothing() -> None:
     model(ONE)
     assert not begun
     assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        lambda model: torch.compile(model, backend="eager"),
+        lambda model: torch.compile(model, backend="eager", fullgraph=True),
+        lambda model: model.compile(backend="eager") or model,
+    ],
+    ids=["compile", "fullgraph", "in place"],
+)
+def test_begins_outside_of_the_graph_of_a_compiled_module(compiled: Callable[[nn.Module], Any]) -> None:
+    class Scale(nn.Linear):  # the compiler traces no module of torch's own as a frame
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            return super().forward(value).relu()
+
+    model, begun = Scale(1, 1), []
+    at_first_pass([model], lambda: begun.append(torch.compiler.is_compiling()))
+    call = compiled(model)
+    with torch.no_grad():
+        call(ONE)
+    assert not begun
+    call(ONE), call(ONE)
+    assert begun == [False]
