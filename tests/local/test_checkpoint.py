@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flk_runtime.checkpoint.storage import manifest
 from flk_runtime.data.map_style import step_sizes
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
@@ -445,7 +446,9 @@ def test_a_newer_format_is_an_error(ranks: Ranks, tmp_path: Path) -> None:
     path = tmp_path / "folder" / "step-000000001" / "manifest.json"
     content = json.loads(path.read_bytes())
     assert content["metadata"].keys() >= {"job", "code", "flk", "torch", "strategy"}
-    path.write_text(json.dumps({**content, "format": 99, "metadata": {"flk": "9.0"}}))
+    newer = {**content, "format": 99, "metadata": {"flk": "9.0"}}
+    del newer["checksum"]
+    path.write_text(json.dumps({**newer, "checksum": manifest._checksum(newer)}))
     (ended,) = train(ranks, tmp_path / "folder", 2, failing=True)
     assert "flk 9.0 wrote it in format 99" in ended.lines[-1]
     assert path.exists()

@@ -57,7 +57,7 @@ def kill_again_and_again(ranks: Ranks, place: str, rounds: int, strategy: str, l
         ended = ranks(TRAIN, 2, variables, failing=True)
         begun = [int(line.split()[1]) for rank in ended for line in rank.lines if line.startswith("begins")]
         assert begun == [known, known], [rank.output for rank in ended]
-        known = int(latest.read_text().strip().removeprefix("step-")) if latest.exists() else 0
+        known = int(latest.read_text().split()[0].removeprefix("step-")) if latest.exists() else 0
         assert known > begun[0], "no checkpoint was completed"
 
 
