@@ -29,7 +29,7 @@ TRAIN = """
     latest = pathlib.Path(os.environ["FLK_CHECKPOINT"], "latest")
 
     def stored(step):
-        return latest.exists() and latest.read_text().strip().endswith(f"{step:09}")
+        return latest.exists() and latest.read_text().split()[0].endswith(f"{step:09}")
 
     def read_data(reader, *args, plain=PodReader.read_data):
         result = plain(reader, *args)
