@@ -19,7 +19,7 @@ import pathlib
 import sys
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
 
@@ -48,6 +48,8 @@ _CALLED: Final = {  # by name, classes whose objects are made of the arguments t
 }  # fmt: skip
 _FACTORIES: Final = {each.__name__: each for each in (*_BASES.values(), bool, complex, Counter)}  # of a defaultdict
 _LARGE: Final = 1 << 14  # bytes of an array that are saved as a tensor, of which each rank reads what it needs
+
+_BEYOND: Final = 1 << 2039  # pickle has another code for integers of more than 255 bytes, which torch.load refuses
 
 _known: set[type] = set()  # classes of which an object has been made again
 
@@ -104,23 +106,36 @@ def references(value: Any) -> Iterator[str]:
 def _encode(value: Any, path: Path, take: TakeTensor) -> Any:
     kind = type(value)
     if kind in _PLAIN:
+        _check_numbers([value], path)
         return value
     if isinstance(value, torch.Tensor):
         taken = take(value, path)
         is_parameter = isinstance(value, torch.nn.Parameter)
-        if isinstance(taken, torch.Tensor) or not (is_parameter or value.requires_grad):
+        if not (is_parameter or value.requires_grad):
             return taken
         return {VALUE: ("parameter" if is_parameter else "leaf", value.requires_grad, taken)}
     if kind in (list, tuple):
         if _PLAIN.issuperset(map(type, value)):
+            _check_numbers(value, path)
             return value
         return kind([_encode(each, (*path, index), take) for index, each in enumerate(value)])
     if kind is dict and _PLAIN.issuperset(map(type, value)) and not value.keys() & {REFERENCE, VALUE}:
+        _check_numbers(value, path)
         return {key: _encode(each, (*path, str(key)), take) for key, each in value.items()}
     encoded = _encode_object(value, path, take)
     if encoded[0] == "object" and kind not in _known:
         _check(value, path)
     return {VALUE: encoded}
+
+
+def _check_numbers(values: Collection[Any], path: Path) -> None:
+    """Raise CheckpointError if there is an integer among plain values that torch.load cannot read."""
+    integers = [each for each in values if type(each) is int]
+    if integers and not -_BEYOND <= min(integers) <= max(integers) < _BEYOND:
+        raise MismatchError(
+            f"cannot save {name_of(path)!r}: it has an integer of more than 255 bytes, which torch.load cannot read: "
+            "save it as a text, as hex() makes it"
+        )
 
 
 def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:

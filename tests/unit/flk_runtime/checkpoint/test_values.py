@@ -90,7 +90,7 @@ def scalar() -> Scalar:
 
 
 VALUES = [
-    1, 10**40, 0.1, float("inf"), 1 + 2j, True, None, "ü\0", torch.float16,
+    1, 10**40, (1 << 2039) - 1, [-(1 << 2039)], 0.1, float("inf"), 1 + 2j, True, None, "ü\0", torch.float16,
     b"\0\xff", b"", {b"": b"a"}, bytearray(b"ab"),
     (1, (2,)), [1, [2.5, None]], {1, 2}, frozenset({"a"}), range(1, 9, 3), slice(1, None, 2),
     {1: "a", (1, 2): "b", Phase.FULL: "c", None: "d"}, {"flk.tensor": "x"}, {"flk.value": 3, "a": 1},
@@ -193,6 +193,9 @@ def local_class() -> Any:
         ({Foreign(): 1}, "'extra.best.0': it is a .*Foreign"),
         (make_loop(), "'extra': it is too deep, or holds itself"),
         (torch.ones(2, device="meta"), "'extra.best.0': it is on the meta device"),
+        ([1, -(1 << 2040)], "'extra.best.0': it has an integer of more than 255 bytes"),
+        (1 << 2039, "'extra.best': it has an integer of more than 255 bytes"),
+        ({1 << 2039: 1}, "'extra.best.0': it has an integer of more than 255 bytes"),
         (torch.eye(2).to_sparse(), "'extra.best.0': it has the layout torch.sparse_coo"),
         (torch.return_types.max((torch.ones(1), torch.ones(1))), "'extra.best.0': it is a torch.return_types.max"),
     ],
@@ -224,3 +227,19 @@ def test_what_cannot_come_back_is_refused_with_its_key_and_class(value: Any, wor
 def test_a_file_makes_objects_of_known_kinds_only(encoded: Any, words: str) -> None:
     with pytest.raises(MismatchError, match=words):
         decode({"flk.value": encoded}, {})
+
+
+class Marked(torch.Tensor):
+    """A class of tensors that torch.load does not know."""
+
+
+def test_a_tensor_of_another_class_is_refused_in_the_state_of_a_rank() -> None:
+    words = "cannot save 'extra.a': it is a tests.unit.flk_runtime.checkpoint.test_values.Marked"
+    with pytest.raises(MismatchError, match=words):
+        encode_whole({"a": torch.ones(2).as_subclass(Marked)}, ("extra",))
+
+
+def test_a_tensor_in_the_state_of_a_rank_may_have_attributes() -> None:
+    tensor = torch.ones(2)
+    tensor.note = Foreign()  # type: ignore[attr-defined]
+    assert same(decode(read_back(encode_whole([tensor], ("extra",))), {}), [torch.ones(2)])
