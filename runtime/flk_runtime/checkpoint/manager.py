@@ -364,8 +364,8 @@ class CheckpointManager:
     def keeps_iterable(self) -> bool:
         """Whether an object of the script is saved over which it can loop, such as a DataLoader with a state."""
         return any(
-            hasattr(getattr(each, "thing", each), "__iter__") and not isinstance(each, EpochLoader)
-            for each in self._objects.values()
+            hasattr(inside, "__iter__") and not isinstance(inside, EpochLoader | nn.Module)
+            for inside in (getattr(thing, "thing", thing) for thing in self._objects.values())
         )
 
     @property

@@ -135,11 +135,20 @@ def split_tensors(state: Any, path: Path) -> SplitState:
 
 
 def encode_whole(state: Any, path: Path) -> Any:
-    """A nested state encoded, with the tensors in it. Raises CheckpointError as `split_tensors` does."""
+    """A nested state encoded, with the tensors in it.
+
+    Raises CheckpointError as `split_tensors` does, and for a tensor of a class that torch.load refuses.
+    """
 
     def take(value: torch.Tensor, path: Path) -> torch.Tensor:
         _whole(value, path)
-        return value
+        kind = type(value)
+        if kind not in _PLAIN and kind not in torch.serialization.get_safe_globals():
+            raise MismatchError(
+                f"cannot save {name_of(path)!r}: it is a {kind.__module__}.{kind.__qualname__}, a class of tensors "
+                "that torch.load does not take from a checkpoint: save its as_subclass(torch.Tensor)"
+            )
+        return value.detach()  # without the attributes that a script may have given it
 
     return encode(state, path, take)
 

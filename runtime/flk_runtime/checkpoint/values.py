@@ -19,7 +19,7 @@ import pathlib
 import sys
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
 
@@ -38,16 +38,27 @@ _MAPPINGS: Final = (OrderedDict, defaultdict, dict)
 _SEQUENCES: Final = (list, deque, set, bytearray)  # are filled after they are made
 _FIXED: Final = (tuple, frozenset, int, float, str, bytes)  # are made of their content
 _BASES: Final = {each.__name__: each for each in (*_MAPPINGS, *_SEQUENCES, *_FIXED)}
-_CALLED: Final = {  # by name, classes whose objects are made of the arguments that pickle would take
-    f"{each.__module__}:{each.__qualname__}": each
-    for each in (
-        range, slice, decimal.Decimal, fractions.Fraction, uuid.UUID,
-        datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
-        pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath,
-    )
-}  # fmt: skip
+_CALLED: Final[dict[str, Any]] = {  # classes whose objects are made of the arguments that pickle would take
+    # The names are those in checkpoints: __module__ differs between releases of Python.
+    "builtins:range": range,
+    "builtins:slice": slice,
+    "decimal:Decimal": decimal.Decimal,
+    "fractions:Fraction": fractions.Fraction,
+    "uuid:UUID": uuid.UUID,
+    "datetime:date": datetime.date,
+    "datetime:datetime": datetime.datetime,
+    "datetime:time": datetime.time,
+    "datetime:timedelta": datetime.timedelta,
+    "datetime:timezone": datetime.timezone,
+    "pathlib:PosixPath": pathlib.PosixPath,
+    "pathlib:PurePosixPath": pathlib.PurePosixPath,
+    "pathlib:PureWindowsPath": pathlib.PureWindowsPath,
+}
+_CALL_NAMES: Final = {kind: name for name, kind in _CALLED.items()}
 _FACTORIES: Final = {each.__name__: each for each in (*_BASES.values(), bool, complex, Counter)}  # of a defaultdict
 _LARGE: Final = 1 << 14  # bytes of an array that are saved as a tensor, of which each rank reads what it needs
+
+_BEYOND: Final = 1 << 2039  # pickle has another code for integers of more than 255 bytes, which torch.load refuses
 
 _known: set[type] = set()  # classes of which an object has been made again
 
@@ -71,11 +82,13 @@ def encode(value: Any, path: Path, take: TakeTensor) -> Any:
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The value of which `encode` has made ``value``; ``tensors`` are by the names of references.
 
-    Raises CheckpointError if it needs a class that the script has not imported, or is damaged.
+    Raises CheckpointError if it needs a class that the script has not imported, lacks a tensor, or is damaged.
     """
     kind = type(value)
     if isinstance(value, Mapping):
         if value.keys() == {REFERENCE}:
+            if value[REFERENCE] not in tensors:
+                raise MismatchError(f"it refers to the tensor {value[REFERENCE]!r}, which the checkpoint lacks")
             return tensors[value[REFERENCE]]
         if value.keys() == {VALUE}:
             try:
@@ -104,23 +117,36 @@ def references(value: Any) -> Iterator[str]:
 def _encode(value: Any, path: Path, take: TakeTensor) -> Any:
     kind = type(value)
     if kind in _PLAIN:
+        _check_numbers([value], path)
         return value
     if isinstance(value, torch.Tensor):
         taken = take(value, path)
         is_parameter = isinstance(value, torch.nn.Parameter)
-        if isinstance(taken, torch.Tensor) or not (is_parameter or value.requires_grad):
+        if not (is_parameter or value.requires_grad):
             return taken
         return {VALUE: ("parameter" if is_parameter else "leaf", value.requires_grad, taken)}
     if kind in (list, tuple):
         if _PLAIN.issuperset(map(type, value)):
+            _check_numbers(value, path)
             return value
         return kind([_encode(each, (*path, index), take) for index, each in enumerate(value)])
     if kind is dict and _PLAIN.issuperset(map(type, value)) and not value.keys() & {REFERENCE, VALUE}:
+        _check_numbers(value, path)
         return {key: _encode(each, (*path, str(key)), take) for key, each in value.items()}
     encoded = _encode_object(value, path, take)
     if encoded[0] == "object" and kind not in _known:
         _check(value, path)
     return {VALUE: encoded}
+
+
+def _check_numbers(values: Collection[Any], path: Path) -> None:
+    """Raise CheckpointError if there is an integer among plain values that torch.load cannot read."""
+    integers = [each for each in values if type(each) is int]
+    if integers and not -_BEYOND <= min(integers) <= max(integers) < _BEYOND:
+        raise MismatchError(
+            f"cannot save {name_of(path)!r}: it has an integer of more than 255 bytes, which torch.load cannot read: "
+            "save it as a text, as hex() makes it"
+        )
 
 
 def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
@@ -133,19 +159,23 @@ def _encode_object(value: Any, path: Path, take: TakeTensor) -> tuple[Any, ...]:
             return "array", _dtype(value.dtype, path), (value.shape, _bytes(value, path, take))
         if isinstance(value, numpy.generic) and not value.dtype.hasobject:
             return "number", _dtype(value.dtype, path), _text(value.tobytes())
+    if isinstance(value, enum.Flag) and _find(name) is kind:
+        return "flag", name, value.value  # combined ones have no name
     if isinstance(value, enum.Enum):
         if _find(name) is not kind or kind.__members__.get(value.name) is not value:
             raise _refusal(value, path)
         return "member", name, value.name
-    if _CALLED.get(name) is kind:
-        return "call", name, _encode(_arguments(value), path, take)
+    if kind in _CALL_NAMES:
+        return "call", _CALL_NAMES[kind], _encode(_arguments(value), path, take)
     base = next((each for each in _BASES.values() if isinstance(value, each)), None)
     if base is None and not dataclasses.is_dataclass(value):
         raise _refusal(value, path)
-    attributes = _encode(_attributes(value), path, take)
     if base is None:
-        return "object", name, ("object", None, None, attributes)
+        return "object", name, ("object", None, None, _encode(_attributes(value), path, take))
     content, more = _content(value, base, path, take)
+    # An attribute may have the name of an entry, and both hold a tensor. None: the entries are the attributes.
+    is_mirror = getattr(value, "__dict__", None) is value
+    attributes = None if is_mirror else _encode(_attributes(value), (*path, "__dict__"), take)
     return "object", name, (base.__name__, content, more, attributes)
 
 
@@ -184,7 +214,7 @@ def _arguments(value: Any) -> tuple[Any, ...]:
         return (value.hex,)
     if isinstance(value, slice):
         return value.start, value.stop, value.step
-    made, arguments = value.__reduce_ex__(2)[:2]
+    made, arguments = value.__reduce_ex__(4)[:2]  # an earlier protocol has no fold of a time
     return tuple(arguments[1:] if made is copyreg.__newobj__ else arguments)  # type: ignore[attr-defined]
 
 
@@ -248,6 +278,8 @@ def _decode(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return _CALLED[name](*decode(content, tensors))
     if (found := _find(name)) is None:
         raise MismatchError(f"no imported module has the class {name.replace(':', '.')}")
+    if kind == "flag" and issubclass(found, enum.Flag):
+        return found(content)
     if kind == "member" and issubclass(found, enum.Enum):
         return found.__members__[content]
     if kind == "object":
@@ -258,13 +290,15 @@ def _decode(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def _decode_array(dtype: Any, content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     import numpy
 
+    kind = numpy.dtype(dtype)
     if isinstance(content, str):
-        return numpy.frombuffer(content.encode("latin-1"), dtype=numpy.dtype(dtype))[0]
+        # The dtype of an empty text has no bytes.
+        return numpy.frombuffer(content.encode("latin-1"), kind)[0] if kind.itemsize else numpy.zeros((), kind)[()]
     shape, data = content[0], decode(content[1], tensors)
-    if 0 in shape:
-        return numpy.zeros(shape, numpy.dtype(dtype))
+    if 0 in shape or not kind.itemsize:
+        return numpy.zeros(shape, kind)
     flat = data.numpy() if isinstance(data, torch.Tensor) else bytearray(data, "latin-1")
-    return numpy.frombuffer(flat, dtype=numpy.dtype(dtype)).reshape(shape)
+    return numpy.frombuffer(flat, kind).reshape(shape)
 
 
 def _decode_object(found: type, encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -284,6 +318,9 @@ def _decode_object(found: type, encoded: Any, tensors: Mapping[str, torch.Tensor
         kind.__init__(made, decode(content, tensors), *([more] if kind is deque else []))
     else:
         made = object.__new__(found) if kind is object else kind.__new__(found, decode(content, tensors))
+    if attributes is None:
+        made.__dict__ = made
+        return made
     slots = set(copyreg._slotnames(found))  # type: ignore[attr-defined]
     for name, value in decode(attributes, tensors).items():
         if name in slots:

@@ -24,7 +24,7 @@ from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
 from flk_runtime.contract.failure_text import with_advice
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, RuntimeFailure, StorageError
+from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, StorageError
 from flk_runtime.shared.shard_file import ShardHeader
 
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
@@ -110,9 +110,9 @@ class Saver:
 
         Returns whether the state goes to storage. Not so if ``store`` is false and the memory keeps it, or if storage
         has an interval of its own and still writes an earlier state. Else the write before is awaited first. Raises
-        CheckpointError on all ranks if that write failed, if the chunks are not whole tensors, or if ``plain`` holds
-        values that cannot be read back. Raises a rank's ``problem`` too: the reason why the chunks and ``plain`` are
-        not the whole state.
+        CheckpointError on all ranks if that write failed, if the chunks are not whole tensors, or if ``plain`` of a
+        rank cannot be pickled; whether it can be read back is for `encode` to say. Raises a rank's ``problem`` too: the
+        reason why the chunks and ``plain`` are not the whole state.
         """
         number = next(_numbers)
         writing = self._third and self._thread is not None and self._thread.is_alive()
@@ -124,7 +124,10 @@ class Saver:
         missing = self._memory is not None and not self._memory.is_held(wait=True)
         state = _FAILED if failed else _PLANS if changed else _GOES_ON
         buffer = io.BytesIO()
-        torch.save(plain, buffer)
+        try:
+            torch.save(plain, buffer)
+        except Exception as failure:  # raised below: ranks without an error would wait for this one
+            problem = problem or MismatchError(f"cannot save a state: {type(failure).__name__}: {failure}")
         values = buffer.getvalue()
         facts = state, int(missing), int(problem is not None), int(writing)
         state, missing_anywhere, incomplete_anywhere, writing_anywhere = process_group.maximum(*facts)

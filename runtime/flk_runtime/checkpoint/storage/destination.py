@@ -13,7 +13,8 @@ from flk_runtime.errors import MismatchError
 
 
 class Destination(Protocol):
-    """A place for the checkpoints of a run. Methods raise OSError where the place cannot be used.
+    """A place for the checkpoints of a run. Methods raise OSError where the place cannot be used;
+    `create` and `commit` raise MismatchError where another run has taken it.
 
     Each writer has a ``token``, so that two never write into one checkpoint. The latest writer that has called `claim`
     is the owner; others cannot complete checkpoints. `prepare` returns a warning where that is not certain, else "".

@@ -13,6 +13,7 @@ from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions, ModuleS
 from flk_runtime.checkpoint.load import SavedObject
 from flk_runtime.checkpoint.manager import _progress
 from flk_runtime.checkpoint.state import split_tensors
+from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.distributed import process_group
 from flk_runtime.system import device, rng
 from tests.support.saved import Held
@@ -123,3 +124,20 @@ def test_a_save_after_the_restored_step_has_the_current_random_states(
     before = torch.get_rng_state()
     manager.begin_rank_rng()
     assert torch.equal(torch.get_rng_state(), before) == is_current
+
+
+@pytest.mark.parametrize(
+    "declare", [lambda thing: thing, per_rank, replicated], ids=["plain", "per rank", "replicated"]
+)
+def test_a_model_over_which_one_can_loop_is_no_loader(declare: Any) -> None:
+    class Batches(list[int]):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    manager = make_manager()
+    manager.register("model", declare(torch.nn.Sequential()))
+    assert not manager.keeps_iterable
+    manager.register("batches", declare(Batches()))
+    assert manager.keeps_iterable

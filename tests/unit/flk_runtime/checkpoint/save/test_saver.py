@@ -22,7 +22,7 @@ from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, StorageError
+from flk_runtime.errors import CheckpointError, MismatchError, StorageError
 from flk_runtime.shared.memory_messages import Answer, Files, Request, Reserve
 from flk_runtime.shared.shard_file import ShardPreamble
 from flk_runtime.wire import Done, Failed
@@ -311,3 +311,16 @@ def test_a_save_that_failed_on_another_rank_only_is_an_error_here_too(
     monkeypatch.setattr(process_group, "maximum", lambda state, *others: [saver_module._FAILED, *others])
     with pytest.raises(StorageError, match="the save before this one has failed on another rank"):
         job.save(1)
+
+
+def test_a_rank_whose_values_cannot_be_pickled_answers_the_others_before_it_raises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They would wait for its answer for ever."""
+    answers, maximum = [], process_group.maximum
+    monkeypatch.setattr(process_group, "maximum", lambda *facts: answers.append(facts[2]) or maximum(*facts))
+    job = Job(tmp_path, None)
+    job.save(1)
+    with pytest.raises(MismatchError, match=r"cannot save a state: .*lambda"):
+        job.save(2, log=lambda: 1)  # type: ignore[arg-type]
+    assert answers == [0, 1]
