@@ -728,6 +728,10 @@ SEVERAL = """
         (with_script, with_script), (with_script, with_run), (with_script, with_loop), (with_run, with_script)
     ]):
         tried(first, str(number)), tried(second, str(number)), tried(second, f"{number}-own")
+    try:
+        flk.save(3, os.environ["FOLDER"] + "3", **things())
+    except flk.SetupError as error:
+        print("at last", error)
 """
 
 
@@ -739,9 +743,10 @@ def test_a_training_that_would_resume_from_another_one_of_the_process_is_refused
         "flk.restore: this process has trained another optimizer with the checkpoints in",
         "this process has saved another training in",
         "this process has saved another training in",
-        "flk.restore: this process has trained another optimizer with the checkpoints in",
+        "flk.restore: a run or a loop of this process, which is closed, has its state in",
     )
     assert all(text in line for text, line in zip(words, lines[1::3], strict=True)), lines
+    assert "at last flk.save: a run or a loop of this process, which is closed, has its state in" in result.output
 
 
 # The data are split after the restore, and each step drops other units.

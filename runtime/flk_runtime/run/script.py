@@ -59,6 +59,8 @@ def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[st
     manager = _manager(checkpoint, resume=False)
     run, place = current.saves(), places.at(manager.place)
     if place.kept or (run and run.manager.can_save and is_same_place(run.manager.place, manager.place)):
+        if not current.is_open():
+            raise SetupError(f"flk.save: {_of_closed(manager.place)}")
         raise SetupError(
             f"the run saves its own state in {manager.place}: use run.register() and run.save(), or pass another "
             "checkpoint="
@@ -179,14 +181,21 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
 def _check_other_training(checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any]) -> None:
     """Raise SetupError if ``objects`` are of a training that would resume from another one of this process."""
     place = places.at(place_of(checkpoint))
-    other = place.other_optimizer(objects)
-    if other is None and place.kept and not current.is_open():
-        other = next((name for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)), None)
-    if other is not None:
+    has_optimizer = any(isinstance(each, torch.optim.Optimizer) for each in objects.values())
+    if place.kept and has_optimizer and not current.is_open():
+        raise SetupError(f"flk.restore: {_of_closed(place.name)}")
+    if other := place.other_optimizer(objects):
         raise SetupError(
             f"flk.restore: this process has trained another {other} with the checkpoints in {place.name}, and this one "
             "would resume from its state: pass each training a checkpoint= of its own"
         )
+
+
+def _of_closed(place: str | None) -> str:
+    return (
+        f"a run or a loop of this process, which is closed, has its state in {place}, so another training cannot have "
+        "its own there: pass another checkpoint="
+    )
 
 
 def _say_what_has_no_effect(manager: CheckpointManager) -> None:
