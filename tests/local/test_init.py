@@ -265,7 +265,7 @@ def test_a_script_that_goes_on_after_a_save_that_failed_trains_again(ranks: Rank
     )
     variables = {"GROUP": "None", "WAIT": "0", "FLK_CHECKPOINT": str(tmp_path / "checkpoints")}
     for rank in ranks(script, 2, variables):
-        assert rank.lines[-3:] == ["cannot save this state", "TRAINING", str(STEP_TIMEOUT)]
+        assert rank.lines[-3:] == ["cannot save 'odd.own'", "TRAINING", str(STEP_TIMEOUT)]
 
 
 def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Ranks, tmp_path: Path) -> None:

@@ -728,6 +728,10 @@ SEVERAL = """
         (with_script, with_script), (with_script, with_run), (with_script, with_loop), (with_run, with_script)
     ]):
         tried(first, str(number)), tried(second, str(number)), tried(second, f"{number}-own")
+    try:
+        flk.save(3, os.environ["FOLDER"] + "3", **things())
+    except flk.SetupError as error:
+        print("at last", error)
 """
 
 
@@ -739,9 +743,10 @@ def test_a_training_that_would_resume_from_another_one_of_the_process_is_refused
         "flk.restore: this process has trained another optimizer with the checkpoints in",
         "this process has saved another training in",
         "this process has saved another training in",
-        "flk.restore: this process has trained another optimizer with the checkpoints in",
+        "flk.restore: a run or a loop of this process, which is closed, has its state in",
     )
     assert all(text in line for text, line in zip(words, lines[1::3], strict=True)), lines
+    assert "at last flk.save: a run or a loop of this process, which is closed, has its state in" in result.output
 
 
 # The data are split after the restore, and each step drops other units.
@@ -788,3 +793,44 @@ def test_what_a_script_draws_before_its_first_step_is_the_same_in_each_attempt(
     first, second = attempt("resumed", 2), attempt("resumed", 4)
     assert (first[1], second[0], second[1]) == (split, 2, split)
     assert first[2] + second[2] == whole  # also the units that are dropped
+
+
+# As nanoGPT's get_batch: the script draws its batches itself.
+DRAWN = """
+    import json, os, torch
+    from torch import nn
+    import flk_runtime as flk
+
+    torch.manual_seed(42)
+    model = nn.Linear(2, 1)
+    things = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    at_once = os.environ["AT_ONCE"] == "1"
+    if os.environ["KIND"] == "script":
+        begun, step_of = flk.restore(**things, random_now=at_once), lambda step: flk.save(step, wait=True, **things)
+    else:
+        loop = flk.adopt(save_every=1, log_every=0, **things)
+        begun, step_of = loop.steps, lambda _: loop.step()
+        if at_once:
+            loop.restore_random_state()
+    batches = []
+    for step in range(begun, int(os.environ["STEPS"])):
+        batch = torch.randint(10**6, (1, 2)).float()
+        batches.append(batch.tolist())
+        model(batch).sum().backward()
+        step_of(step + 1)
+    print("=", json.dumps(["batches", batches]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["script", "loop"])
+def test_batches_that_a_script_draws_itself_go_on_or_a_line_says_that_the_first_one_does_not(
+    ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    said = "batches drawn so repeat those of step 0"
+    for at_once in (True, False):
+        environment = {"FLK_CHECKPOINT": str(tmp_path / str(at_once)), "KIND": kind, "AT_ONCE": str(int(at_once))}
+        first, second = (ranks(DRAWN, 1, environment | {"STEPS": steps})[0] for steps in ("1", "3"))
+        assert said not in first.output
+        assert (said not in second.output) is at_once
+        seen = [told(each)["batches"] for each in (first, second)]
+        assert (seen[0][0] in seen[1]) is not at_once

@@ -47,7 +47,9 @@ def adopt(
     The script parallelizes its model and opens the process group itself. Without one, the group of `init` is opened for
     a job of several ranks. Seeds are left alone. The random states of every rank are restored when a batch of `Loop`'s
     loader is drawn or a module is called first with gradients, and at once without a module. So a split of the data
-    between `adopt` and the loop is the same in every attempt. `Loop.close` seeds the generators anew, as in `init`.
+    between `adopt` and the loop is the same in every attempt. A script that draws its batches itself by the global
+    generators calls `Loop.restore_random_state` before the first one; a line says so where it draws without that.
+    `Loop.close` seeds the generators anew, as in `init`.
     ``checkpoint``, ``save_every``, ``store_every``, ``keep``, ``keep_every``, ``log_every`` and ``metrics`` are as in
     `init`; so is what a later training of the process begins with.
 

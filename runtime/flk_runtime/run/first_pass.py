@@ -8,6 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from flk_runtime.system import rng
+
+DRAWN = (
+    "random numbers drawn between {call} and the first pass of a model are those of the first attempt, as is right for "
+    "a split of the data; but batches drawn so repeat those of step 0: {advice}"
+)
+"""Said after a resume, with the call that has restored the state, and what to do."""
+
 
 def at_first_pass(modules: Iterable[nn.Module], begin: Callable[[], None]) -> Callable[[], None]:
     """Call ``begin`` before the first call of one of ``modules`` with gradients; now if there is no module.
@@ -25,6 +33,25 @@ def at_first_pass(modules: Iterable[nn.Module], begin: Callable[[], None]) -> Ca
     # without a break there: with fullgraph=True the script would fail.
     skip_code(_FirstPass.__call__.__code__)
     return _FirstPass(modules, torch.compiler.disable(begin)).remove  # type: ignore[no-untyped-call]
+
+
+def set_random_states_at_first_pass(
+    modules: Iterable[nn.Module], set_states: Callable[[], None], say_drawn: Callable[[], None]
+) -> Callable[[], None]:
+    """Call ``set_states`` as `at_first_pass` does, and ``say_drawn`` if the script draws random numbers until then.
+
+    Those are the numbers of the first attempt, as a split of the data needs them. A batch of them is that of step 0.
+    Nothing is said where ``set_states`` changes nothing, since the states have been set before.
+    """
+    before = rng.get_state()
+
+    def begin() -> None:
+        drawn = rng.get_state()
+        set_states()
+        if drawn not in (before, rng.get_state()):
+            say_drawn()
+
+    return at_first_pass(modules, begin)
 
 
 class _FirstPass:

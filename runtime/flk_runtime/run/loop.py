@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +21,7 @@ from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.elastic import refuse_per_rank
-from flk_runtime.run.first_pass import at_first_pass
+from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
@@ -48,7 +49,9 @@ class Loop(Training):
         self._end_with_process()
         self._register(adapted)
         if self.steps:
-            context.closing.append(at_first_pass(self._called(), self._saves.manager.begin_rank_rng))
+            drawn = DRAWN.format(call="flk.adopt", advice="call loop.restore_random_state() before the first batch")
+            begin, say = self._saves.manager.begin_rank_rng, functools.partial(context.say, drawn)
+            context.closing.append(set_random_states_at_first_pass(self._called(), begin, say))
 
     def register(self, **objects: Any) -> None:
         """Keep more objects, as `adopt` does, and restore them now. Call it before the first step. Collective.
@@ -78,7 +81,8 @@ class Loop(Training):
     def restore_random_state(self) -> None:
         """Set the random generators of this rank to their states in the checkpoint, until the first step.
 
-        For a caller that knows when the first batch is drawn, as of a framework's loop.
+        Call it before the first batch, and after a split of the data, where the script draws its batches itself by the
+        global generators. Before a first attempt's first step it does nothing.
         """
         if self.steps:
             self._saves.manager.start_rank_rng()

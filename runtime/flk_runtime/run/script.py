@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import Any
 
@@ -21,13 +22,14 @@ from flk_runtime.errors import SetupError
 from flk_runtime.run import current, places, saves
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.ending import complete_at_the_end, forget
-from flk_runtime.run.first_pass import at_first_pass
+from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
 from flk_runtime.run.options import interval, place_of, retention
 from flk_runtime.shared import progress
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
 
 _TIMEOUT = 1800.0  # seconds that a rank waits in the background for the file of another
+_DRAWN = "flk: " + DRAWN.format(call="flk.restore", advice="split the data before it, and pass it random_now=True")
 _managers: dict[str, CheckpointManager] = {}  # by the place of the checkpoints
 _stops = False  # the answer of `must_stop`
 
@@ -57,6 +59,8 @@ def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[st
     manager = _manager(checkpoint, resume=False)
     run, place = current.saves(), places.at(manager.place)
     if place.kept or (run and run.manager.can_save and is_same_place(run.manager.place, manager.place)):
+        if not current.is_open():
+            raise SetupError(f"flk.save: {_of_closed(manager.place)}")
         raise SetupError(
             f"the run saves its own state in {manager.place}: use run.register() and run.save(), or pass another "
             "checkpoint="
@@ -76,15 +80,16 @@ def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[st
         manager.watch()
 
 
-def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) -> int:
+def restore(checkpoint: str | os.PathLike[str] | None = None, *, random_now: bool = False, **objects: Any) -> int:
     """Restore ``objects`` from the newest whole checkpoint; return its step, and 0 if there is none. Collective.
 
     Give the objects that `save` gets. Each rank reads only what it needs, at any world size and sharding. The random
     states of the ranks are restored when a module among them is called first with gradients, so that all ranks draw
-    alike until then, as for a split of the data; at once without a module. A script that has saved and goes back waits
-    for its latest write, and needs a checkpoint in storage. Raises SetupError as `save` does, and if this process has
-    trained another optimizer in that place, from whose state this one would resume; CheckpointError if a state does not
-    fit, or if each rank of another number of ranks has saved its own.
+    alike until then, as for a split of the data; at once without a module, and if ``random_now``, for a script that
+    draws its batches itself by the global generators, and splits the data before. A script that has saved and goes back
+    waits for its latest write, and needs a checkpoint in storage. Raises SetupError as `save` does, and if this process
+    has trained another optimizer in that place, from whose state this one would resume, or a run or a loop has saved in
+    it; CheckpointError if a state does not fit, or if each rank of another number of ranks has saved its own.
     """
     if trial.is_trial():
         return 0
@@ -94,7 +99,8 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
         _register(manager, objects)
         manager.finish_restoring()
     if manager.steps:
-        at_first_pass([each for each in objects.values() if isinstance(each, nn.Module)], manager.begin_rank_rng)
+        modules = [each for each in objects.values() if isinstance(each, nn.Module) and not random_now]
+        set_random_states_at_first_pass(modules, manager.begin_rank_rng, functools.partial(_print, _DRAWN))
     if manager.source == "memory":
         places.hold_memory(manager.place)
     place = places.at(manager.place)
@@ -175,14 +181,21 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
 def _check_other_training(checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any]) -> None:
     """Raise SetupError if ``objects`` are of a training that would resume from another one of this process."""
     place = places.at(place_of(checkpoint))
-    other = place.other_optimizer(objects)
-    if other is None and place.kept and not current.is_open():
-        other = next((name for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)), None)
-    if other is not None:
+    has_optimizer = any(isinstance(each, torch.optim.Optimizer) for each in objects.values())
+    if place.kept and has_optimizer and not current.is_open():
+        raise SetupError(f"flk.restore: {_of_closed(place.name)}")
+    if other := place.other_optimizer(objects):
         raise SetupError(
             f"flk.restore: this process has trained another {other} with the checkpoints in {place.name}, and this one "
             "would resume from its state: pass each training a checkpoint= of its own"
         )
+
+
+def _of_closed(place: str | None) -> str:
+    return (
+        f"a run or a loop of this process, which is closed, has its state in {place}, so another training cannot have "
+        "its own there: pass another checkpoint="
+    )
 
 
 def _say_what_has_no_effect(manager: CheckpointManager) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flk_runtime.run.first_pass import at_first_pass
+from flk_runtime.run.first_pass import at_first_pass, set_random_states_at_first_pass
 
 ONE = torch.ones(1, 1)
 
@@ -81,3 +81,26 @@ def test_begins_outside_of_the_graph_of_a_compiled_module(compiled: Callable[[nn
     assert not begun
     call(ONE), call(ONE)
     assert begun == [False]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("was_set", [False, True])
+def test_random_numbers_that_a_resumed_script_draws_before_the_first_pass_are_said(
+    *, draws: bool, was_set: bool
+) -> None:
+    """Unless the states have been set before them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model, said = nn.Linear(1, 1), []
+        states = iter([lambda: torch.manual_seed(2), lambda: None])
+
+        def set_states() -> None:  # once, as the manager of checkpoints does
+            next(states)()
+
+        set_random_states_at_first_pass([model], set_states, lambda: said.append("drawn"))
+        if was_set:
+            set_states()
+        if draws:
+            torch.rand(1)
+        model(ONE), model(ONE)
+        assert bool(said) is (draws and not was_set)
