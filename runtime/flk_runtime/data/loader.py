@@ -244,7 +244,7 @@ class EpochLoader:
         A new iteration goes on with the training where the one of the latest step gave no other batch.
         """
         trainer = self._trainer
-        is_next = trainer is not None and trainer.given == 1 and trainer not in self._open
+        is_next = trainer is None or (trainer.given == 1 and trainer not in self._open)
         self._context.events.draw(self, goes_on=iteration is trainer or is_next)
 
     @property
@@ -314,7 +314,7 @@ class EpochLoader:
         self._context.events.is_counted = True
         while (epoch := self._trained.epoch) < count:
             yield epoch
-            self._context.events.end_step()
+            self._trainer = None  # the next batch ends the step: all loaders of the loop begin anew before it
             self._at = self._trained = Position(epoch + 1)
             self._latest = None
         self._context.events.end()

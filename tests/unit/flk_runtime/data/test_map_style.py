@@ -270,7 +270,7 @@ def test_only_the_next_batch_of_the_loop_that_trains_goes_on() -> None:
     for _ in one:
         train(run, one)
         next(iter(one))
-    assert run.went_on == [False, False, True, False, True, False]
+    assert run.went_on == [True, False, True, False, True, False]
     next(iter(one))  # between two epochs
     for _ in range(2):  # each a loop of one step
         next(iter(one))
