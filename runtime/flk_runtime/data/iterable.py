@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext, Position, Transform
+from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position, Transform
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
 from flk_runtime.data.parts import count_shards, is_hugging_face, set_epoch
 from flk_runtime.data.reader import ShareReader
@@ -83,7 +83,7 @@ class IterableLoader(EpochLoader):
         # Epoch and samples consumed there, and the rest.
         self._left: tuple[tuple[int, int], Iterator[tuple[Any, int, int]]] | None = None
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, iteration: Iteration) -> Iterator[Any]:
         self._seed_workers()
         source, evaluates = self._rest(), self._context.evaluates
         least = 1 if evaluates else self._world_size if self._split else 0
@@ -97,12 +97,12 @@ class IterableLoader(EpochLoader):
                 raise SetupError(self._too_few(total))
             if is_over:
                 break
-            self._context.events.draw()
-            order, consumed = self._at.order, self.consumed + total
+            self._draw(iteration)
+            epoch, consumed = self._at.epoch, self.consumed + total
             self._taken += 1
-            self._reader.advance(order, consumed, state)
+            self._reader.advance(epoch, consumed, state)
             if self._keeps_place:
-                self._left = (order, consumed), source
+                self._left = (epoch, consumed), source
             (missing, batches), counts = zip(*batch[0], strict=True), batch[1]
             share = self._share(total, samples, sum(missing))
             yield self._give(list(batches), counts, share, total, (self._taken, self._reader.start))
@@ -123,7 +123,7 @@ class IterableLoader(EpochLoader):
 
     def _rest(self) -> Iterator[tuple[Any, int, int]]:
         """The rest of the epoch, from the dataset or from where the last iteration has been left, as `_agreed`."""
-        if self._left and self._left[0] == (self._at.order, self.consumed):
+        if self._left and self._left[0] == (self._at.epoch, self.consumed):
             return self._left[1]
         was_left, self._left = self._left is not None, None
         return self._steps(was_left)
@@ -148,7 +148,7 @@ class IterableLoader(EpochLoader):
         # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
         if source is None or start != began or (was_left and self._reader.has_state):
             self._sources[key] = source, _ = self._make_source(), start
-        self._reader.begin(self._seed, self._at.order, self._at.consumed)
+        self._reader.begin(self._seed, self._at.epoch, self._at.consumed)
         return self._timed(source)
 
     def _agreed(self, source: Iterator[Any], *, by_all: bool) -> Iterator[tuple[Any, int, int]]:
@@ -182,7 +182,7 @@ class IterableLoader(EpochLoader):
         self._taken, self._reader.start = saved.data
         self._reader.gather()
         gathered = saved._replace(data=(self._taken, self._reader.start))
-        if self._is_counted:
+        if self._context.events.counts_steps:
             self._trained = gathered
         else:
             self._at = gathered
@@ -216,7 +216,7 @@ class IterableLoader(EpochLoader):
                 )
             taken, start = state["steps"], self._reader.unread
         else:
-            taken, start = 0, self._reader.start_of(state, state["epoch"] + state.get("looks", 0))
+            taken, start = 0, self._reader.start_of(state, state["epoch"])
         self._restore(state, (taken, start))
         self._go(self._at)
 

@@ -75,6 +75,8 @@ class LoaderOptions:
 class LoaderEvents:
     """The calls of a loader to the run that it belongs to. Here they do nothing: the loader is alone."""
 
+    counts_steps = False
+    """Whether `EpochLoader.count_step` is called after each step."""
     is_counted = False
     """Whether the script loops over `EpochLoader.epochs` or `EpochLoader.steps`."""
 
@@ -85,8 +87,14 @@ class LoaderEvents:
     def begin(self, loader: EpochLoader) -> None:
         """An iteration over the loader is about to give its first batch."""
 
-    def draw(self) -> None:
-        """A batch is about to be drawn, which ends the step before."""
+    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
+        """A batch is about to be drawn; ``goes_on``: after that of the latest step with this loader, and by all ranks.
+
+        Any other may be a look of one rank.
+        """
+
+    def end_step(self) -> None:
+        """A loop of all ranks over epochs goes on, which ends the step before."""
 
     def give(self, loader: EpochLoader, share: StepShare) -> None:
         """The loader gives a batch, which is this rank's share of a step."""
@@ -133,21 +141,15 @@ class Position(NamedTuple):
     """A position in the data. It replaces none: each batch makes a new one."""
 
     epoch: int = 0
-    looks: int = 0
-    """Iterations in which no step was trained: each had an order of its own, as an epoch has."""
     consumed: int = 0  # samples of this epoch that all ranks together have been given
     data: Any = None  # what else belongs to it; None at the beginning of an epoch
 
-    @property
-    def order(self) -> int:
-        """The number from which the order of the epoch follows."""
-        return self.epoch + self.looks
-
 
 @dataclass(eq=False)
-class _Iteration:
+class Iteration:
     at: Position  # after its latest batch, or where it begins
     begun: bool = False
+    given: int = 0  # batches
 
 
 class EpochLoader:
@@ -155,7 +157,8 @@ class EpochLoader:
 
     Each ``iter(loader)`` is an epoch, as of torch's DataLoader: if the one before was left, the rest of it is dropped.
     The first one after a restart is the rest of the epoch that was going on. One in which no step is trained, such as
-    ``next(iter(loader))`` for a look at a batch, takes nothing from the epochs.
+    ``next(iter(loader))`` for a look at a batch, takes nothing from the epochs: the next one has the same order. So a
+    single rank may look at a batch of data with an index.
     """
 
     def __init__(self, context: LoaderContext) -> None:
@@ -169,13 +172,12 @@ class EpochLoader:
         self._generator = torch.Generator()
         self._at = Position()  # after the latest batch
         self._trained = Position()  # after the latest batch with which a step was trained
-        self._is_counted = False  # `count_step` has been called
         self._is_resumed = False  # no step has been trained since the position was restored
-        self._open: list[_Iteration] = []  # iterations that have begun to give batches, and are not over
-        self._latest: _Iteration | None = None
-        self._givers: list[_Iteration] = []  # of the batches since the latest step
-        self._trainer: _Iteration | None = None  # gave the batch of the latest step
-        self._others: set[_Iteration] = set()  # gave one too
+        self._open: list[Iteration] = []  # iterations that have begun to give batches, and are not over
+        self._latest: Iteration | None = None
+        self._givers: list[Iteration] = []  # of the batches since the latest step
+        self._trainer: Iteration | None = None  # gave the batch of the latest step
+        self._others: set[Iteration] = set()  # gave one too
 
     @property
     def epoch(self) -> int:
@@ -193,16 +195,13 @@ class EpochLoader:
             events.go_on(self)
         return self._iterate(self._begin())
 
-    def _begin(self, *, rest: bool = False) -> _Iteration:
+    def _begin(self, *, rest: bool = False) -> Iteration:
         """Begin an iteration: an epoch, or with ``rest`` what is left of the current one."""
         at, latest = self._saved if rest else self._trained, self._latest
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
-        if not rest and (is_second or not self._is_resumed):
-            if at.consumed:
-                at = Position(at.epoch + 1, at.looks)
-            elif is_second or (self._at.consumed and self._at.order == at.order):
-                at = Position(at.epoch, at.looks + 1)
-        self._latest = _Iteration(self._first(at))
+        if at.consumed and not rest and (is_second or not self._is_resumed):
+            at = Position(at.epoch + 1)
+        self._latest = Iteration(self._first(at))
         self._settle()
         return self._latest
 
@@ -215,13 +214,13 @@ class EpochLoader:
         if not self._open and self._latest and not self._latest.begun:
             self._at = self._trained = self._latest.at
 
-    def _iterate(self, iteration: _Iteration) -> Iterator[Any]:
+    def _iterate(self, iteration: Iteration) -> Iterator[Any]:
         iteration.begun = True
         self._open.append(iteration)
         self._go(iteration.at)
         try:
-            for batch in self._batches():
-                iteration.at = self._at
+            for batch in self._batches(iteration):
+                iteration.at, iteration.given = self._at, iteration.given + 1
                 if not self._givers or self._givers[-1] is not iteration:
                     self._givers = [*(each for each in self._givers if each in self._open), iteration]
                 yield batch
@@ -235,9 +234,23 @@ class EpochLoader:
             self._open.remove(iteration)
             self._settle()
 
-    def _batches(self) -> Iterator[Any]:
-        """Yield the batches of the rest of the epoch."""
+    def _batches(self, iteration: Iteration) -> Iterator[Any]:
+        """Yield the batches of the rest of the epoch, each after `_draw`."""
         raise NotImplementedError
+
+    def _draw(self, iteration: Iteration) -> None:
+        """Tell the run that a batch is about to be drawn.
+
+        A new iteration goes on with the training where the one of the latest step gave no other batch.
+        """
+        trainer = self._trainer
+        is_next = trainer is None or (trainer.given == 1 and trainer not in self._open)
+        self._context.events.draw(self, goes_on=iteration is trainer or is_next)
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether the iteration that gave the batch of the latest step is not over."""
+        return self._trainer in self._open
 
     def _go(self, at: Position) -> None:
         self._at = at
@@ -249,7 +262,6 @@ class EpochLoader:
         were looks at a batch; else it is the latest one that is not over. Returns whether one of the others has given a
         batch to the step before as well: then it trains too, and a checkpoint has one position.
         """
-        self._is_counted = True
         givers, self._givers = self._givers, []
         if not givers:
             return False
@@ -259,18 +271,21 @@ class EpochLoader:
         others, self._others = self._others, {each for each in opened if each is not self._trainer}
         return not others.isdisjoint(self._others)
 
+    def compare(self) -> None:
+        """Hook: raise SetupError if the ranks had different orders in the epoch of the latest step. Collective."""
+
     def gather(self) -> None:
         """Hook: get what only other ranks know of the position, so that the state has it. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values: after the batch of the latest step, or where no step counts, the latest."""
         at = self._saved
-        position = {"seed": self._seed, "epoch": at.epoch, "looks": at.looks, "consumed": at.consumed}
+        position = {"seed": self._seed, "epoch": at.epoch, "consumed": at.consumed}
         return {**position, "trained": self.is_trained, **self._state(at)}
 
     @property
     def _saved(self) -> Position:
-        return self._trained if self._is_counted else self._at
+        return self._trained if self._context.events.counts_steps else self._at
 
     def _state(self, at: Position) -> dict[str, Any]:
         """What else the state of a position has."""
@@ -285,7 +300,7 @@ class EpochLoader:
 
     def _restore(self, state: Mapping[str, Any], data: Any) -> None:
         self._seed, self.is_trained, self._is_resumed = state["seed"], state.get("trained", False), True
-        self._at = self._trained = Position(state["epoch"], state.get("looks", 0), state["consumed"], data)
+        self._at = self._trained = Position(state["epoch"], state["consumed"], data)
 
     def rewind(self) -> None:
         """Go to the beginning of epoch 0."""
@@ -299,8 +314,8 @@ class EpochLoader:
         self._context.events.is_counted = True
         while (epoch := self._trained.epoch) < count:
             yield epoch
-            order = self._trained.order + (self._trained.epoch == epoch)
-            self._at = self._trained = Position(epoch + 1, order - epoch - 1)
+            self._trainer = None  # the next batch ends the step: all loaders of the loop begin anew before it
+            self._at = self._trained = Position(epoch + 1)
             self._latest = None
         self._context.events.end()
 
@@ -316,6 +331,7 @@ class EpochLoader:
                 yield batch
                 if events.steps_done() >= count:
                     break
+            events.end_step()
         events.end()
 
     def _timed(self, source: Iterable[T]) -> Iterator[T]:
@@ -334,22 +350,22 @@ class EpochLoader:
     def _seed_workers(self) -> None:
         self._context.events.begin(self)
         at = self._at
-        self._generator.manual_seed(rng.derive_seed("workers", self._seed, at.order, at.consumed, self._rank))
+        self._generator.manual_seed(rng.derive_seed("workers", self._seed, at.epoch, at.consumed, self._rank))
 
     def _give(self, parts: list[Any], counts: Sequence[int], share: StepShare, positions: int, data: Any) -> Any:
         """What the loader gives next: micro-batches of so many samples, or the only one of ``parts``, on the device.
 
         ``positions``: how far the position moves with it, and ``data`` what else belongs to the position then.
         """
-        self._at = Position(self._at.epoch, self._at.looks, self._at.consumed + positions, data)
+        self._at = Position(self._at.epoch, self._at.consumed + positions, data)
         parts = to_device(parts, self._context.device)
         self._context.events.give(self, share)
         return parts[0] if self._context.options.accumulate is None else MicroBatches(parts, counts, share)
 
-    def _end_epoch(self, iteration: _Iteration) -> None:
+    def _end_epoch(self, iteration: Iteration) -> None:
         """Go to the beginning of the next epoch, unless another iteration trains."""
         self._context.events.end_epoch(self)
-        self._at = Position(self._at.epoch + 1, self._at.looks)
+        self._at = Position(self._at.epoch + 1)
         if iteration is self._trainer or len(self._open) == 1:
             self._trained, self._givers, self._is_resumed = self._at, [], False
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from flk_runtime.data import order
-from flk_runtime.data.loader import Collate, EpochLoader, LoaderContext, Position
+from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, pieces_of
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.data.samplers import DrawnOrders, SampledOrder
@@ -92,7 +92,7 @@ class Loader(EpochLoader):
         length = len(self._drawn) if self._drawn else len(self._dataset)
         return step_sizes(length, self._least_rest, self._step_size, drop_last=self._drop_last)[0]
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, iteration: Iteration) -> Iterator[Any]:
         at = self._at
         self._samples = len(self._dataset)  # which may be another one in each epoch
         if at.consumed and at.data[0] != self._samples:
@@ -105,7 +105,7 @@ class Loader(EpochLoader):
         collated = self._timed(self._source)
         self._seed_workers()
         for step, parts in self._plan(epoch_order.length):
-            self._context.events.draw()  # before the batch: reading it may draw random numbers
+            self._draw(iteration)  # before the batch: reading it may draw random numbers
             missing, given = zip(*(next(collated) for _ in parts), strict=True)
             counts = [epoch_order.count(part) for part in parts]
             own = sum(counts) if own_samples(len(step), self._world_size, self._rank) else 0
@@ -114,6 +114,10 @@ class Loader(EpochLoader):
             yield self._give(list(given), counts, share, len(step), (self._samples, digest))
         for _ in collated:  # nothing: its workers end
             pass
+
+    def compare(self) -> None:
+        if self._drawn and self._trained.data:
+            self._drawn.compare(self._trained.epoch, self._trained.data[1])
 
     def _state(self, at: Position) -> dict[str, Any]:
         samples, digest = at.data or (None, None)
@@ -156,8 +160,8 @@ class Loader(EpochLoader):
         at = self._at
         if not self._drawn:
             self._check_size("dataset", self._samples)
-            return order.EpochOrder(self._order, self._samples, self._seed, at.order)
-        drawn = self._drawn.of(at.order, self._seed, at.data[1] if at.data else None)
+            return order.EpochOrder(self._order, self._samples, self._seed, at.epoch)
+        drawn = self._drawn.of(at.epoch, self._seed, at.data[1] if at.data else None)
         self._check_size("sampler", drawn.length)
         return drawn
 

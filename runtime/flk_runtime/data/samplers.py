@@ -44,35 +44,47 @@ class DrawnOrders:
             )
         self._sampler, self._name, self.batched, self._world_size = sampler, name, batched, world_size
         self._drawn = 0  # iterations of the sampler
+        self._compared: tuple[int, str] | None = None
         self._latest: SampledOrder | None = None
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
     def of(self, epoch: int, seed: int, digest: str | None) -> SampledOrder:
-        """The order of ``epoch``. Collective where it is not that of the last call.
+        """The order of ``epoch``.
 
-        ``digest``: that of the order in the checkpoint. Raises SetupError if the ranks draw different orders, or it is
-        another one than before a restart.
+        ``digest``: that of the order in the checkpoint. Raises SetupError if it is another one than before a restart.
         """
         if self._latest and self._drawn == epoch + 1:
             return self._latest
         # Also the orders of the epochs before a restart: a random generator of the sampler's own goes on.
         for number in range(min(self._drawn, epoch), epoch + 1):
             order = self._draw(seed, number)
-        kind = f"{self._name}: the {type(self._sampler).__name__} gives"
-        if self._world_size > 1 and not is_alike(order.digest):
-            raise SetupError(
-                f"{kind} ranks different orders in epoch {epoch}, so samples would come twice or never: seed its own "
-                "random generator alike on all ranks, and leave the split over ranks to the loader"
-            )
         if digest not in (None, order.digest):
             raise SetupError(
-                f"{kind} another order in epoch {epoch} than before the restart, so samples would come twice or never: "
-                "seed its own random generator"
+                f"{self._gives} another order in epoch {epoch} than before the restart, so samples would come twice or "
+                "never: seed its own random generator"
             )
         self._latest = order
         return order
+
+    def compare(self, epoch: int, digest: str) -> None:
+        """Raise SetupError if the ranks have trained a step of ``epoch`` with different orders. Collective.
+
+        It is not for `of`, which a single rank calls to look at a batch. An order is compared once.
+        """
+        if self._world_size == 1 or self._compared == (epoch, digest):
+            return
+        self._compared = epoch, digest
+        if not is_alike(digest):
+            raise SetupError(
+                f"{self._gives} ranks different orders in epoch {epoch}, so samples would come twice or never: seed "
+                "its own random generator alike on all ranks, and leave the split over ranks to the loader"
+            )
+
+    @property
+    def _gives(self) -> str:
+        return f"{self._name}: the {type(self._sampler).__name__} gives"
 
     def _draw(self, seed: int, epoch: int) -> SampledOrder:
         if hasattr(self._sampler, "set_epoch"):

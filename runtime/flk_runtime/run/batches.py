@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -39,6 +40,8 @@ _LOOP: Final = "loop over its epochs(n) or steps(n)"
 class Batches(LoaderEvents):
     """Makes loaders, and counts the samples that they give."""
 
+    counts_steps = True
+
     def __init__(self, context: RunContext, steps: Steps, saves: Saves, metrics: Metrics) -> None:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
@@ -55,12 +58,14 @@ class Batches(LoaderEvents):
         self._unused: Counter[EpochLoader] = Counter()  # batches given since the latest backward pass
         self._given: set[EpochLoader] = set()  # loaders with a batch since the latest step
         self.draws = False
-        """Whether one of them has given it outside of torch.no_grad()."""
+        """Whether one of them has given it outside of torch.no_grad(), in the thread of the training."""
         self._begun: set[EpochLoader] = set()  # whose iterations go on with the random states that were set last
         self._gone_on: set[EpochLoader] = set()  # of which a line has said so
         # Loaders with a batch before a backward pass since the latest step; None: no pass has been seen.
         self._used: set[EpochLoader] | None = None
         self._used_before: list[EpochLoader] = []  # the loaders of the latest step that had any
+        self._ending: list[EpochLoader] = []  # their next batches end the step that is open
+        self._thread = threading.get_ident()  # of the training
 
     def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:
         """A loader as `Run.loader` describes it, of one of several parts of the data. Collective.
@@ -152,18 +157,27 @@ class Batches(LoaderEvents):
                 )
             loader.is_trained = True
         for loader in self._given:
-            if loader.count_step() and loader.is_saved and self._saves.manager.can_save:
+            if loader.count_step():
                 raise SetupError(
-                    f"{loader.name!r} gives batches of two loops over it to each step, and a checkpoint has one "
-                    "position: make a loader for each, with a seed= of its own"
+                    f"{loader.name!r} gives batches of two loops over it to each step, and both have the same order: "
+                    "make a loader for each, with a seed= of its own"
                 )
         self._given.clear()
+        self._choose_ending(used)
         self.draws = False
         if not self._steps.began:
             self._check_left()
         self._used_before, self._used = used or self._used_before, None
         samples, self._samples, self._step_ended = self._samples, 0, True
         return samples
+
+    def _choose_ending(self, used: list[EpochLoader]) -> None:
+        """Choose the loaders that all ranks train with: of those in use, a single rank may have looked at others."""
+        looping = [each for each in used if each.is_in_loop] or used
+        trained = [each for each in looping if each in self._ending] or looping
+        for each in trained:
+            each.compare()
+        self._ending = list({*self._ending, *trained}) if self._steps.is_open else trained
 
     def say_if_data_begin_anew(self) -> None:
         """Before the first step after a restart, say if the script reads its data without a loader that is saved."""
@@ -231,9 +245,17 @@ class Batches(LoaderEvents):
         if torch.is_grad_enabled():  # without gradients it is for an evaluation
             self._begun.add(loader)
 
-    def draw(self) -> None:
-        if self._steps.is_open and torch.is_grad_enabled():  # without gradients it is for an evaluation
+    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
+        if self._steps.is_open and goes_on and loader in self._ending:
+            self.end_step()
+
+    def end_step(self) -> None:
+        if self._is_in_training():
             self._steps.end_step()
+
+    def _is_in_training(self) -> bool:
+        """Without gradients a batch is for an evaluation, and a thread of its own is ahead of the training."""
+        return torch.is_grad_enabled() and threading.get_ident() == self._thread
 
     def go_on(self, loader: EpochLoader) -> None:
         if loader not in self._gone_on:
@@ -250,10 +272,8 @@ class Batches(LoaderEvents):
         self.latest = share
         self._unused[loader] += 1
         self._given.add(loader)
-        if torch.is_grad_enabled():
-            self.draws = True
-            self._in_use[loader] = share
-        elif loader in self._in_use:
+        self.draws |= self._is_in_training()
+        if torch.is_grad_enabled() or loader in self._in_use:
             self._in_use[loader] = share
         if loader is not self._loader:  # samples of an evaluation do not count for the next step
             self._loader, self._samples = loader, 0

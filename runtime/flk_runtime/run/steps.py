@@ -1,7 +1,8 @@
 """Steps: counts optimizer steps; after a step it may print metrics, write a checkpoint, or stop early.
 
-A step with a batch of a loader ends where the next batch is drawn, or at the end of the loop or the run: what the
-script does after `Run.step`, such as a scheduler's step or the end of an epoch, belongs to it. Others end at once.
+A step with a batch of a loader ends where its loop draws the next batch, or at the end of the loop or the run: what the
+script does after `Run.step`, such as a scheduler's step or the end of an epoch, belongs to it. Others end at once. If
+the loop is over, and the script begins another, the step ends with the first one of that.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Steps:
 
         It runs in each step, when the training has emptied the caches of the processor. Calls take most of its time, so
         it makes few, and none for what is not due.
-        ``draws``: a loader has given its batch, so the step ends where the next one is drawn, unless the step before
-        has not ended, since the script makes several of a batch. ``report``: print a line of metrics in any case.
+        ``draws``: a loader has given its batch, so the step ends where the next one is drawn, with those before that
+        have not ended. ``report``: print a line of metrics in any case.
         """
         first = not self.began
         if first:
@@ -109,9 +110,7 @@ class Steps:
             self._next_line = self._lines.next_after(done)
             if report or self._lines.is_due(before, done):
                 self._print_line(loss, values, epoch())
-        if self.is_open:
-            draws = False
-        else:
+        if not self.is_open:
             self.is_open, self._before = True, before
         if not draws:
             self.end_step()

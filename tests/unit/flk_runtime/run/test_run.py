@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -119,11 +120,11 @@ def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_
 
 def test_a_step_with_a_batch_of_a_loader_ends_where_the_next_one_is_drawn() -> None:
     options, page = SimpleNamespace(log_every=0, sinks=()), ProgressPage.private()
-    context: Any = SimpleNamespace(options=options, page=page, lines=MagicMock())
+    context: Any = SimpleNamespace(options=options, page=page, lines=MagicMock(), rank=0, world_size=1)
     saves = MagicMock(due=0, **{"manager.steps": 0})
     steps = Steps(context, saves, MagicMock())
-    batches = object.__new__(Batches)
-    batches._steps = steps
+    batches, loader = Batches(context, steps, saves, MagicMock()), MagicMock()
+    batches._ending = [loader]
 
     def saved() -> list[tuple[int, int]]:
         return [call.args for call in saves.save_after_step.call_args_list]
@@ -134,10 +135,15 @@ def test_a_step_with_a_batch_of_a_loader_ends_where_the_next_one_is_drawn() -> N
     record(draws=True)
     assert saved() == []
     with torch.no_grad():  # an evaluation
-        batches.draw()
+        batches.draw(loader, goes_on=True)
+    batches.draw(loader, goes_on=False)  # a look
+    batches.draw(MagicMock(), goes_on=True)  # a loader that is not in use
+    thread = threading.Thread(target=lambda: batches.draw(loader, goes_on=True))
+    thread.start()
+    thread.join()
     assert saved() == []
-    batches.draw()
-    batches.draw()
+    batches.draw(loader, goes_on=True)
+    batches.draw(loader, goes_on=True)
     assert saved() == [(0, 1)]
     record(draws=False)  # without a loader
     assert saved() == [(0, 1), (1, 2)]
@@ -145,8 +151,9 @@ def test_a_step_with_a_batch_of_a_loader_ends_where_the_next_one_is_drawn() -> N
     record(draws=False)  # with the same batch
     assert saved() == [(0, 1), (1, 2), (2, 4)]
     record(draws=True)
+    record(draws=True)  # the first one of another loop
     steps.finish()
-    assert saved() == [(0, 1), (1, 2), (2, 4), (4, 5)]
+    assert saved() == [(0, 1), (1, 2), (2, 4), (4, 6)]
 
 
 def test_a_first_step_after_a_restart_without_a_batch_of_a_loader_is_told() -> None:
