@@ -35,7 +35,7 @@ COVERED = {
         "flk_runtime.diloco.lead flk_runtime.diloco.messages flk_runtime.diloco.server flk_runtime.diloco.worker"
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
-    "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process flk_runtime.system.rng",
+    "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process",
     "tests/local/test_init.py": (
         "flk_runtime.preflight.options flk_runtime.run.group flk_runtime.run.init flk_runtime.run.training"
     ),
@@ -119,7 +119,7 @@ COVERED = {
     "tests/unit/flk/health/test_causes.py": (
         "flk.health.cause flk.health.ending flk.health.failure flk.health.foreign_logs "
         "flk.health.page flk.health.queue flk.health.rendezvous flk.health.scheduler_message "
-        "flk.health.scheduling flk.health.starting flk.health.table flk.health.volumes flk.health.why"
+        "flk.health.scheduling flk.health.table flk.health.volumes flk.health.why"
     ),
     "tests/unit/flk/health/test_devices.py": "flk.observe.suspects",
     "tests/unit/flk/health/test_doctor.py": (
