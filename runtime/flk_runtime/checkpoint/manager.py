@@ -591,7 +591,7 @@ def _progress(steps: int, states: Mapping[str, Any]) -> Progress:
     What else a position has may be encoded, or hold arrays, which cannot be compared.
     """
     return steps, {
-        name: (state["seed"], state["epoch"], state.get("looks", 0), state["consumed"])
+        name: (state["seed"], state["epoch"], state["consumed"])
         for name, state in states.items()
         if _is_position(state)
     }

@@ -97,7 +97,7 @@ def test_a_parameter_may_have_none_in_the_place_of_its_state() -> None:
 
 def test_progress_is_told_by_the_numbers_of_positions() -> None:
     """The rest of a position may hold arrays, which cannot be compared, or be encoded as in the checkpoint."""
-    position = {"seed": 1, "epoch": 2, "looks": 0, "consumed": 3, "data": np.arange(3)}
+    position = {"seed": 1, "epoch": 2, "consumed": 3, "data": np.arange(3)}
     manager = make_manager()
     manager._restored = {"data": SavedObject(Held([]), "data", split_tensors(position, ("data",)).plain)}
     manager._saved = _progress(4, {"data": manager._restored["data"].plain})
