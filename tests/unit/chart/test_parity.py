@@ -331,7 +331,7 @@ JOBS: dict[str, dict[str, Any]] = {
     **{f"deadline {text}": {"deadline": text} for text in ("1s", "90", "61m", "25h", "9d", "1d1s", "100000000s")},
     **{f"grace {text}": {"grace": text} for text in ("1s", "60m", "2h30m", 3600)},
     **{f"{cpu} cores": {"resources": {"cpu": cpu}} for cpu in (4, 1.5, "250m", "16")},
-    **{f"memory {size}": {"resources": {"memory": size, "shm": size}} for size in ("512Mi", "1.5Gi", "2G", 1000000)},
+    **{f"memory {size}": {"resources": {"memory": size, "shm": size}} for size in ("512Mi", "1.5Gi", "2G", 2000000)},
     "module with a path of several packages": {"command": ["-m", "team.vision.train", "--config", "a.yaml"]},
     "one argument that is empty": {"command": ["train.py", ""]},
     "script in a folder": {"command": ["src/train.py", "--lr", "0.1"]},
