@@ -19,7 +19,7 @@ import time
 
 import flk_runtime
 import measure
-from flk_runtime.run.curves import Curves
+from flk_sinks.curves import Curves
 
 GOAL = measure.at_least(0.995)
 STEP, STEPS = 0.02, 500  # seconds of a step, and steps of a round

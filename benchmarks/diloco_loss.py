@@ -23,9 +23,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import measure
 from example import encode_text, load_example
-from flk_runtime.diloco import DiLoCo
-from flk_runtime.diloco.compression import decode, encode
-from flk_runtime.diloco.outer import OuterOptimizer
+from flk_diloco import DiLoCo
+from flk_diloco.compression import decode, encode
+from flk_diloco.outer import OuterOptimizer
 
 WORKERS, BATCH, BLOCK = 4, 8, 64
 CASES = (("fp16", 50), ("int8", 100))  # encoding, steps in a round

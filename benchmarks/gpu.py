@@ -242,7 +242,7 @@ class Benchmark:
             request |= {"device": self.seen["device"], "memory": self.seen["memory"]}
             if alone:
                 request["calibration"] = {**alone, "collectives": []}
-            command = [sys.executable, "-m", "flk_runtime.plan", json.dumps(request), str(RANKS), "train"]
+            command = [sys.executable, "-m", "flk_plan", json.dumps(request), str(RANKS), "train"]
             subprocess.run([*command, "--model", name], env=os.environ | launch.THREADS, stdout=subprocess.DEVNULL)
             found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"error": "the plan failed"}
         if "error" in found:

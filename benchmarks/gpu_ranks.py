@@ -103,7 +103,7 @@ def free() -> None:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The device, as `flk_runtime.plan` takes it."""
+    """The device, as `flk_plan` takes it."""
     if device.type == "cpu":
         return {"device": "cpu", "memory": 1 << 34, "backend": "gloo"}
     nccl: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]

@@ -70,7 +70,7 @@ def with_accelerate(adopted: bool, ranks: int, steps: int, step: Callable[[], No
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     loop: Any = None
     if adopted:
-        from flk_runtime.hosts.accelerate import adopt
+        from flk_hosts.accelerate import adopt
 
         loop = adopt(accelerator)
     for inputs, targets in loader:
@@ -107,7 +107,7 @@ def with_lightning(adopted: bool, ranks: int, steps: int, step: Callable[[], Non
 
     callbacks: list[Any] = [Clock()]
     if adopted:
-        from flk_runtime.hosts.lightning import Flk
+        from flk_hosts.lightning import Flk
 
         callbacks.insert(0, Flk())
     trainer = lightning.Trainer(
@@ -152,7 +152,7 @@ def with_transformers(adopted: bool, ranks: int, steps: int, step: Callable[[], 
             train_dataset=samples,
         )
         if adopted:
-            from flk_runtime.hosts.transformers import adopt
+            from flk_hosts.transformers import adopt
 
             adopt(trainer)
         trainer.add_callback(Clock())  # after flk's
@@ -174,7 +174,7 @@ def with_torchtitan(adopted: bool, ranks: int, steps: int, step: Callable[[], No
         folder = Path(name)
         torchtitan_cpu.assets(folder)
         sys.argv[1:] = torchtitan_cpu.arguments(folder, steps)
-        runpy.run_module("flk_runtime.hosts.torchtitan" if adopted else "torchtitan.train", run_name="__main__")
+        runpy.run_module("flk_hosts.torchtitan" if adopted else "torchtitan.train", run_name="__main__")
 
 
 HOSTS = {

@@ -58,7 +58,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        """Return the row that `python -m flk_runtime.plan` has written."""
+        """Return the row that `python -m flk_plan` has written."""
         names = cls.__dataclass_fields__
         return cls(**{name: data[name] for name in names})
 
@@ -105,7 +105,7 @@ def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[
             filter(None, (path, *packages, os.environ.get("PYTHONPATH")))
         )  # Python takes an empty one for one that is not set
         process = subprocess.run(
-            [python, "-m", "flk_runtime.plan", json.dumps(request), *job.command],
+            [python, "-m", "flk_plan", json.dumps(request), *job.command],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -25,7 +25,6 @@ from flk_runtime.contract import VERSION as __version__
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.stateful import per_rank, replicated
     from flk_runtime.data import EvaluationLoader, Loader, shard
-    from flk_runtime.diloco import DiLoCo
     from flk_runtime.discovery import RankInfo
     from flk_runtime.distributed import all_reduce, broadcast, main_process_first, reduce, synchronize
     from flk_runtime.distributed.optimizer import DistributedOptimizer
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "CheckpointError": "errors",
-    "DiLoCo": "diloco",
     "DiscoveryError": "errors",
     "DistributedOptimizer": "distributed.optimizer",
     "EvaluationLoader": "data",
@@ -70,7 +68,6 @@ _MODULES = {
 
 __all__ = [
     "CheckpointError",
-    "DiLoCo",
     "DiscoveryError",
     "DistributedOptimizer",
     "EvaluationLoader",

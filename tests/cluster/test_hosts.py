@@ -80,7 +80,7 @@ TORCHTITAN = """
         print(f"step {step} has loss {loss!r}", flush=True)
         log(self, step, loss, *more, **named)
     MetricsProcessor.log = logged
-    runpy.run_module("flk_runtime.hosts.torchtitan", run_name="__main__")
+    runpy.run_module("flk_hosts.torchtitan", run_name="__main__")
 """
 
 

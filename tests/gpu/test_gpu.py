@@ -219,7 +219,7 @@ def test_the_launcher_reads_the_gpu_through_nvml(launch: Launch, tmp_path: Path)
 
 def test_a_profile_has_kernels_and_the_history_of_memory(launch: Launch, tmp_path: Path) -> None:
     for name in ("ask", "rank"):
-        (tmp_path / f"{name}.program").write_text(module_source(f"profiling/{name}.py"))
+        (tmp_path / f"{name}.program").write_text(module_source(f"flk_runtime/profiling/{name}.py"))
     script = """
         import pathlib, shutil, subprocess, sys
         folder = pathlib.Path(os.environ["FLK_OBSERVER"]).parents[2]

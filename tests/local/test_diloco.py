@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
+from flk_diloco import Membership
+from flk_diloco.compression import decode, encode
+from flk_diloco.exchange import HubExchange
+from flk_diloco.messages import Begin, Result
+from flk_diloco.server import Hub
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.diloco import Membership
-from flk_runtime.diloco.compression import decode, encode
-from flk_runtime.diloco.exchange import HubExchange
-from flk_runtime.diloco.messages import Begin, Result
-from flk_runtime.diloco.server import Hub
 from flk_runtime.errors import RendezvousError
 from tests.support.certificates import make_certificate
 from tests.support.commands import Flk
@@ -161,9 +161,11 @@ def build():
     model = Net()
     return model, torch.optim.AdamW(model.parameters(), lr=0.05)
 
+from flk_diloco import DiLoCo
+
 def go(name, steps, **options):
     place = f"{os.environ['BASE']}/{name}"
-    with flk.init(strategy="diloco", device="cpu", log_every=0, checkpoint=place, diloco=flk.DiLoCo(**options)) as run:
+    with flk.init(strategy=DiLoCo(**options), device="cpu", log_every=0, checkpoint=place) as run:
         model, optimizer = run.parallelize(*build())
         while run.steps < steps:
             step(model, optimizer, run.steps)
@@ -373,7 +375,7 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
             for process in pathlib.Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     command = (process / "cmdline").read_text()
-                    if "flk_runtime.diloco" in command and f":{port}\\0" in command:
+                    if "flk_diloco" in command and f":{port}\\0" in command:
                         own = os.getpid()
                         away = f"kill -9 {process.name}; kill -STOP {own}; sleep 8; kill -CONT {own}"
                         subprocess.run(away, shell=True)

@@ -1,4 +1,4 @@
-"""-m flk_runtime.hosts.accelerate_launch: the script gets what accelerate launch would have given it."""
+"""-m flk_hosts.accelerate_launch: the script gets what accelerate launch would have given it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_module_takes_options_of_accelerate_launch(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "accelerate.yaml").write_text(CPU)
     script = ("--config_file", "accelerate.yaml", "--debug", "show.py")
-    found = shown(tmp_path, "-m", "flk", "run", "-m", "flk_runtime.hosts.accelerate_launch", "--", *script)
+    found = shown(tmp_path, "-m", "flk", "run", "-m", "flk_hosts.accelerate_launch", "--", *script)
     assert found[0][0]["ACCELERATE_DEBUG_MODE"] == "true"
 
 
@@ -103,7 +103,7 @@ def test_the_module_takes_options_of_accelerate_launch(tmp_path: Path) -> None:
 )
 def test_options_of_another_launcher_and_unknown_ones_are_refused(tmp_path: Path, option: str, message: str) -> None:
     (tmp_path / "show.py").write_text(SHOW)
-    command = ["-m", "flk", "run", "-m", "flk_runtime.hosts.accelerate_launch", "--", option, "show.py"]
+    command = ["-m", "flk", "run", "-m", "flk_hosts.accelerate_launch", "--", option, "show.py"]
     done = subprocess.run(
         [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
     )

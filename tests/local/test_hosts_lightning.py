@@ -1,4 +1,4 @@
-"""A Lightning Trainer whose state flk keeps (flk_runtime.hosts.lightning): it resumes exactly, and saves in time."""
+"""A Lightning Trainer whose state flk keeps (flk_hosts.lightning): it resumes exactly, and saves in time."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ TRAIN = """
         print(f"step {step} has loss {loss!r}")
         log(self, step, loss, *more, **named)
     MetricsProcessor.log = logged
-    runpy.run_module("flk_runtime.hosts.torchtitan" if disturbed else "torchtitan.train", run_name="__main__")
+    runpy.run_module("flk_hosts.torchtitan" if disturbed else "torchtitan.train", run_name="__main__")
 """
 STEPS = 7
 END = 600  # seconds for an attempt of four ranks, whose imports take ten seconds of processor time each

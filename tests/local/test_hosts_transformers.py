@@ -1,4 +1,4 @@
-"""A Trainer of Transformers whose state flk keeps (flk_runtime.hosts.transformers): it resumes exactly, and saves."""
+"""A Trainer of Transformers whose state flk keeps (flk_hosts.transformers): it resumes exactly, and saves."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ELASTIC = """
     import os, pathlib, time, torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-    from flk_runtime.hosts import transformers as flk_transformers
+    from flk_hosts import transformers as flk_transformers
 
     lines = [{"input_ids": line, "labels": line} for line in (torch.arange(24)[:, None] + torch.arange(8)) % 16]
 

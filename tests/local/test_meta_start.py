@@ -59,14 +59,15 @@ def test_an_initializer_of_the_model_sets_the_values_of_one_process(ranks: Ranks
         OWN
         + f"""
 import runpy
+import flk_diloco
 example = runpy.run_path("examples/gpt/train.py")["GPT"]
 gpt = {{"vocabulary": 13, "block": 8, "layers": 3, "heads": 2, "width": 6, "dropout": 0.0}}
-alone = flk.DiLoCo(every=1, lr=1.0, momentum=0.0, inner="full_shard")
+alone = flk_diloco.DiLoCo(every=1, lr=1.0, momentum=0.0, inner="full_shard")
 with group():
     # Two levels of a hybrid strategy need four ranks.
     for name in {SHARDING[3:]} if dist.get_world_size() == 4 else ("none", "ddp", *{SHARDING[:3]}, "diloco"):
         for kind, options in ((Own, {{"tied": name != "full_shard"}}), (example, gpt))[: 1 + (name == "full_shard")]:
-            with init(name, **({{"diloco": alone}} if name == "diloco" else {{}})) as run:
+            with init(alone if name == "diloco" else name) as run:
                 expected = state(make("cpu", kind, **options))
                 model = make("meta", kind, **options)
                 torch.manual_seed(1 + (run.rank if name != "none" else 0))  # rank 0's values are everybody's
@@ -106,6 +107,7 @@ def test_what_would_start_with_other_values_is_refused(ranks: Ranks) -> None:
         OWN
         + """
 import runpy
+import flk_diloco
 example = runpy.run_path("examples/gpt/train.py")["GPT"]
 
 class Scaled(nn.Module):  # has an initializer at its root

@@ -67,14 +67,15 @@ def go(name, steps, **options):
             run.register(f"schedule-{{number}}", each)
         return train(run, model, All(*optimizers, *both), steps=steps, first=run.steps)
 
-alone = flk.DiLoCo(every=1, lr=1.0, momentum=0.0, inner="full_shard")
+import flk_diloco
+alone = flk_diloco.DiLoCo(every=1, lr=1.0, momentum=0.0, inner="full_shard")
 with group():
     # Two levels of a hybrid strategy need four ranks.
     of_size = {{"2": ("ddp", *{SHARDING[:3]}), "4": {SHARDING[3:]}}}
     for name in of_size.get(os.environ.get("WORLD_SIZE"), ("none",)):
         tell(name, go(name, 2) + go(name, 4) if "RANK" in os.environ else go(name, 4))
     if os.environ.get("WORLD_SIZE") == "2":
-        tell("diloco", go("diloco", 2, diloco=alone) + go("diloco", 4, diloco=alone))
+        tell("diloco", go("diloco", 2, strategy=alone) + go("diloco", 4, strategy=alone))
 """
     )
     expected = told(ranks(script, 1)[0])["none"]

@@ -47,8 +47,8 @@ LOCAL = {"no_shard": 1, "hybrid_shard": 2, "hybrid_shard_zero2": 2}
 PREDICTED = """
 from torch._subclasses.fake_tensor import FakeTensorMode
 from flk_runtime.parallel.blocks import find_blocks
-from flk_runtime.plan.hardware import GPUS
-from flk_runtime.plan.state import model_state, optimizer_sizes, units_of
+from flk_plan.hardware import GPUS
+from flk_plan.state import model_state, optimizer_sizes, units_of
 
 @functools.cache
 def units(kind, precision=None):
@@ -84,7 +84,7 @@ def compare(measured, predicted):
 
 BYTES = """
 from torch.utils._python_dispatch import TorchDispatchMode
-from flk_runtime.plan.communication import collectives
+from flk_plan.communication import collectives
 
 def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -172,12 +172,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from flk_runtime.parallel import ParallelOptions
-from flk_runtime.plan.capture import CapturedModel, retrace
-from flk_runtime.plan.communication import Cluster
-from flk_runtime.plan.hardware import GPUS
-from flk_runtime.plan.predict import Workload, predict
-from flk_runtime.plan.state import optimizer_sizes, units_of
-from flk_runtime.plan.trace import Tracer
+from flk_plan.capture import CapturedModel, retrace
+from flk_plan.communication import Cluster
+from flk_plan.hardware import GPUS
+from flk_plan.predict import Workload, predict
+from flk_plan.state import optimizer_sizes, units_of
+from flk_plan.trace import Tracer
 
 warnings.simplefilter("ignore")  # torch's tracker warns of its own calls
 WORDS, BATCH = 2000, (4, 256)
@@ -233,7 +233,7 @@ mesh = init_device_mesh("cpu", (8,))
 # Layers that are split over two ranks: each style, as torch splits it, and as the plan does.
 from torch.utils._python_dispatch import TorchDispatchMode
 from flk_runtime.parallel.tensor_parallel import by_plan
-from flk_runtime.plan.split import SplitModel
+from flk_plan.split import SplitModel
 
 SPLIT = {"0": "embedding_rowwise", "1.*.0": "colwise", "1.*.2": "rowwise", "2": "rowwise_split_input",
          "3": "colwise_gather_output"}

@@ -70,7 +70,12 @@ def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
     """The answer of the program that `flk profile` runs beside a rank of this job, in which it is the same one."""
     folder = Path((job.folder / f"observer.{rank}").read_text()).parents[2]  # of the launcher
     asked = {"folders": folder.name, "local_rank": rank, **request}
-    words = [sys.executable, "-c", module_source(f"profiling/{Path(program.__file__).name}"), json.dumps(asked)]
+    words = [
+        sys.executable,
+        "-c",
+        module_source(f"flk_runtime/profiling/{Path(program.__file__).name}"),
+        json.dumps(asked),
+    ]
     command = with_packages(INSTALLS, "pytorch", words)
     environment = {"TMPDIR": str(folder.parent), "PATH": str(job.folder), "FLK_WORK": str(job.folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
@@ -81,7 +86,7 @@ def ask(job: Pods, rank: int, **request: Any) -> dict[str, Any]:
 def profile(job: Pods, place: int, **arguments: Any) -> dict[str, Any]:
     """The answer to a request for a profile of five steps."""
     given = {"steps": 5, "timeout": 30, "memory": False, "rank": place} | arguments
-    return ask(job, place, arguments=given, source=module_source("profiling/rank.py"))
+    return ask(job, place, arguments=given, source=module_source("flk_runtime/profiling/rank.py"))
 
 
 @pytest.fixture

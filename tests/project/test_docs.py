@@ -28,7 +28,10 @@ from tests.support import recorded
 PAGES = all_pages()
 GUIDES = sorted(ROOT.glob("docs/guides/*.md"))
 STRUCTURE = ROOT / "docs" / "contributing" / "structure.md"
-PACKAGES = {"flk": ROOT / "operator_client" / "flk", "flk_runtime": ROOT / "runtime" / "flk_runtime"}
+PACKAGES = {
+    "flk": ROOT / "operator_client" / "flk",
+    **{folder.name: folder for folder in (ROOT / "runtime").glob("flk_*")},
+}
 
 
 def name_of(page: Path) -> str:
@@ -307,7 +310,7 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 def test_modules_named_on_the_page_of_the_structure_exist() -> None:
-    named = re.findall(r"`((?:flk|flk_runtime)(?:\.(?!yaml)[a-z_]+)+)`", STRUCTURE.read_text())
+    named = re.findall(r"`(flk(?:_[a-z]+)?(?:\.(?!yaml)[a-z_]+)+)`", STRUCTURE.read_text())
     assert len(named) >= 20
     for name in named:
         package, *rest = name.split(".")
@@ -316,7 +319,7 @@ def test_modules_named_on_the_page_of_the_structure_exist() -> None:
 
 
 def test_the_page_of_the_structure_names_every_package() -> None:
-    named = set(re.findall(r"`((?:flk|flk_runtime)(?:\.(?!yaml)[a-z_]+)+)`", STRUCTURE.read_text()))
+    named = set(re.findall(r"`(flk(?:_[a-z]+)?(?:\.(?!yaml)[a-z_]+)+)`", STRUCTURE.read_text()))
     for package, folder in PACKAGES.items():
         for entry in folder.iterdir():
             if (entry / "__init__.py").exists() and not entry.is_symlink():

@@ -12,7 +12,8 @@ import pytest
 pytestmark = pytest.mark.xdist_group("layout")  # all modules are parsed once
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"flk": ROOT / "operator_client" / "flk", "flk_runtime": ROOT / "runtime" / "flk_runtime"}
+PACKAGES = {"flk": ROOT / "operator_client" / "flk"}
+PACKAGES |= {folder.name: folder for folder in (ROOT / "runtime").glob("flk_*")}
 
 # Test files, and the modules without a test file of their own that they cover.
 COVERED = {
@@ -20,19 +21,18 @@ COVERED = {
     "tests/cluster/test_manifests.py": "flk.labels",
     "tests/local/test_gather.py": "flk_runtime.checkpoint.pod_exchange",
     "tests/local/test_accumulation.py": "flk_runtime.run.backward",
-    "tests/local/test_automatic.py": "flk_runtime.automatic",
+    "tests/local/test_automatic.py": "flk_plan.automatic",
     "tests/local/test_average.py": "flk_runtime.parallel.average",
     "tests/local/test_bench.py": (
-        "flk.cli.bench flk_runtime.bench.__main__ flk_runtime.bench.cases flk_runtime.bench.collectives "
-        "flk_runtime.bench.script"
+        "flk.cli.bench flk_plan.bench.__main__ flk_plan.bench.cases flk_plan.bench.collectives flk_plan.bench.script"
     ),
     "tests/local/test_calls.py": "flk_runtime.parallel.ddp_calls",
     "tests/local/test_checkpoint.py": ("flk_runtime.checkpoint.save.plan"),
     "tests/local/test_collectives.py": "flk_runtime.distributed.broadcast_state flk_runtime.distributed.collectives",
-    "tests/local/test_curves.py": "flk_runtime.sinks.wandb",
+    "tests/local/test_curves.py": "flk_sinks.wandb",
     "tests/local/test_diloco.py": (
-        "flk_runtime.diloco.__main__ flk_runtime.diloco.exchange flk_runtime.diloco.fragments "
-        "flk_runtime.diloco.lead flk_runtime.diloco.messages flk_runtime.diloco.server flk_runtime.diloco.worker"
+        "flk_diloco.__main__ flk_diloco.exchange flk_diloco.fragments "
+        "flk_diloco.lead flk_diloco.messages flk_diloco.server flk_diloco.worker"
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
     "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process",
@@ -52,15 +52,15 @@ COVERED = {
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
         "flk_runtime.distributed.reducer"
     ),
-    "tests/local/test_hosts_accelerate_launch.py": "flk_runtime.hosts.accelerate_launch",
-    "tests/local/test_hosts_torchtitan.py": "flk_runtime.hosts.torchtitan",
-    "tests/unit/flk_runtime/hosts/test_loaders.py": "flk_runtime.hosts.generators",
-    "tests/unit/flk_runtime/hosts/test_lightning.py": "flk_runtime.hosts.sums",
+    "tests/local/test_hosts_accelerate_launch.py": "flk_hosts.accelerate_launch",
+    "tests/local/test_hosts_torchtitan.py": "flk_hosts.torchtitan",
+    "tests/unit/flk_hosts/test_loaders.py": "flk_hosts.generators",
+    "tests/unit/flk_hosts/test_lightning.py": "flk_hosts.sums",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
     "tests/local/test_profiling.py": "flk_runtime.profiling.ask",
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
     "tests/unit/flk/health/test_maintenance.py": "flk.health.volume_nodes",
-    "tests/local/test_plan.py": "flk.planning flk_runtime.plan.__main__",
+    "tests/local/test_plan.py": "flk.planning flk_plan.__main__",
     "tests/local/test_preemption.py": "flk_runtime.launcher.signals",
     "tests/local/test_preflight.py": (
         "flk_runtime.contract.preflight flk_runtime.preflight.bootstrap flk_runtime.preflight.exchange "
@@ -91,7 +91,7 @@ COVERED = {
     "tests/local/test_unused_parameters.py": "flk_runtime.parallel.skipped flk_runtime.parallel.unused",
     "tests/local/test_weights.py": ("flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors"),
     "tests/unit/flk/bench/test_bench.py": (
-        "flk.bench.job flk.bench.result flk_runtime.bench.transport flk_runtime.plan.calibration"
+        "flk.bench.job flk.bench.result flk_plan.bench.transport flk_plan.calibration"
     ),
     "tests/unit/flk/cli/outputs/test_cp.py": "flk.cli.cp",
     "tests/unit/flk/cli/outputs/test_delete.py": "flk.cli.delete flk.jobs.lifecycle.deletion",
@@ -177,9 +177,9 @@ COVERED = {
         "flk_runtime.data.factory flk_runtime.data.parts flk_runtime.data.reader"
     ),
     "tests/unit/flk_runtime/data/test_map_style.py": "flk_runtime.data.loader",
-    "tests/unit/flk_runtime/diloco/test_diloco.py": (
-        "flk.spec.diloco flk_runtime.diloco.compression flk_runtime.diloco.options flk_runtime.diloco.outer "
-        "flk_runtime.diloco.rounds flk_runtime.diloco.tls"
+    "tests/unit/flk_diloco/test_diloco.py": (
+        "flk.spec.diloco flk_diloco.compression flk_diloco.options flk_diloco.outer "
+        "flk_diloco.rounds flk_diloco.strategy flk_diloco.tls"
     ),
     "tests/unit/flk_runtime/discovery/test_discover.py": (
         "flk_runtime.discovery.environment flk_runtime.discovery.launchers flk_runtime.discovery.rank_info "
@@ -200,15 +200,13 @@ COVERED = {
     "tests/unit/flk_runtime/launcher/test_trainer_forward.py": "flk_runtime.launcher.cluster_http",
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",
     "tests/unit/flk_runtime/launcher/test_settings.py": "flk_runtime.contract.pod_env",
-    "tests/unit/flk_runtime/plan/test_capture.py": "flk_runtime.plan.fake",
-    "tests/unit/flk_runtime/plan/test_choice.py": (
-        "flk_runtime.plan.communication flk_runtime.plan.plan flk_runtime.plan.trace"
-    ),
-    "tests/unit/flk_runtime/plan/test_hardware.py": "flk_runtime.plan.predict",
+    "tests/unit/flk_plan/test_capture.py": "flk_plan.fake",
+    "tests/unit/flk_plan/test_choice.py": ("flk_plan.communication flk_plan.plan flk_plan.trace"),
+    "tests/unit/flk_plan/test_hardware.py": "flk_plan.predict",
     "tests/unit/flk_runtime/preflight/test_preflight.py": (
         "flk_runtime.check flk_runtime.preflight.compare flk_runtime.preflight.report"
     ),
-    "tests/unit/flk_runtime/run/test_options.py": "flk_runtime.system.trial",
+    "tests/unit/flk_runtime/run/test_options.py": "flk_runtime.run.extensions flk_runtime.system.trial",
     "tests/unit/flk_runtime/shared/test_shard_file.py": "flk_runtime.checkpoint.shard",
     "tests/unit/flk_runtime/system/test_pytree.py": "flk_runtime.distributed.consistency",
     "tests/unit/flk_runtime/contract/test_telemetry_archive.py": "flk_runtime.contract.telemetry",

@@ -10,7 +10,7 @@ from pathlib import Path
 from flk_runtime.parallel import between_passes
 
 ROOT = Path(__file__).parents[2]
-RUNTIME = ROOT / "runtime" / "flk_runtime"
+RUNTIME = ROOT / "runtime"
 OF_TORCH = {"c10d"}  # parameters that hold a module of torch
 
 

@@ -15,7 +15,7 @@ from flk.health import CAUSES
 pytestmark = pytest.mark.xdist_group("messages of flk")  # which are found once
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("operator_client/flk", "runtime/flk_runtime")
+SOURCES = ("operator_client/flk", "runtime")
 # Whole outputs, and messages of Kubernetes, torch and the kernel as tests have them
 RECORDED = ("tests/unit/**/*.py", "tests/support/*.py", "tests/cluster/*.py", "tests/local/*.py", "tests/**/*.ambr")
 QUOTES = re.findall("“([^”]+)”", (ROOT / "docs" / "guides" / "symptoms.md").read_text())

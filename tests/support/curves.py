@@ -112,7 +112,7 @@ def mlflow_points(address: str, experiment: str = "Default") -> dict[str, dict[P
 
 def wandb_configs(folder: Path) -> dict[str, dict[str, Any]]:
     """The config of each run, by its ID, in the files that W&B writes offline."""
-    from flk_runtime.sinks.wandb import records_of, values_of
+    from flk_sinks.wandb import records_of, values_of
 
     configs: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
@@ -125,7 +125,7 @@ def wandb_configs(folder: Path) -> dict[str, dict[str, Any]]:
 
 def wandb_points(folder: Path) -> dict[str, dict[Point, float]]:
     """The points of each run, by its ID, in the files that W&B writes offline."""
-    from flk_runtime.sinks.wandb import rows_of
+    from flk_sinks.wandb import rows_of
 
     runs: dict[str, list[tuple[Point, float]]] = {}
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):

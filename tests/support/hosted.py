@@ -17,7 +17,7 @@ TRANSFORMERS: Final = """
     import os, pathlib, shutil, signal, sys, time, torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-    from flk_runtime.hosts import transformers as flk_transformers
+    from flk_hosts import transformers as flk_transformers
     from flk_runtime.shared.progress import Phase, own_page
 
     ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
@@ -114,7 +114,7 @@ LIGHTNING: Final = """
     from lightning.pytorch.callbacks import ModelCheckpoint
     from torch.utils.data import DataLoader, TensorDataset
 
-    from flk_runtime.hosts.lightning import Flk
+    from flk_hosts.lightning import Flk
     from flk_runtime.shared.progress import Phase, own_page
 
     warnings.simplefilter("ignore")
@@ -208,7 +208,7 @@ ACCELERATE: Final = """
     from accelerate.utils import set_seed
     from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-    from flk_runtime.hosts.accelerate import adopt
+    from flk_hosts.accelerate import adopt
 
     ATTEMPT, RANK = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
     DIES = {0: 2, 1: 4} if sys.argv[1] == "dies" else {}

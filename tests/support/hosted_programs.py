@@ -43,7 +43,7 @@ TRANSFORMERS: Final = (
     + """
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-    from flk_runtime.hosts import transformers as flk_transformers
+    from flk_hosts import transformers as flk_transformers
 
     class Dies(TrainerCallback):
         def __init__(self, number):
@@ -169,7 +169,7 @@ LIGHTNING: Final = (
     from lightning.pytorch.tuner import Tuner
     from torch import nn
 
-    from flk_runtime.hosts.lightning import Flk
+    from flk_hosts.lightning import Flk
 
     class Model(lightning.LightningModule):
         def __init__(self, number, kept):
@@ -275,7 +275,7 @@ ACCELERATE: Final = (
     from torch import nn
 
     import flk_runtime as flk
-    from flk_runtime.hosts.accelerate import adopt
+    from flk_hosts.accelerate import adopt
 
     class Noisy(IterableDataset):
         def __iter__(self):

@@ -1,6 +1,6 @@
 """Benchmarks of strategies: the job that measures them, its result, and where results are kept.
 
-The command `flk bench` imports this package. `flk_runtime.bench` is the side of the ranks.
+The command `flk bench` imports this package. `flk_plan.bench` is the side of the ranks.
 """
 
 from flk.bench.job import bench_job

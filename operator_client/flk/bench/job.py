@@ -1,4 +1,4 @@
-"""The job that measures strategies: the ranks run `flk_runtime.bench`, which runs the script once for each of them."""
+"""The job that measures strategies: the ranks run `flk_plan.bench`, which runs the script once for each of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) 
         ship = [*(ship if isinstance(ship, list) else []), job.command[0]]
     return job.changed(
         name=f"flk-bench-{secrets.token_hex(3)}",
-        command=["-m", "flk_runtime.bench", request, *job.command],
+        command=["-m", "flk_plan.bench", request, *job.command],
         ship=ship,
         strategy="ddp",
         diloco=None,

@@ -121,9 +121,9 @@ def profile(
     asked = {"folders": _FOLDERS, "local_rank": place.local_rank, **request}
     if "arguments" in asked:
         asked["arguments"] = {**asked["arguments"], "rank": place.rank}
-        asked["source"] = module_source("profiling/rank.py")
+        asked["source"] = module_source("flk_runtime/profiling/rank.py")
     container = container_of(place.pod)
-    words = [python, "-c", _START, *_packed(module_source("profiling/ask.py"), json.dumps(asked))]
+    words = [python, "-c", _START, *_packed(module_source("flk_runtime/profiling/ask.py"), json.dumps(asked))]
     done = client.execute(place.pod, with_packages(place.pod, container, words), _LONGEST)
     answer: dict[str, Any] = done.answer(f"the program beside rank {place.rank} in {place.pod_name}")
     if "error" in answer:

@@ -25,6 +25,7 @@ from typing import Final, NoReturn
 from flk.errors import UsageError
 from flk.manifest import ignore_file
 from flk.manifest.git import ask_git
+from flk.manifest.runtime import PACKAGES
 from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
@@ -97,7 +98,7 @@ def select_files(job: Job, root: Path) -> Selection:
         )
         if paths - shipped
     ]
-    if own is None and job.command[1].partition(".")[0] != "flk_runtime":  # the runtime travels with every job
+    if own is None and job.command[1].partition(".")[0] not in PACKAGES:  # the runtime travels with every job
         left_out.append(f"the module {job.command[1]}, which is not in {root}, so it should be in the image")
     return Selection(
         files=tuple(files),

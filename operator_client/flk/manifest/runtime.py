@@ -1,4 +1,4 @@
-"""flk_runtime as it travels with every job: all of its modules, without what only their readers need.
+"""The runtime as it travels with every job: all of its modules, without what only their readers need.
 
 Equal sources make equal archives.
 """
@@ -21,6 +21,7 @@ from typing import Final
 from flk.user_files import cache_folder, write_whole
 from flk_runtime import contract
 
+PACKAGES: Final = ("flk_runtime", "flk_diloco", "flk_hosts", "flk_plan", "flk_sinks")
 _STRING: Final = (
     r"""(?:\"\"\"(?:[^"\\]|\\.|"(?!""))*\"\"\"|\'\'\'(?:[^'\\]|\\.|'(?!''))*\'\'\')"""
     r"""|(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
@@ -31,13 +32,14 @@ _DIGEST: Final = hashlib.sha256().digest_size
 
 
 def runtime_archive() -> bytes:
-    """Return flk_runtime as an archive that Python can run: `python3 flk_runtime.zip`.
+    """Return the packages of the runtime as an archive that Python can run: `python3 flk_runtime.zip`.
 
     It is a zip with the bootstrap and, compressed, the modules, which the bootstrap unpacks. It is kept in the user's
     cache folder with a hash of its bytes and of all that it is made from, and packed anew where that differs.
     """
-    folder = Path(contract.__file__).parents[1]
-    modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.py")}
+    folder = Path(contract.__file__).parents[2]
+    paths = [path for package in PACKAGES for path in (folder / package).rglob("*.py")]
+    modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     made_from = repr((Path(__file__).read_bytes(), sorted(modules.items()))).encode()
     kept = cache_folder() / "runtime"
     with contextlib.suppress(OSError):
@@ -52,12 +54,12 @@ def runtime_archive() -> bytes:
 
 
 def module_source(name: str) -> str:
-    """Return the source of a module of flk_runtime, by its path in the package, as the archive has it."""
-    return stripped((Path(contract.__file__).parents[1] / name).read_text())
+    """Return the source of a module of the runtime, by its path, as the archive has it."""
+    return stripped((Path(contract.__file__).parents[2] / name).read_text())
 
 
 def stripped(source: str) -> str:
-    """Return the source of a module of flk_runtime without comments and docstrings, whose lines keep their numbers."""
+    """Return the source of a module without comments and docstrings, whose lines keep their numbers."""
     source = _COMMENT.sub(lambda match: "" if match["comment"] else match[0], source)
     with _PARSING:
         module = ast.parse(source)
@@ -82,7 +84,7 @@ def _docstrings(body: Iterable[ast.stmt]) -> Iterator[ast.Expr]:
 
 def _packed(modules: Mapping[str, bytes]) -> bytes:
     """Return modules, by their paths, as an archive."""
-    sources = {f"flk_runtime/{name}": stripped(source.decode()) for name, source in sorted(modules.items())}
+    sources = {name: stripped(source.decode()) for name, source in sorted(modules.items())}
     members = {
         "__main__.py": (zipfile.ZIP_DEFLATED, sources["flk_runtime/bootstrap.py"].encode()),
         # One text: members of a zip, which are compressed one by one, would take nearly twice the space.

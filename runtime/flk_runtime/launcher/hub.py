@@ -19,13 +19,13 @@ _RESTART_DELAY = 1.0  # seconds
 
 
 class HubProcess:
-    """The process `python -m flk_runtime.diloco`. If it dies, it is started again, and the workers connect anew."""
+    """The process `python -m flk_diloco`. If it dies, it is started again, and the workers connect anew."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], log: Callable[[str], None]) -> None:
         """Start the hub. It listens on loopback only if its address is there and other jobs have no secret for it."""
         self._others = bool(environ.get(pod_env.HUB_SECRET))  # workers may know of it that it has not met
         host = "127.0.0.1" if environ.get(pod_env.HUB, "").startswith("127.") and not self._others else ""
-        self._command = [sys.executable, "-u", "-m", "flk_runtime.diloco", "--listen", f"{host}:{settings.hub_port}"]
+        self._command = [sys.executable, "-u", "-m", "flk_diloco", "--listen", f"{host}:{settings.hub_port}"]
         self._command += ["--until-eof"]
         folder = environ.get(pod_env.HUB_CERTIFICATE, "")
         if folder:

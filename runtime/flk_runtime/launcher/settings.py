@@ -19,7 +19,7 @@ from flk_runtime.system import host
 from flk_runtime.wire import Session
 from flk_runtime.wire.listener import LOOPBACK
 
-_PROGRAMS = ("flk_runtime.bench", "flk_runtime.plan", "flk_runtime.diloco")
+_PROGRAMS = ("flk_plan.bench", "flk_plan", "flk_diloco")
 _CHECK = "flk_runtime.check"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _VARIABLE: Final = "variable"  # in the metadata of fields
@@ -295,5 +295,5 @@ def _with_accelerate(command: tuple[str, ...], config: str) -> tuple[str, ...]:
     """The command with the variables of a configuration of accelerate, if there is one."""
     if not config:
         return command
-    launch = ("-m", "flk_runtime.hosts.accelerate_launch", "--config_file", config)
+    launch = ("-m", "flk_hosts.accelerate_launch", "--config_file", config)
     return (*launch, "--module", *command[1:]) if command[:1] == ("-m",) else (*launch, *command)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -14,9 +13,6 @@ from flk_runtime.run.lines import Lines
 from flk_runtime.run.options import RunOptions
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase, ProgressPage
-
-if TYPE_CHECKING:
-    from flk_runtime.diloco import Membership
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,6 @@ class RunContext:
     rank_info: RankInfo
     rank: int
     world_size: int
-    member: Membership | None  # of the workers of strategy diloco; None under other strategies
     page: ProgressPage
     lines: Lines
     closing: list[Callable[[], None]] = field(default_factory=list)
@@ -36,25 +31,20 @@ class RunContext:
     @classmethod
     def begin(cls, rank_info: RankInfo, options: RunOptions) -> RunContext:
         """The context of a run that begins training in the process group."""
-        member = None
-        if options.diloco:
-            from flk_runtime.diloco import Membership
-
-            member = Membership.read(options.diloco)
         page = progress.own_page()
         page.phase = Phase.TRAINING
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        return cls(options, rank_info, rank, world_size, member, page, Lines(rank, world_size))
+        return cls(options, rank_info, rank, world_size, page, Lines(rank, world_size))
 
     @property
     def worker(self) -> int:
         """The number of this rank's worker; 0 where there is one."""
-        return self.member.worker if self.member else 0
+        return self.options.outer.worker if self.options.outer else 0
 
     @property
     def workers(self) -> int:
-        """The number of workers: 1, but for strategy diloco."""
-        return self.member.workers if self.member else 1
+        """The number of workers, each a process group; 1 but for a strategy over several."""
+        return self.options.outer.workers if self.options.outer else 1
 
     @property
     def full_world_size(self) -> int:

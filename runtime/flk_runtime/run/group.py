@@ -137,7 +137,7 @@ def rank_report(rank_info: RankInfo, options: RunOptions) -> RankReport:
         flk=VERSION,
         code=report.code_version(),
         backend=options.backend,
-        strategy=f"diloco ({options.diloco})" if options.diloco else options.strategy,
+        strategy=str(options.outer or options.strategy),
         seed=options.seed,
         device=str(options.device),
         gpu=devices.unique_id(options.device),

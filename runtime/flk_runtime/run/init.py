@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from flk_runtime.contract.strategies import AUTO
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current
+from flk_runtime.run import current, extensions
 from flk_runtime.run.group import entered
 from flk_runtime.run.options import LOG_EVERY, TIMEOUT
 from flk_runtime.run.run import Run
 from flk_runtime.system import rng
-
-if TYPE_CHECKING:
-    from flk_runtime.diloco import DiLoCo
 
 _arguments: dict[str, Any] = {}  # of the latest run
 
 
 def init(
     *,
-    strategy: str | None = None,
-    diloco: DiLoCo | None = None,
+    strategy: str | extensions.OuterOptions | None = None,
     seed: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | str | None = None,
@@ -50,9 +45,8 @@ def init(
     has finished passes each a ``checkpoint=`` of its own.
 
     - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp. auto: rank 0 plans the
-      script in another process, or uses results of `flk bench`, and chooses for all ranks.
-    - ``diloco``: options of strategy diloco, which trains several workers, each with an inner strategy; default
-      $FLK_DILOCO, else the defaults of `flk_runtime.DiLoCo`.
+      script in another process, or uses results of `flk bench`, and chooses for all ranks. diloco: several workers,
+      each with an inner strategy, as $FLK_DILOCO says, or a `flk_diloco.DiLoCo` in place of the name.
     - ``seed``: of Python's, NumPy's and torch's generators, and of the order of loaders; default $FLK_SEED, else the
       script's own: where it has seeded torch with a number from 0 to 2**32 - 1, all three generators stay as rank 0
       has them now. Else torch's seed is 0, since a larger number cannot be told from the random one that torch begins
@@ -100,11 +94,8 @@ def init(
             "init: flk.adopt keeps the state of this process's loop: use one of both, or close the loop before"
         )
     with entered(given) as (rank_info, options, owns_group):
-        if options.strategy == AUTO:
-            from flk_runtime import automatic  # not every job needs it
-
-            chosen = automatic.choose(rank_info, options.device, options.timeout)
-            options = dataclasses.replace(options, strategy=chosen)
+        chosen = extensions.choose(options.strategy, rank_info, options.device, options.timeout)
+        options = dataclasses.replace(options, strategy=chosen)
         if options.has_seed:
             rng.seed_all(options.seed)
         else:

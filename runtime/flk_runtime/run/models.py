@@ -59,7 +59,7 @@ class Models:
         self._frozen: set[nn.Parameter] = set()  # in parallelize, so that the strategy would not average them
         communicates = context.options.strategy != "none"
         self._has_registered = self._said_unsaved = False
-        self._is_averaged = bool(context.options.diloco) or (context.world_size > 1 and communicates)
+        self._is_averaged = bool(context.options.outer) or (context.world_size > 1 and communicates)
         self._agreement = Agreement() if context.world_size > 1 and communicates else None
         if context.world_size > 1 and not communicates:
             saves.before_save = lambda: check_replicas(self._models.values())
@@ -73,13 +73,12 @@ class Models:
         if any(model in (each.model, each.module) for each in self._models.values()):
             raise SetupError("this model has already been parallelized: call parallelize once per model")
         _check_optimizers(optimizers)
-        if context.options.diloco and number:
-            raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
-        if context.options.diloco and options.offload:
-            raise SetupError("offload= cannot be used under strategy diloco: leave it out")
+        strategy = context.options.outer
+        if strategy:
+            strategy.check(number, options)
         has_mesh = options.mesh is not None or options.tp is not None
-        if has_mesh and context.options.diloco:
-            raise SetupError("mesh= and tp= cannot be used under strategy diloco: leave them out")
+        if has_mesh and strategy:
+            raise SetupError(f"mesh= and tp= cannot be used under strategy {strategy.name}: leave them out")
         if has_mesh:
             self._batches.check_unused()
         if context.options.strategy != "none":
@@ -114,12 +113,9 @@ class Models:
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
             manager.register(own, optimizer_state(own, optimizer, {name: parallel.saved}))
-        if context.options.diloco and context.member:
-            from flk_runtime.diloco.worker import OuterLoop
-
-            blocks = find_blocks(parallel.model, options.blocks)
-            outer = OuterLoop(parallel, blocks, context.options.diloco, context.member, self._steps.done)
-            manager.register("diloco", outer)
+        if strategy:
+            outer = strategy.loop(parallel, find_blocks(parallel.model, options.blocks), self._steps.done)
+            manager.register(strategy.name, outer)
             self._steps.begin_rounds(outer)
         context.closing.append(at_first_pass([parallel.module], manager.begin_rank_rng))
         return parallel.module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -13,19 +13,15 @@ from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.save_interval import check_interval
-from flk_runtime.contract.strategies import DILOCO
 from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import choose_strategy
+from flk_runtime.run import extensions
 from flk_runtime.system import device as devices
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
-
-if TYPE_CHECKING:
-    from flk_runtime.contract.sinks import SinkName
-    from flk_runtime.diloco import DiLoCo
 
 TIMEOUT: Final = 1800.0  # seconds that a collective may take
 LOG_EVERY: Final = 10
@@ -37,7 +33,7 @@ class RunOptions:
     """The options of a run: the arguments of `init`, completed from the environment and checked."""
 
     strategy: str = "ddp"  # of the ranks of the process group
-    diloco: DiLoCo | None = None  # they are one of several workers
+    outer: extensions.Outer | None = None  # they are one of several workers
     seed: int = user_env.SEED.default
     has_seed: bool = True  # it is given, and is not the script's own
     checkpoint: str | None = None  # the place of the checkpoints
@@ -46,7 +42,7 @@ class RunOptions:
     keep: int = user_env.KEEP.default
     keep_every: int = user_env.KEEP_EVERY.default
     log_every: int = LOG_EVERY
-    sinks: tuple[SinkName, ...] = ()
+    begin_recording: extensions.BeginRecording | None = None  # of the lines of metrics, besides the log
     device: torch.device = _CPU
     backend: str = "gloo"
     timeout: float = TIMEOUT
@@ -72,24 +68,16 @@ class RunOptions:
             device = devices.select(rank_info, given.get("device"))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            strategy, diloco = choose_strategy(given.get("strategy")), None
+            strategy, outer = _strategy(given.get("strategy"))
             folder = place_of(given.get("checkpoint"))
             if trial.is_trial():
                 folder = None
-            if strategy == DILOCO:
-                from flk_runtime.diloco import Membership, choose_options
-
-                diloco = choose_options(given.get("diloco"))
-                strategy = diloco.inner
-                member = Membership.read(diloco)
-                if folder and member.workers > 1:  # they may share a volume
-                    folder = f"{folder}/worker-{member.worker}"
-            elif given.get("diloco"):
-                raise SetupError(f"diloco= has no effect under strategy {strategy}, only under diloco")
+            if folder and outer and outer.workers > 1:  # they may share a volume
+                folder = f"{folder}/worker-{outer.worker}"
             keep, keep_every = retention(given.get("keep"), given.get("keep_every"))
             return cls(
                 strategy=strategy,
-                diloco=diloco,
+                outer=outer,
                 seed=_count("seed", given.get("seed"), user_env.SEED),
                 has_seed=given.get("seed") is not None or user_env.SEED in os.environ,
                 checkpoint=folder,
@@ -98,7 +86,7 @@ class RunOptions:
                 keep=keep,
                 keep_every=keep_every,
                 log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
-                sinks=_sinks(given.get("metrics")),
+                begin_recording=None if trial.is_trial() else extensions.recording(given.get("metrics")),
                 device=device,
                 backend=given.get("backend") or devices.backend(device),
                 timeout=given.get("timeout", TIMEOUT),
@@ -130,13 +118,15 @@ def _step_timeout(given: float | None) -> float | None:
     return value
 
 
-def _sinks(text: str | None) -> tuple[SinkName, ...]:
-    """The sinks of an argument, else of the environment."""
-    if trial.is_trial():
-        return ()
-    from flk_runtime.sinks.choice import chosen_sinks
-
-    return chosen_sinks(text, os.environ)
+def _strategy(given: str | extensions.OuterOptions | None) -> tuple[str, extensions.Outer | None]:
+    """The strategy of the ranks of the process group, and the one over several groups, if there is one."""
+    options = None if isinstance(given, str | None) else given
+    name = given if isinstance(given, str | None) else getattr(given, "strategy", None)
+    if options is not None and not isinstance(name, str):
+        raise SetupError(f"strategy={given!r}: expected a name, or options such as flk_diloco.DiLoCo")
+    strategy = choose_strategy(name)
+    outer = extensions.outer(strategy, options)
+    return (outer.inner if outer else strategy), outer
 
 
 def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float | None:

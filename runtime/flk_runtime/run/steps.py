@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat
+from typing import Any, NoReturn, SupportsFloat
 
 import torch
 
@@ -17,11 +17,9 @@ from flk_runtime.checkpoint.interval import FixedInterval
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.extensions import OuterLoop
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
-
-if TYPE_CHECKING:
-    from flk_runtime.diloco.worker import OuterLoop
 
 _tick: Callable[[], None] | None = None
 
@@ -50,13 +48,11 @@ class Steps:
         self._before = 0  # the steps when it began
         self._lines, self._next_line = FixedInterval(context.options.log_every), 0
         self.outer: OuterLoop | None = None
-        if context.options.sinks:
-            from flk_runtime.run import curves
-
-            curves.begin(context, saves.manager)
+        if context.options.begin_recording:
+            context.options.begin_recording(context, saves.manager)
 
     def begin_rounds(self, outer: OuterLoop) -> None:
-        """Make these steps the steps of a worker of strategy diloco. Collective."""
+        """Make these steps the steps of one of several workers. Collective."""
         self.outer = outer
         self.done = outer.begin(self.done)
 
@@ -139,7 +135,7 @@ class Steps:
         self._saves.complete()
 
     def close(self) -> None:
-        """End the last round too, under strategy diloco. Collective."""
+        """Take leave of the other workers too. Collective."""
         self.finish()
         if self.outer:
             self.outer.close(self.done)

@@ -14,7 +14,7 @@ A frame is the lengths of a message and of its bulk data, the message, and an au
 with a code of its own. Nothing is encrypted here.
 
 The rendezvous (`flk_runtime.launcher.transport`), the replication of checkpoints (`flk_runtime.launcher.replication`),
-the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_runtime.diloco`) are sets of messages.
+the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_diloco`) are sets of messages.
 """
 
 from flk_runtime.wire.acceptor import Acceptor

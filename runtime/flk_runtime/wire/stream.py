@@ -18,7 +18,7 @@ _PIECE: Final = 1 << 20  # bytes that are sent or received at once; they stay in
 
 
 class Socket(Protocol):
-    """The methods of a socket that a stream calls. `flk_runtime.diloco.tls.TlsSocket` has them too."""
+    """The methods of a socket that a stream calls. `flk_diloco.tls.TlsSocket` has them too."""
 
     def settimeout(self, seconds: float | None, /) -> None: ...
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...

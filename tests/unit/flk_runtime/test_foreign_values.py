@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flk_diloco.messages import MESSAGES as diloco
 from flk_runtime.contract import log_format, metrics_line, telemetry_archive
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import (
@@ -33,7 +34,6 @@ from flk_runtime.contract.record import (
     Standstill,
 )
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry
-from flk_runtime.diloco.messages import MESSAGES as diloco
 from flk_runtime.launcher.history import former_attempts
 from flk_runtime.launcher.ledger import Ledger
 from flk_runtime.launcher.rank_failure import from_report

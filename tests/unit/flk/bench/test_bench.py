@@ -13,11 +13,11 @@ import torch
 from flk.bench import BenchResult, bench_job, kept_results, measured
 from flk.errors import UsageError
 from flk.spec.job import Job
-from flk_runtime.bench import script
-from flk_runtime.bench.__main__ import joined
-from flk_runtime.bench.cases import first_cause
-from flk_runtime.bench.transport import transport, warning
-from flk_runtime.plan.calibration import Calibration, Link
+from flk_plan.bench import script
+from flk_plan.bench.__main__ import joined
+from flk_plan.bench.cases import first_cause
+from flk_plan.bench.transport import transport, warning
+from flk_plan.calibration import Calibration, Link
 
 # Lines in the formats of NCCL's versions, with the prefix of host, process, thread and device.
 LOGS = {
@@ -202,7 +202,7 @@ def test_the_job_measures_in_the_same_pods_and_leaves_checkpoints_alone() -> Non
     job = Job(command="train.py --lr 1", replicas=2, strategy="auto", checkpoint="data:/x", elastic="1:2")  # type: ignore[arg-type]
     made = bench_job(job, ["FULL_SHARD", "ddp"], steps=5, timeout=60)
     request = {"strategies": ["full_shard", "ddp"], "steps": 5, "timeout": 60}
-    assert made.command == ["-m", "flk_runtime.bench", json.dumps(request), "train.py", "--lr", "1"]
+    assert made.command == ["-m", "flk_plan.bench", json.dumps(request), "train.py", "--lr", "1"]
     assert (made.replicas, made.checkpoint, made.elastic, made.restarts) == (2, None, None, 0)
     assert made.ship == ["train.py"]
     for name in ("zero3", "diloco", "auto", "none"):

@@ -70,5 +70,5 @@ def test_without_a_name_in_the_cluster_nothing_is_mine(
 @pytest.mark.parametrize("user", ["", "ada@example.com"])
 def test_a_submission_records_the_user(fake: FakeApiServer, user: str, capsys: pytest.CaptureFixture[str]) -> None:
     fake.user = user
-    assert program.main(["submit", "-m", "flk_runtime.bench", "--no-ship", "--name", "gpt"]) == 0
+    assert program.main(["submit", "-m", "flk_plan.bench", "--no-ship", "--name", "gpt"]) == 0
     assert fake.objects[JOBS]["gpt"]["metadata"]["annotations"].get(labels.USER, "") == user

@@ -187,9 +187,7 @@ def test_the_next_launcher_goes_on_with_the_limits_that_the_job_has_taught(archi
     assert records.limits.describe("save") == "limit 3000 s in phase save, learned from 1000 s"
 
 
-@pytest.mark.parametrize(
-    "settings", [{"pod": 1, "pods": 2}, {"command": ("-m", "flk_runtime.bench", "{}", "train.py")}]
-)
+@pytest.mark.parametrize("settings", [{"pod": 1, "pods": 2}, {"command": ("-m", "flk_plan.bench", "{}", "train.py")}])
 def test_other_launchers_keep_no_goodput(archive: Archive, tmp_path: Path, settings: dict[str, Any]) -> None:
     lines: list[str] = []
     records = writer(lines, tmp_path, **settings)

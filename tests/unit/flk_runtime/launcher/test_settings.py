@@ -40,8 +40,8 @@ def test_the_place_of_a_pod_is_its_zone_unless_the_user_says_more() -> None:
         (["train.py"], True, True),
         (["-m", "package.train"], True, True),
         (["-m", "flk_runtime.check"], True, False),
-        (["-m", "flk_runtime.bench", "{}", "train.py"], False, False),
-        (["-m", "flk_runtime.diloco"], False, False),
+        (["-m", "flk_plan.bench", "{}", "train.py"], False, False),
+        (["-m", "flk_diloco"], False, False),
     ],
 )
 def test_programs_of_flk_make_no_steps_of_training(command: list[str], trains: bool, makes_steps: bool) -> None:
@@ -89,7 +89,7 @@ def test_ipv6_addresses_are_in_brackets() -> None:
 
 def test_a_configuration_of_accelerate_is_read_in_front_of_the_script() -> None:
     variables = POD | {"FLK_ACCELERATE_CONFIG": "a.yaml"}
-    launch = ("-m", "flk_runtime.hosts.accelerate_launch", "--config_file", "a.yaml")
+    launch = ("-m", "flk_hosts.accelerate_launch", "--config_file", "a.yaml")
     assert Settings.from_environment(["t.py", "--lr", "1"], variables).command == (*launch, "t.py", "--lr", "1")
     assert Settings.from_environment(["-m", "a.b", "x"], variables).command == (*launch, "--module", "a.b", "x")
 

@@ -1,0 +1,246 @@
+"""Hub: the TCP server to which the workers connect. It sends the messages that `Rounds` decides on."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from flk_diloco import messages
+from flk_diloco.messages import Data, FromHub, Peer
+from flk_diloco.rounds import Limits, Member, Rounds
+from flk_diloco.tls import TlsSocket
+from flk_runtime.contract import foreign
+from flk_runtime.contract.strategies import OUTER_DTYPES
+from flk_runtime.contract.typed import AtMost, Seconds, Within
+from flk_runtime.errors import SetupError
+from flk_runtime.wire import LEASE, Acceptor, Lease, Refused, listen
+
+_TICK = 0.5  # seconds
+_Item = tuple[FromHub, Data]
+_BYTES, _MORE = 4, 1 << 16  # that a worker may send at once: of an element, and of all beside them
+
+
+def _check_dtype(name: str) -> None:
+    if name not in OUTER_DTYPES:
+        raise ValueError(f"expected one of {', '.join(OUTER_DTYPES)}")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the hub itself uses of the layout of a worker."""
+
+    workers: Annotated[int, Within(1, 10_000)]
+    wait: Seconds
+    timeout: Seconds
+    sizes: Annotated[list[Annotated[int, Within(0, 2**40)]], AtMost(10_000)]
+    dtype: Annotated[str, _check_dtype]
+
+
+class Hub:
+    """Serves workers until `close`. All workers must have the same layout, which the first one sets."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        secret: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        log: Callable[[str], None] = print,
+    ) -> None:
+        """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
+        if not secret and not _is_loopback(address):
+            raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
+        self._lease, self._log = Lease(LEASE), log
+        listener = listen(address, port)
+        self.port = int(listener.getsockname()[1])
+        self._acceptor = Acceptor(
+            listener,
+            lambda: messages.session(secret, serves=True),
+            messages.MESSAGES,
+            log,
+            lease=self._lease,
+            wrap=functools.partial(_with_tls, tls),
+        )
+        self._lock = threading.Lock()
+        self._rounds: Rounds | None = None
+        self._layout: dict[str, Any] = {}
+        self._longest = 0  # bytes that a worker may send at once
+        self._peers: dict[int, _Peer] = {}  # by worker
+        self._closed = threading.Event()
+        self.bytes = 0  # sent and received, of connections that have ended
+        self._last_left = time.monotonic()
+
+    def start(self) -> None:
+        """Serve in threads of this process."""
+        threading.Thread(target=self._acceptor.serve, args=(self._serve, "worker"), daemon=True).start()
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that the hub has sent and received over all connections."""
+        with self._lock:
+            return self.bytes + sum(peer.stream.sent + peer.stream.received for peer in self._peers.values())
+
+    @property
+    def idle_for(self) -> float:
+        """Seconds since the last worker has left; 0 while there are workers."""
+        with self._lock:
+            return 0.0 if self._peers else time.monotonic() - self._last_left
+
+    @property
+    def met(self) -> bool:
+        """Whether a worker has ever connected."""
+        with self._lock:
+            return self._rounds is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all workers have come, and have said that they have finished."""
+        with self._lock:
+            return bool(self._rounds) and not self._peers and self._rounds.left >= self._layout["workers"]  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Stop listening and close all connections."""
+        self._closed.set()
+        self._acceptor.close()
+        with self._lock:
+            for peer in self._peers.values():
+                peer.stream.close()
+
+    def _serve(self, stream: Peer, address: str) -> None:
+        hello, _ = stream.receive()
+        if not isinstance(hello, messages.Hello):
+            self._acceptor.refuse(address, "it did not introduce itself")
+            return
+        worker, reason, peer = hello.worker, "", None
+        try:
+            with self._lock:
+                problem = self._problem(hello)
+                if not problem:
+                    peer = _Peer(stream, self._lease)
+                    self._join(peer, hello)
+            if peer is None:
+                stream.send(Refused(problem))
+                return
+            while True:
+                message, length = stream.receive()
+                if length > self._longest:
+                    raise ConnectionError(f"it sent {length} bytes at once")
+                data = stream.receive_bytes(length)
+                if isinstance(message, messages.Bye):
+                    return
+                self._handle(worker, peer, message, data)
+        except (OSError, *foreign.ERRORS) as error:
+            reason = str(error) or type(error).__name__
+        finally:
+            if peer:
+                self._leave(worker, peer, reason)
+
+    def _problem(self, hello: messages.Hello) -> str:
+        """Why a worker with this layout cannot train with the others; empty if it can. Call it with the lock.
+
+        Where no worker is left, the first that comes sets the layout anew.
+        """
+        layout, now = hello.layout, time.monotonic()
+        keys = self._layout.keys() - {"wait", "timeout"}
+        different = [key for key in self._layout if key in keys and layout.get(key) != self._layout[key]]
+        if self._rounds and not different:
+            return ""
+        if not self._peers:
+            try:
+                made = foreign.read(_Layout, layout)
+                limits = Limits(made.workers, made.wait, made.timeout)
+                self._rounds = Rounds(limits, made.sizes, made.dtype, now, self._log)
+            except (RuntimeError, *foreign.ERRORS) as error:
+                return f"its layout cannot be used: {error}"
+            self._layout, self._longest = layout, 2 * _BYTES * sum(made.sizes) + _MORE  # parameters and momenta
+            return ""
+        key = different[0]
+        if key in ("sizes", "model"):
+            return "its model differs from the model of the other workers"
+        return f"its {key} is {layout.get(key)!r}, and {self._layout[key]!r} on the other workers"
+
+    def _join(self, peer: _Peer, hello: messages.Hello) -> None:
+        """Add a worker. Call it with the lock."""
+        worker = hello.worker
+        former = self._peers.get(worker)
+        self._peers[worker] = peer
+        peer.incarnation = hello.incarnation
+        if former and former.incarnation != peer.incarnation:
+            reason = f"another process has taken the place of worker {worker}: give each site a number of its own"
+            former.post(Refused(reason), b"")
+        if former:
+            self._forget(former)
+        if self._rounds:
+            member = Member(worker, peer.post, hello.versions, hello.digest)
+            self._rounds.join(member, time.monotonic())
+
+    def _handle(self, worker: int, peer: _Peer, message: messages.Message, data: bytearray) -> None:
+        with self._lock:
+            if self._peers.get(worker) is not peer or not self._rounds:
+                raise ConnectionError("another connection of this worker has taken its place")
+            match message:
+                case messages.Contribution(fragment, version):
+                    self._rounds.contribute(worker, fragment, version, data, time.monotonic())
+                case messages.Parameters(versions):
+                    self._rounds.give(worker, versions, data)
+
+    def _leave(self, worker: int, peer: _Peer, reason: str) -> None:
+        with self._lock:
+            self._forget(peer)
+            if self._peers.get(worker) is peer:
+                del self._peers[worker]
+                self._last_left = time.monotonic()
+                if self._rounds and not self._closed.is_set():  # a hub that closes has lost nobody
+                    self._rounds.leave(worker, time.monotonic(), reason)
+
+    def _forget(self, peer: _Peer) -> None:
+        if not peer.forgotten:
+            peer.forgotten = True
+            self.bytes += peer.stream.sent + peer.stream.received
+            peer.close()
+
+    def _tick(self) -> None:
+        while not self._closed.wait(_TICK):
+            with self._lock:
+                for worker in self._rounds.tick(time.monotonic()) if self._rounds else ():
+                    self._log(f"worker {worker} is late: the others go on without it")
+                    self._peers[worker].stream.close()
+
+
+class _Peer:
+    """A connection to a worker, and the thread that sends to it, so that a slow worker holds up no other."""
+
+    def __init__(self, stream: Peer, lease: Lease) -> None:
+        self.stream = stream
+        self.incarnation = ""  # of the worker's process
+        self.forgotten = False
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        threading.Thread(target=messages.send_queued, args=(stream, self._queue, lease), daemon=True).start()
+
+    def post(self, message: FromHub, data: bytes) -> None:
+        self._queue.put((message, data))
+
+    def close(self) -> None:
+        """Close the connection after all posted messages are sent."""
+        self._queue.put(None)
+
+
+def _with_tls(tls: ssl.SSLContext | None, sock: socket.socket) -> socket.socket | TlsSocket:
+    return TlsSocket(tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)) if tls else sock
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

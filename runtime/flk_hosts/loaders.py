@@ -1,0 +1,202 @@
+"""make_resumable(): have a DataLoader continue after the batches that it has given, also in the middle of an epoch."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _DatasetKind
+
+from flk_hosts.generators import generators_of, give, state_of
+from flk_runtime.data import length_of
+from flk_runtime.errors import MismatchError
+from flk_runtime.system import rng
+
+_READ_BY: Final = ("dataset", "collate_fn")
+
+
+def make_resumable(
+    loader: Any,
+    *,
+    read_ahead: Callable[[], int] = lambda: 0,
+    resumed: Callable[[bool], None] = lambda exhausted: None,
+    most_ahead: int = 2,
+) -> None:
+    """Give ``loader``, a DataLoader, a position: a ``state_dict`` and a ``load_state_dict``.
+
+    An epoch that is resumed has the same order as before, and leaves out the batches that were used. Of a dataset of
+    map style they are not read. ``read_ahead`` returns how many of the batches that the loader has given are not used
+    yet, ``most_ahead`` at most. They are read again, with the random numbers of their first reading. When ``resumed``
+    is called, the script has the batches that it had when it was saved, and restores the random states. Its argument
+    says whether none was left. Generators that samplers, dataset and collate_fn hold in attributes are restored too.
+    """
+    loader.__class__ = type(type(loader).__name__, (_Resumable, type(loader)), {})
+    loader.flk_read_ahead, loader.flk_resumed = read_ahead, resumed
+    loader.flk_before = collections.deque(maxlen=most_ahead + 1)
+
+
+class _Resumable(DataLoader):  # type: ignore[type-arg]
+    """What the class of a loader gets in front of it. Its attributes begin with flk_, since the class is another's."""
+
+    flk_read_ahead: Callable[[], int]
+    flk_resumed: Callable[[bool], None]
+    flk_before: collections.deque[Any]  # the states of global and own generators before the latest batches were read
+    flk_given = 0  # batches of this epoch
+    flk_began: Any = None  # the random states at the beginning of this epoch
+    flk_position: Any = None  # where the next epoch begins; None: at its beginning
+    flk_first: Any = None  # the random states when its first batch was asked for
+    flk_drawn: Any = None  # the random states when its sampler began to draw, which workers ask sooner
+    flk_place: tuple[int, Any, Any] = (0, None, None)
+    """The batches that the sampler of the next epoch leaves out, the states to read the next one with, and the random
+    states to draw the order with."""
+    flk_readers: Any = None  # the generators of dataset and collate_fn, by where they are; None: not looked for
+    flk_own: Any = None  # the states of all generators that the loader holds when it was saved, until the first batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data."""
+        if self.flk_position is not None:  # which is not used yet
+            return dict(self.flk_position)
+        unused = self.flk_read_ahead() if self.flk_given else 0
+        before = self.flk_before[-unused] if 0 < unused <= len(self.flk_before) else None
+        place = {"given": self.flk_given - unused, "before": before}
+        workers_stay = self.persistent_workers and self._iterator is not None
+        states = {"began": self.flk_began, "first": self.flk_first, "drawn": self.flk_drawn}
+        own = _states(generators_of(_things(self)))
+        return {**states, **place, **_sizes(self), "workers_stay": workers_stay, "own": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the loader this position, at which its next epoch begins.
+
+        Raises CheckpointError if it is within an epoch whose batches were others.
+        """
+        own, saved = _sizes(self), {name: state.get(name) for name in _sizes(self)}
+        if state["began"] is not None and own != saved:
+            raise MismatchError(
+                f"the checkpoint is within an epoch of {saved['samples']} samples in batches of {saved['batch']}, and "
+                f"now there are {own['samples']} in batches of {own['batch']}, among which the loader would not find "
+                "its place: resume with the same data and batch size"
+            )
+        self.flk_position = state
+
+    def __iter__(self) -> Any:
+        position = self.flk_position
+        if position is not None and position["began"] is not None:
+            return self._flk_counted(self._flk_rest(position))
+        if position is not None:
+            give(_things(self), position["own"])
+        self.flk_position = None
+        self.flk_given, self.flk_began = 0, _random_states(self)
+        if position is not None and position["workers_stay"]:  # new ones draw a seed before the sampler draws
+            self.flk_place = (0, None, rng.get_state())
+        return self._flk_counted(super().__iter__())
+
+    def _flk_rest(self, position: dict[str, Any]) -> Iterator[Any]:
+        """The batches of an epoch that is resumed. It begins with the first: samplers may be told the epoch before."""
+        given, before = position["given"], position["before"]
+        is_map = self._dataset_kind == _DatasetKind.Map
+        self.flk_position, self.flk_place = None, (given if is_map else 0, before, position["drawn"])
+        _set_random_states(self, position["began"])
+        self.flk_own = position["own"]
+        batches = super().__iter__()
+        if position["first"] is not None:
+            rng.set_state(position["first"])
+        if not (is_map and given):
+            for _ in range(given):
+                next(batches, None)
+            self.flk_arrive(before)
+        first = next(batches, None)
+        self.flk_given, self.flk_began, self.flk_first = given, position["began"], position["first"]
+        self.flk_before.append(before)
+        if before is not None or first is None:
+            self.flk_resumed(first is None)
+        if first is not None:
+            yield first
+            yield from batches
+
+    def flk_arrive(self, before: Any) -> None:
+        """Set the random states with which the first batch is read: it may have been read before."""
+        if before is None:
+            give(_readers(self), {path: each for path, each in self.flk_own.items() if _is_reader(path)})
+            self.flk_resumed(False)
+        else:
+            rng.set_state(before["global"])
+            give(_readers(self), before["own"])
+
+    def _flk_counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self.flk_first = rng.get_state()
+        while True:
+            if self.flk_given < 2:  # a collator may make its generator with the first batch
+                self.flk_readers = generators_of(_readers(self))
+            self.flk_before.append({"global": rng.get_state(), "own": _states(self.flk_readers)})
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self.flk_before.pop()
+                return
+            self.flk_given += 1
+            yield batch
+
+    @property
+    def _index_sampler(self) -> Any:
+        return _Rest(self, super()._index_sampler)
+
+
+class _Rest:
+    """The sampler of a loader without what its next epoch leaves out."""
+
+    def __init__(self, loader: _Resumable, sampler: Any) -> None:
+        self._loader, self._sampler = loader, sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        (left_out, before, drawn), self._loader.flk_place = self._loader.flk_place, (0, None, None)
+        if drawn is not None:  # workers that stay have drawn no seed in this epoch
+            rng.set_state(drawn)
+        self._loader.flk_drawn = rng.get_state()
+        rest = iter(self._sampler)
+        for _ in range(left_out):
+            next(rest, None)
+        if left_out:
+            self._loader.flk_arrive(before)
+        yield from rest
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def _sizes(loader: Any) -> dict[str, int | None]:
+    """The number of samples, if it is known, and the size of a batch."""
+    size = loader.batch_size
+    return {
+        "samples": length_of(loader.dataset),
+        "batch": getattr(loader.batch_sampler, "batch_size", None) if size is None else size,
+    }
+
+
+def _things(loader: Any) -> dict[str, Any]:
+    """What may hold random generators: what draws the order, and what reads the samples in this process."""
+    drawing = {name: getattr(loader, name, None) for name in ("generator", "sampler", "batch_sampler")}
+    return {name: each for name, each in drawing.items() if each is not None} | _readers(loader)
+
+
+def _readers(loader: Any) -> dict[str, Any]:
+    """What reads the samples in this process; with workers nothing does, whose random numbers begin anew."""
+    return {} if loader.num_workers else {name: getattr(loader, name) for name in _READ_BY}
+
+
+def _is_reader(path: str) -> bool:
+    return path.partition(".")[0] in _READ_BY
+
+
+def _states(generators: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: state_of(each) for path, each in generators.items()}
+
+
+def _random_states(loader: Any) -> dict[str, Any]:
+    return {"global": rng.get_state(), "own": _states(generators_of(_things(loader)))}
+
+
+def _set_random_states(loader: Any, states: dict[str, Any]) -> None:
+    rng.set_state(states["global"])
+    give(_things(loader), states["own"])

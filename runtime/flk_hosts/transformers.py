@@ -1,0 +1,464 @@
+"""adopt(): let flk keep the state of a Transformers Trainer.
+
+The Trainer resumes as from a checkpoint of its own, and restores its counters. The weights, the optimizer, the
+scheduler, the random states and the place in the data come from flk instead of files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
+from transformers import trainer as trainers
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import get_last_checkpoint
+
+from flk_hosts.accelerate import PreparedLoader, is_placeable
+from flk_hosts.attributes import Attributes, stored_by
+from flk_runtime.checkpoint.adapters.adapt import module_state
+from flk_runtime.checkpoint.stateful import per_rank
+from flk_runtime.contract import pod_env
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import MismatchError, SetupError
+from flk_runtime.run.adopt import adopt_training
+from flk_runtime.run.elastic import numbers_of_ranks, refuse_elastic
+from flk_runtime.run.loop import Loop
+from flk_runtime.shared.progress import Phase, own_page
+
+_STATE_FILE = "trainer_state.json"  # transformers.trainer.TRAINER_STATE_NAME
+# What a Trainer adds up between two lines of its log, in attributes of its own.
+_SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+# Samplers whose order depends on the seed and the epoch alone, and not on random numbers that are drawn before.
+_REPEATABLE: Final = ("SeedableRandomSampler", "SequentialSampler", "BatchRebalanceSampler")
+# The methods of a trainer in whose place methods of the host come.
+_REPLACED: Final = (
+    "train",
+    "get_batch_samples",
+    "_init_training_state",
+    "_finalize_training",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+)
+
+
+def adopt(trainer: Any, **options: Any) -> None:
+    """Let flk keep the state of ``trainer``, a transformers.Trainer. Call it once, before ``trainer.train()``.
+
+    The model, optimizer, scheduler, counters, random states and the position in the data are saved after every
+    ``save_every`` steps, and at the end. ``trainer.train()`` then resumes from flk's checkpoint, or from the one that
+    is passed to it if that is of a later step. When a pod of the job must go, all ranks save after the same step and
+    end with code 143. ``options`` are options of `flk_runtime.adopt`, such as ``save_every``.
+
+    In an elastic job a step has as many samples with fewer ranks as with all: gradient_accumulation_steps, which is
+    for all ranks, becomes larger. Raises SetupError if it cannot, and if the trainer uses DeepSpeed or
+    auto_find_batch_size.
+    """
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise SetupError("adopt: flk cannot keep the state of a Trainer with DeepSpeed: let DeepSpeed save it")
+    if trainer.args.auto_find_batch_size:
+        raise SetupError("adopt: auto_find_batch_size begins the training anew: set per_device_train_batch_size")
+    if missing := [name for name in _REPLACED if not hasattr(trainer, name)]:
+        raise SetupError(
+            f"adopt: flk needs {missing[0]} of Trainer, which this release of Transformers lacks: update it"
+        )
+    if os.environ.get(pod_env.TRAINER_URL, "").startswith("http://127.0.0.1:"):  # flk's launcher
+        for each in [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "KubeflowCallback"]:
+            trainer.remove_callback(each)  # it would tell the same a second time
+    _fit_to_elastic_job(trainer.args)
+    host = _Host(trainer, options)
+    for name in _REPLACED:
+        setattr(trainer, name, getattr(host, name.strip("_"))(getattr(trainer, name)))
+
+
+class _Host:
+    """One training of a Trainer. The methods that are given a method of the trainer return what takes its place."""
+
+    def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
+        self._trainer, self._options = trainer, options
+        self._counters = _Counters(trainer, self)
+        self._folder = ""  # of the checkpoint that the trainer believes it resumes from
+        self._loop: Loop | None = None
+        self._done = False  # a step, which is not counted yet
+        self._tokens = 0
+        self._epoch, self._between_epochs = -1, True
+        self._before_epoch = self._skipped = 0  # steps before this epoch, and steps of it before a resume
+        self._steps_per_epoch = 0
+        self._finds_place = False  # the loader leaves out the batches that were used, and not the trainer
+        self._loader_knows = True  # where it is in this epoch
+        self._attributes: Attributes  # from the beginning of the training on
+        self.kept_modules: list[str] = []
+        """The modules of the trainer and its callbacks that have changed, and are kept as the model is."""
+        self._said: set[str] = set()
+        self.is_over = False
+        """Whether the trainer has made its last step."""
+        self.logs: dict[str, Any] = {}
+        """What the trainer has logged since the latest step was counted."""
+
+    @property
+    def loop(self) -> Loop:
+        if self._loop is None:
+            raise SetupError("adopt: the training was not begun by trainer.train()")
+        return self._loop
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch of the next step, and the number of its steps before that one."""
+        steps = self._trainer.state.global_step - self._before_epoch
+        is_over = self._between_epochs or steps >= self._steps_per_epoch
+        return (self._epoch + 1, 0) if is_over else (self._epoch, steps)
+
+    def train(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        def run(resume_from_checkpoint: Any = None, trial: Any = None, **more: Any) -> Any:
+            if trial is not None or self._loop:
+                raise SetupError(
+                    "adopt: flk keeps the state of one training: call trainer.train() once, and not in a search for "
+                    "hyperparameters"
+                )
+            self._trainer.add_callback(_Callback(self))  # after all others, which may make copies at the beginning
+            theirs, step = _their_checkpoint(self._trainer, resume_from_checkpoint)
+            self._loop = loop = adopt_training(**{"log_every": 0, **self._options}, trainer=self._counters)
+            if process_group.all_true(step > loop.steps)():  # a rank in another pod may not find it
+                loop.begin_at(step)
+                self._counters.saved = {}
+                return train(resume_from_checkpoint=theirs, **more)
+            if not loop.steps:
+                return train(resume_from_checkpoint=resume_from_checkpoint, **more)
+            with tempfile.TemporaryDirectory(prefix="flk-") as self._folder:
+                with open(os.path.join(self._folder, _STATE_FILE), "w") as file:
+                    file.write(self._counters.saved["state"])
+                return train(resume_from_checkpoint=self._folder, **more)
+
+        return run
+
+    def init_training_state(self, begin: Callable[..., Any]) -> Callable[..., Any]:
+        """The trainer computes the epoch and its batches that are used from the number of steps; flk has saved them."""
+
+        def run(max_steps: int, steps_per_epoch: int, epochs: int, folder: Any, trial: Any) -> tuple[int, int]:
+            epoch, batches = begin(max_steps, steps_per_epoch, epochs, folder, trial)
+            pieces, saved = self._trainer.args.gradient_accumulation_steps, self._counters.saved
+            if self._is_ours(folder) and saved["over_after"] == max_steps:
+                epoch, batches = epochs, 0
+            elif self._is_ours(folder) and not self._trainer.args.ignore_data_skip:
+                epoch, batches = saved["epoch"], saved["steps_of_epoch"] * pieces
+            self._epoch, self._skipped, self._steps_per_epoch = epoch - 1, batches // pieces, steps_per_epoch
+            return epoch, batches
+
+        return run
+
+    def load_from_checkpoint(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda folder, *more: None if self._is_ours(folder) else load(folder, *more)
+
+    def load_optimizer_and_scheduler(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda folder: None if self._is_ours(folder) else load(folder)
+
+    def load_rng_state(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def run(folder: Any) -> None:
+            if not self._is_ours(folder):
+                load(folder)
+            elif not self._finds_place:  # else the loader has set it, and may have drawn from it since
+                self.loop.restore_random_state()
+
+        return run
+
+    def get_batch_samples(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        """A step is counted before the batches of the next one are read, which are then read after a resume."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            self.count()
+            return read(*arguments, **named)
+
+        return run
+
+    def finalize_training(self, finish: Callable[..., Any]) -> Callable[..., Any]:
+        """Save the rest: the last step is done, and the trainer has not loaded its best model yet."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            self.is_over = True
+            self.count()
+            self.loop.close()
+            return finish(*arguments, **named)
+
+        return run
+
+    def _is_ours(self, folder: Any) -> bool:
+        return bool(self._folder) and folder == self._folder
+
+    def begin(self) -> None:
+        """Register and restore what the trainer has made: it is about to train."""
+        trainer, loop = self._trainer, self.loop
+        batch, saved = trainer.get_total_train_batch_size(trainer.args), self._counters.saved
+        if loop.steps and saved and saved["batch"] != batch:
+            raise SetupError(
+                f"adopt: the checkpoint is of steps of {saved['batch']} samples, and now a step has {batch}: the "
+                "trainer would not find its place in the data; let ranks x per_device_train_batch_size x "
+                "gradient_accumulation_steps be the same"
+            )
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        self._attributes = _attributes_of(trainer, optimizer)
+        objects = {"model": trainer.model_wrapped, "optimizer": optimizer, "scheduler": trainer.lr_scheduler}
+        if self._attributes.trains_more(optimizer):  # by each rank alone, as of the losses of sentence-transformers
+            objects["optimizer"] = per_rank(optimizer)
+        if scaler := getattr(trainer.accelerator, "scaler", None):
+            objects["scaler"] = scaler
+        loop.register(**objects)
+        self._keep(saved.get("modules", []))
+        loop.before_save(self._look)
+        same_ranks = not saved or saved["ranks"] == loop.world_size
+        of_rank = {"loss": per_rank(_Sums(trainer)), "attributes": per_rank(self._attributes)} if same_ranks else {}
+        if not same_ranks and saved["attributes"]:
+            loop.print(f"flk: at another number of ranks these begin anew: {', '.join(saved['attributes'])}")
+        loop.register_states(**of_rank, **self._data(loop))
+        self._finds_place = _finds_place(trainer.callback_handler.train_dataloader)
+        self._tokens = trainer.state.num_input_tokens_seen
+        self.note_what_follows(evaluates=trainer.args.eval_on_start)
+
+    def _keep(self, names: list[str]) -> None:
+        """Keep these modules of the trainer and its callbacks, and restore those in the checkpoint. Collective."""
+        modules = self._attributes.modules()
+        if missing := [name for name in names if name not in modules]:
+            raise MismatchError(
+                f"the checkpoint has the module {missing[0]!r} of the trainer, which it does not hold now: resume with "
+                "the same trainer and callbacks, or name another place for checkpoints"
+            )
+        states = {}
+        for name in names:
+            states[f"trainer.{name}"] = state = module_state(modules[name])
+            state.left_out = self._attributes.shared(modules[name])
+        self.loop.register_states(**states)
+        self.kept_modules += names
+
+    def _find_changes(self) -> None:
+        """Keep the modules that have changed since the start: rank 0's where all ranks hold them alike. Collective."""
+        changed = self._attributes.changed_modules()
+        if not process_group.maximum(len(changed))[0]:
+            return
+        of_ranks = process_group.all_gather(changed)
+        names = sorted({name for each in of_ranks for name in each})
+        alike = {name for name in names if all(each.get(name) == changed.get(name) for each in of_ranks)}
+        self._keep([name for name in names if name in alike and name not in self.kept_modules])
+        self._attributes.by_rank |= set(names) - alike
+
+    def _look(self) -> None:
+        """Look at what the trainer and its callbacks hold beside the model: it is about to be saved. Collective."""
+        self._find_changes()
+        self._attributes.look()
+        for name in self._attributes.unkept.keys() - self._said:
+            self._said.add(name)
+            self.loop.print(
+                f"flk: {name!r} of the trainer changes and is not kept, so that it begins anew after a restart: it has "
+                f"a {self._attributes.unkept[name]} without state_dict and load_state_dict"
+            )
+
+    @property
+    def attributes(self) -> list[str]:
+        """The names of what is kept for each rank of the trainer's and its callbacks' attributes."""
+        return self._attributes.names
+
+    def _data(self, loop: Loop) -> dict[str, Any]:
+        """The loader, whose place in the data is kept; nothing if the trainer skips what was used."""
+        saved, loader = self._counters.saved, self._trainer.callback_handler.train_dataloader
+        changed = bool(saved) and (saved["ranks"], saved["pieces"]) != self._counters.shape
+        is_elastic = bool(numbers_of_ranks(os.environ))
+        if (changed or is_elastic) and not isinstance(loader.dataset, IterableDataset):
+            sampler = type(loader.get_sampler()).__name__
+            if sampler not in _REPEATABLE:
+                refuse_elastic("adopt", f"a {sampler} draws another order at another number of ranks")
+                raise SetupError(
+                    f"adopt: {saved['ranks']} ranks with {saved['pieces']} micro-batches have saved, and a {sampler} "
+                    "draws another order for other numbers: resume with the same"
+                )
+        if changed or self._trainer.args.ignore_data_skip or not is_placeable(loader):
+            return {}
+        placed = PreparedLoader(loader, is_over=lambda: not (self.place[1] and self._loader_knows))
+        placed.loop = loop
+        return {"loader": per_rank(placed)}
+
+    def begin_epoch(self) -> None:
+        """Count the last step of the epoch before."""
+        self._between_epochs = True
+        self.count()
+        self._between_epochs = False
+        self._epoch += 1
+        self._loader_knows = self._finds_place or not self._skipped
+        self._before_epoch, self._skipped = self._trainer.state.global_step - self._skipped, 0
+
+    def note_step(self) -> None:
+        """A step is done. It is counted when its evaluation is over, so that this is not made again after a resume."""
+        self._done = True
+
+    def note_what_follows(self, *, evaluates: bool = False, saves: bool = False) -> None:
+        """Tell the launcher that the trainer evaluates or saves, which may take long."""
+        if evaluates or saves:
+            own_page().phase = Phase.EVALUATING if evaluates else Phase.SAVING
+
+    def count(self) -> None:
+        """Count the step that was done, with all that is due after it."""
+        own_page().phase = Phase.TRAINING
+        if not self._done:
+            return
+        self._done = False
+        trainer, logs = self._trainer, self.logs
+        self.logs, report = {}, bool(logs)
+        logs["total_steps"] = trainer.state.max_steps
+        seen, before = trainer.state.num_input_tokens_seen, self._tokens
+        self._tokens = seen
+        samples = trainer.get_total_train_batch_size(trainer.args)
+        try:
+            self.loop.step(logs.pop("loss", None), samples=samples, tokens=seen - before, report=report, **logs)
+        except SystemExit:
+            if not self.loop.has_storage and trainer.args.save_strategy != "no":
+                trainer._save_checkpoint(trainer.model_wrapped, trial=None)
+            raise
+
+
+class _Callback(TrainerCallback):  # type: ignore[misc]
+    """Tells the host what the trainer does."""
+
+    def __init__(self, host: _Host) -> None:
+        self._host = host
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.begin()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.begin_epoch()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.note_step()
+        self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.note_what_follows(saves=control.should_save)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._host.note_what_follows(evaluates=control.should_evaluate, saves=control.should_save)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        self._host.logs |= {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+
+
+class _Counters:
+    """The state of a trainer, as its own checkpoints have it, and its place in the data."""
+
+    def __init__(self, trainer: Any, host: _Host) -> None:
+        self._trainer, self._host = trainer, host
+        self.saved: dict[str, Any] = {}
+        """What the checkpoint has."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of ranks, and of the micro-batches of a step."""
+        return self._trainer.args.world_size, self._trainer.args.gradient_accumulation_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        (ranks, pieces), (epoch, steps) = self.shape, self._host.place
+        callbacks: dict[str, list[Any]] = {}
+        for each in [*trainer.callback_handler.callbacks, trainer.control]:
+            if isinstance(each, ExportableState):
+                callbacks.setdefault(type(each).__name__, []).append(each.state())
+        own = {name: states if len(states) > 1 else states[0] for name, states in callbacks.items()}
+        return {
+            "state": json.dumps({**dataclasses.asdict(trainer.state), "stateful_callbacks": own}),
+            "batch": trainer.get_total_train_batch_size(trainer.args),
+            "ranks": ranks,
+            "pieces": pieces,
+            "epoch": epoch,
+            "steps_of_epoch": steps,
+            "over_after": trainer.state.max_steps if self._host.is_over else 0,
+            "modules": self._host.kept_modules,
+            "attributes": self._host.attributes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.saved = state
+
+
+class _Sums:
+    """The sums of losses that a trainer has not logged yet, of this rank."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = {name: getattr(self._trainer, name) for name in _SUMS if hasattr(self._trainer, name)}
+        return {name: each.item() if isinstance(each, torch.Tensor) else each for name, each in sums.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            now = getattr(self._trainer, name, None)
+            new = torch.full_like(now, value) if isinstance(now, torch.Tensor) else value
+            setattr(self._trainer, name, new)
+
+
+def _fit_to_elastic_job(args: Any) -> None:
+    """Have a step of an elastic job take as many micro-batches as with all ranks, however many there are now."""
+    numbers = numbers_of_ranks(os.environ)
+    if not numbers:
+        return
+    if pod_env.BATCH.read(os.environ) != pod_env.BATCHES[0]:
+        refuse_elastic("adopt", "with batch: scale a Trainer would not find its place in the data", "batch: keep, or ")
+    micro_batches = args.gradient_accumulation_steps * numbers[-1]
+    if uneven := [number for number in numbers if micro_batches % number]:
+        needed = math.lcm(*numbers) // numbers[-1]
+        refuse_elastic(
+            "adopt",
+            f"{uneven[0]} ranks cannot share the {micro_batches} micro-batches of a step evenly",
+            f"let gradient_accumulation_steps be a multiple of {needed}, or ",
+        )
+    args.gradient_accumulation_steps = micro_batches // args.world_size
+
+
+def _attributes_of(trainer: Any, optimizer: Any) -> Attributes:
+    """What a trainer of a class of other packages, and callbacks of theirs, hold beside the model."""
+    bases = [each for each in type(trainer).__mro__ if _is_of_package(each)]
+    callbacks = [
+        each
+        for each in trainer.callback_handler.callbacks
+        if not (_is_of_package(type(each)) or isinstance(each, (ExportableState, _Callback)))
+    ]
+    kept = (trainer.model, trainer.model_wrapped, trainer.optimizer, optimizer, trainer.lr_scheduler)
+    return Attributes(trainer, callbacks, frozenset[str]().union(*map(stored_by, bases)), kept)
+
+
+def _is_of_package(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "transformers"
+
+
+def _their_checkpoint(trainer: Any, asked: Any) -> tuple[Any, int]:
+    """The folder of the trainer's own checkpoint that was asked for, and its step; 0 without one."""
+    folder = get_last_checkpoint(trainer.args.output_dir) if asked is True else asked
+    try:
+        with open(os.path.join(folder or "", _STATE_FILE)) as file:
+            return folder, int(json.load(file)["global_step"])
+    except (OSError, ValueError, KeyError):
+        return folder, 0
+
+
+def _finds_place(loader: Any) -> bool:
+    """Whether the next epoch of a loader begins where the checkpoint was saved."""
+    position = getattr(loader, "flk_position", None)
+    return position is not None and position["began"] is not None
+
+
+def _skip_batches(skip: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a loader that goes on at its place in the data skip nothing."""
+
+    @functools.wraps(skip)
+    def run(loader: Any, count: int = 0) -> Any:
+        return loader if _finds_place(loader) else skip(loader, count)
+
+    return run
+
+
+trainers.skip_first_batches = _skip_batches(trainers.skip_first_batches)

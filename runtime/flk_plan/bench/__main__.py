@@ -1,0 +1,147 @@
+"""``python -m flk_plan.bench REQUEST script.py args``: the program that the ranks of `flk bench` run.
+
+REQUEST is a JSON object: strategies (empty: all that differ on these nodes), steps, and timeout, the seconds that a
+case may take. Rank 0 prints lines of progress, and at the end one line with the result: BENCH_MARKER of
+flk_runtime.contract.log_format, and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from flk_plan.automatic import run_plan
+from flk_plan.bench.cases import Cases, Ended
+from flk_plan.bench.transport import transport, warning
+from flk_runtime.contract import log_format, user_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.discovery import RankInfo, discover
+from flk_runtime.errors import RuntimeFailure, SetupError
+from flk_runtime.preflight.bootstrap import connect_store
+from flk_runtime.shared import failure_report
+from flk_runtime.system import device as devices
+
+_FLAT: Final = ("ddp", "shard_grad_op", "full_shard")
+_HYBRID: Final = ("hybrid_shard", "hybrid_shard_zero2")
+_ALONE: Final = "none"  # without communication: it shows what the computation takes
+_ROUNDS: Final = 2
+_NCCL_LOG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+
+
+class Benchmark:
+    """All cases, one after the other. All ranks make the same calls."""
+
+    def __init__(self, info: RankInfo, request: dict[str, Any], command: list[str]) -> None:
+        self._info, self._request, self._command = info, request, command
+        limit = user_env.PREFLIGHT_TIMEOUT.default
+        store = connect_store(info, limit) if info.world_size > 1 else dist.HashStore()  # type: ignore[attr-defined]
+        self._cases = Cases(info, store, request["timeout"])
+
+    def run(self) -> dict[str, Any]:
+        """Run all cases and return the result, on rank 0 with predictions. Collective."""
+        links = self._measure_links()
+        strategies = self._request["strategies"] or strategies_of(self._info)
+        measured: dict[str, dict[str, Any]] = {}
+        for number in range(_ROUNDS):  # each strategy once in each, so that a slow minute is not one strategy's
+            for name in (_ALONE, *strategies):
+                before = measured.get(name)
+                if before is None or "error" not in before:
+                    measured[name] = joined(before, self._measure(name, number))
+        alone = measured.pop(_ALONE)
+        result = links | {"strategies": measured, "alone": alone, "steps": self._request["steps"]}
+        if self._info.rank == 0:
+            try:
+                result |= self._predict(links["collectives"], alone)
+            except RuntimeFailure as error:
+                links["warnings"].append(f"no predictions: {error}")
+        return result
+
+    def _measure_links(self) -> dict[str, Any]:
+        if self._info.world_size == 1:
+            return {"collectives": [], "transport": None, "warnings": []}
+        ended = self._cases.run("flk_plan.bench.collectives", lambda path: [path], _NCCL_LOG)
+        if ended.error:
+            raise SetupError(f"the ranks could not measure their network: {_with_output(ended)}")
+        used = transport(ended.output)
+        found = warning(user_env.FABRIC.read(os.environ), used) if self._info.nodes > 1 else None
+        for line in [found] if found else []:
+            self._say(f"warning: {line}")
+        return {"collectives": ended.result, "transport": used, "warnings": [found] if found else []}
+
+    def _measure(self, strategy: str, number: int) -> dict[str, Any]:
+        """Measure one strategy; the result is the slowest rank's result."""
+        request = {"strategy": strategy, "steps": self._request["steps"]}
+        ended = self._cases.run(
+            "flk_plan.bench.script",
+            lambda path: [json.dumps(request | {"output": path}), *self._command],
+            {user_env.STRATEGY: strategy},
+        )
+        if ended.error:
+            self._say(f"{strategy}: {_with_output(ended)}")
+            return {"error": ended.error}
+        ranks = self._cases.gather(f"result-{strategy}-{number}", ended.result)
+        seconds = max(each["seconds"] for each in ranks)
+        self._say(f"{strategy}: {seconds * 1e3:.4g} ms for a step")
+        return {
+            "seconds": seconds,
+            "queued": max((each["queued"] for each in ranks if each["queued"]), default=None),
+            "mfu": ended.result["mfu"],
+            "memory": [each["memory"] for each in ranks],
+        }
+
+    def _predict(self, collectives: list[Any], alone: dict[str, Any]) -> dict[str, Any]:
+        """Model, hardware, calibration and predictions, as `flk_plan` gives them for these measurements."""
+        self._say("predicting the same steps")
+        return run_plan(
+            self._info,
+            devices.select(self._info),
+            self._command,
+            calibration={"alone": alone.get("seconds"), "queued": alone.get("queued"), "collectives": collectives},
+        )
+
+    def _say(self, text: str) -> None:
+        if self._info.rank == 0:
+            print(f"flk bench: {text}", file=sys.stderr, flush=True)
+
+
+def joined(before: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
+    """The result of one strategy in all rounds: the fastest one's, with the seconds between it and the slowest."""
+    if before is None or "error" in found:
+        return found | ({} if "error" in found else {"spread": 0.0})
+    fastest, slowest = sorted((before, found), key=lambda each: float(each["seconds"]))
+    spread = slowest["seconds"] + slowest.get("spread", 0.0) - fastest["seconds"]
+    return fastest | {"spread": max(spread, before["spread"])}
+
+
+def strategies_of(info: RankInfo) -> tuple[str, ...]:
+    """The strategies that differ from each other on the nodes of this job."""
+    if info.world_size == 1:
+        return ("ddp",)
+    return _FLAT + _HYBRID * info.two_levels
+
+
+def _with_output(ended: Ended) -> str:
+    return "\n".join([ended.error, *(f"    {line}" for line in ended.output[-8:])])
+
+
+def main() -> int:
+    """Run the benchmark on this rank and return its exit code. Collective."""
+    try:
+        info = discover()
+        result = Benchmark(info, json.loads(sys.argv[1]), sys.argv[2:]).run()
+        if info.rank == 0:
+            print(log_format.BENCH_MARKER + json.dumps(result | {"time": time.time()}), flush=True)
+    except RuntimeFailure as error:
+        failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
+        print(f"flk bench: {error}", file=sys.stderr, flush=True)
+        return int(ExitCode.USAGE)
+    return int(ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""``python -m flk_plan.bench.script REQUEST script.py args``: run a script for a few steps and measure them.
+
+REQUEST is a JSON object: strategy, steps, and output, the file for the result: seconds of a step, queued (the seconds
+after which the host has launched one; null on a CPU), mfu, and the most memory that this rank has used, in bytes. The
+script ends after its last measured step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flk_runtime.errors import RuntimeFailure, SetupError
+from flk_runtime.run import current
+from flk_runtime.run.run import Run
+from flk_runtime.run.steps import measured_by
+from flk_runtime.system import trial
+
+WARMUP = 3  # steps that are not measured: they compile, allocate and connect
+_LAUNCHES = 3  # steps on a GPU whose launch is measured, each of which begins when the one before is over
+
+
+class _Done(BaseException):
+    """Ends the script after the last measured step."""
+
+
+class _Clock:
+    """Measures the steps of a run."""
+
+    def __init__(self, strategy: str, steps: int) -> None:
+        self._strategy, self._steps = strategy, steps
+        self._times: list[float] = []  # at the end of each step
+        self.needed = WARMUP + steps
+        self._queued: float | None = None  # fewest seconds in which the host launched a step of an idle GPU
+        self.result: dict[str, Any] | None = None
+
+    def tick(self) -> None:
+        """Count the end of a step of the run."""
+        run = current.run
+        assert run is not None  # noqa: S101
+        if not self._times and run.strategy != self._strategy:
+            raise SetupError("the script passes strategy= to init: leave it out, so that others can be measured")
+        done = len(self._times) + 1
+        if run.device.type == "cuda":
+            self.needed = WARMUP + _LAUNCHES + self._steps
+            if WARMUP < done <= WARMUP + _LAUNCHES:
+                queued = time.perf_counter() - self._times[-1]
+                self._queued = queued if self._queued is None else min(self._queued, queued)
+            if WARMUP <= done <= WARMUP + _LAUNCHES or done == self.needed:
+                torch.cuda.synchronize(run.device)
+        self._times.append(time.perf_counter())
+        if done == self.needed:
+            self.result = {
+                "seconds": self._seconds(run),
+                "queued": self._queued,
+                "mfu": run.mfu,
+                "memory": _peak_memory(run),
+            }
+            dist.barrier()  # no rank ends while another still communicates
+            raise _Done
+
+    def _seconds(self, run: Run) -> float:
+        """Seconds of a step: on a GPU the mean, since a step may end before its kernels do; else the median."""
+        times = self._times[-self._steps - 1 :]
+        if run.device.type == "cuda":
+            return (times[-1] - times[0]) / self._steps
+        return statistics.median(after - before for before, after in itertools.pairwise(times))
+
+
+def _peak_memory(run: Run) -> int:
+    if run.device.type == "cuda":
+        return torch.cuda.max_memory_reserved(run.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]:
+    """Run ``script.py args`` or ``-m module args`` and measure ``steps`` steps after the warm-up.
+
+    Raises SetupError if the script makes fewer, or uses another strategy, and what the script raises.
+    """
+    clock = _Clock(strategy, steps)
+    try:
+        with measured_by(clock.tick):
+            trial.run_script(command)
+    except _Done:
+        pass
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise SetupError(f"the script ended with exit code {error.code}") from None
+    if clock.result is None:
+        raise SetupError(f"the script made fewer than {clock.needed} steps, each with a call of run.step")
+    return clock.result
+
+
+def main() -> int:
+    """Measure, write the result, and return an exit code."""
+    request = json.loads(sys.argv[1])
+    try:
+        result = measure(sys.argv[2:], request["strategy"], request["steps"])
+    except torch.cuda.OutOfMemoryError:
+        result = {"error": "out of memory"}
+    except RuntimeFailure as error:
+        result = {"error": str(error)}
+    Path(request["output"]).write_text(json.dumps(result))
+    return 1 if "error" in result else 0
+
+
+if __name__ == "__main__":
+    trial.leave(main())

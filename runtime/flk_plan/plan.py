@@ -1,0 +1,353 @@
+"""Plan: predictions for all strategies, precisions and kinds of recomputation of a captured script."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from flk_plan.calibration import UNMEASURED, Calibration
+from flk_plan.capture import CapturedModel, retrace
+from flk_plan.communication import Cluster, shard_count
+from flk_plan.hardware import (
+    ATTENTION_EFFICIENCY,
+    COLLECTIVE_PROCESSORS,
+    GPUS,
+    HOST_SECONDS,
+    LAUNCH_QUEUE,
+    LINK_EFFICIENCY,
+    MATMUL_EFFICIENCY,
+    MEMORY_EFFICIENCY,
+    type_of,
+)
+from flk_plan.predict import Prediction, Workload, predict
+from flk_plan.state import optimizer_sizes, units_of
+from flk_runtime.errors import SetupError
+from flk_runtime.metrics import mfu
+from flk_runtime.parallel import STRATEGIES, Precision
+from flk_runtime.parallel.recompute import find_recomputed
+
+if TYPE_CHECKING:
+    from flk_plan.split import SplitModel
+
+_SLOWEST_LAUNCH = 5 * HOST_SECONDS  # of an operation; a host that takes longer has waited for the device, as for a loss
+_HOST_BOUND = 0.95  # share of a step after which the host has launched it, if it is the bound
+_STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
+
+
+def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
+    """The plan as plain data. Its rows are predictions that fit, fastest first, then the others by memory.
+
+    Where a row leaves something out of the time, as ``modelled`` of it tells, all rows are sorted by memory.
+    """
+    splits, refused = _splits(captured, cluster)
+    rows = []
+    for split in splits:
+        names = strategies_of(captured, cluster, split.ranks if split else 1)
+        try:
+            rows += [
+                row for work in _workloads(captured, cluster, split) for row in _rows(captured, cluster, work, names)
+            ]
+        except RuntimeError as error:
+            if split is None or split.ranks == captured.options.tp:
+                raise
+            refused = f"no row has tp={split.ranks}, with which the model's forward pass fails: {error}".splitlines()[0]
+    left_out = list(unmodelled(captured))
+    rows.sort(key=lambda row: (not row.fits, row.sample_seconds if row.fits and not left_out else row.total))
+    gpu, network = cluster.gpu, cluster.network
+    half = torch.bfloat16 if gpu.multiplies(torch.bfloat16) else torch.float16
+    peak = f"{gpu.peak(half) / 1e12:.0f} TFLOP/s in {'bf16' if half == torch.bfloat16 else 'fp16'}"
+    assumptions = [
+        f"matrix products reach {MATMUL_EFFICIENCY:.0%} of {peak}, attention {ATTENTION_EFFICIENCY:.0%}; other kernels "
+        f"reach {MEMORY_EFFICIENCY:.0%} of {gpu.bandwidth / 1e12:.3g} TB/s",
+        f"each GPU sends {gpu.link / 1e9:.0f} GB/s inside of a node, {network / 1e9:.4g} GB/s to other nodes, and "
+        f"collectives reach {LINK_EFFICIENCY:.0%} of it",
+        f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
+    ]
+    if any(row.tp > 1 for row in rows):
+        assumptions.append(
+            "with TP n, n ranks have the same samples, so that a step has an n-th of them: the rows are in the order "
+            "of the time for equally many"
+        )
+    if gpu.overlaps:
+        share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
+        assumptions.insert(2, f"a collective takes {share}, fewer where the network is slow")
+        launch = cluster.calibration.launch or HOST_SECONDS
+        how = "measured by `flk bench`" if cluster.calibration.launch else "an order of magnitude"
+        assumptions.insert(2, f"the host launches an operation in {launch * 1e6:.3g} µs ({how})")
+    if cluster.calibration != UNMEASURED:
+        assumptions[:2] = [f"computation and network as `flk bench` has measured them on {_describe(cluster)}"]
+    return {
+        **identity(captured, cluster),
+        "parameters": sum(each.numel() for each in captured.model.parameters()),
+        "tp": captured.options.tp or 1,
+        "world_size": cluster.world_size,
+        "gpu": gpu.name,
+        "memory": gpu.memory,
+        "rows": [{**_as_dict(row), "modelled": not left_out} for row in rows],
+        "assumptions": assumptions,
+        "warnings": [*_warnings(captured, cluster), *([refused] if refused else [])],
+    }
+
+
+def _warnings(captured: CapturedModel, cluster: Cluster) -> Iterator[str]:
+    yield from unmodelled(captured)
+    if not cluster.gpu.multiplies(torch.bfloat16):
+        yield f"a {cluster.gpu.name} has no matrix products in bf16, so no row has precision=flk.Precision()"
+
+
+def unmodelled(captured: CapturedModel) -> Iterator[str]:
+    """The costs that the predicted times leave out, so that the times cannot be compared."""
+    assert captured.trace is not None  # noqa: S101
+    if found := sorted(captured.trace.uncounted):
+        yield (
+            f"torch has no formula for the FLOPs of {', '.join(found)}, so their computation takes no time here: "
+            "register one with torch.utils.flop_counter.register_flop_formula"
+        )
+    if captured.options.compile:
+        yield (
+            "compile= is not modelled: the times are of kernels that are not compiled, and that the host launches one "
+            "by one"
+        )
+
+
+def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
+    """Predictions for the precision and the recomputation that the script has."""
+    return _rows(captured, cluster, _work_as_written(captured, cluster), strategies_of(captured, cluster))
+
+
+def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Cluster:
+    """The cluster with the calibration of the newest of these results of `flk bench` on the same hardware."""
+    for result in reversed(measured):
+        if hardware_in(result) == hardware_of(cluster):
+            return replace(cluster, calibration=Calibration.parse(result.get("calibration") or {}))
+    return cluster
+
+
+def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Predictions with the calibration of these measurements, and that calibration. A GPU without figures has none.
+
+    ``measured`` has alone, the seconds of a step without communication (None: not measured), queued, the seconds after
+    which the host has launched such a step (None: on a CPU), and collectives.
+    """
+    calibration = Calibration.parse(measured)
+    work = _work_as_written(captured, cluster)
+    known = cluster.gpu.is_known
+    if measured["alone"] and known:
+        alone = predict("none", work, cluster)
+        queued = None if captured.options.compile else measured.get("queued")  # of other operations than the trace has
+        calibration = _fit(calibration, alone, measured["alone"], queued)
+    cluster = replace(cluster, calibration=calibration)
+    rows = _rows(captured, cluster, work, strategies_of(captured, cluster)) if known else []
+    return {
+        **identity(captured, cluster),
+        "parameters": sum(each.numel() for each in captured.model.parameters()),
+        "predicted": {row.strategy: _as_dict(row) for row in rows},
+        "calibration": calibration.to_dict(),
+    }
+
+
+def _fit(calibration: Calibration, alone: Prediction, seconds: float, queued: float | None) -> Calibration:
+    """The calibration with the factor of the device's kernels, and the host's time for an operation.
+
+    A step that is over as soon as it is launched had the host as its bound: its kernels may take less than it does. The
+    host waits where it is far ahead of the device, so the time that it takes for such a step is only a limit. A script
+    that reads its loss in each step waits for the device too, and its time says nothing of the host.
+    """
+    compute = seconds / alone.device_seconds
+    if queued is None or not alone.operations:
+        return replace(calibration, compute=compute)
+    launch = queued / alone.operations
+    if launch > _SLOWEST_LAUNCH:
+        return replace(calibration, compute=compute)
+    if queued > _HOST_BOUND * seconds:
+        return replace(calibration, compute=min(compute, 1.0), launch=launch)
+    return replace(
+        calibration,
+        compute=compute,
+        launch=launch if alone.operations <= LAUNCH_QUEUE else min(launch, HOST_SECONDS),
+    )
+
+
+def _rows(captured: CapturedModel, cluster: Cluster, work: Workload, strategies: Sequence[str]) -> list[Prediction]:
+    return [predict(name, work, cluster, shard_size=captured.options.shard_size) for name in strategies]
+
+
+def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
+    """The key of results of `flk bench`: a hash of the model and its work in a step, and the hardware."""
+    trace = captured.trace
+    assert trace is not None  # noqa: S101
+    given = captured.options
+    recomputed = find_recomputed(captured.model, captured.blocks, given.recompute)
+    # The text of a function has its address. The time of a step does not depend on how values are initialized.
+    options = replace(given, init=None, blocks=None, recompute=False)
+    chosen = [_names(captured.model, each) for each in (captured.blocks, recomputed)]
+    facts = (trace.model_flops, captured.synced, options, given.blocks is None, chosen)
+    digest = hashlib.sha256(str(facts).encode())
+    for name, each in captured.model.named_parameters():
+        digest.update(f"{name} {tuple(each.shape)} {each.dtype} {each.requires_grad}\n".encode())
+    return {"model": digest.hexdigest()[:16], "hardware": hardware_of(cluster)}
+
+
+def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
+    chosen = set(map(id, modules))
+    return [name for name, each in model.named_modules() if id(each) in chosen]
+
+
+def hardware_of(cluster: Cluster) -> dict[str, Any]:
+    """The hardware for which a calibration holds."""
+    return {"gpu": type_of(cluster.gpu), "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
+
+
+def hardware_in(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The hardware of a kept result of `flk bench`: the type of the GPU also where an older one names the only such."""
+    hardware = dict(result.get("hardware") or {})
+    types = [key for key, each in GPUS.items() if each.name == hardware.get("gpu")]
+    return hardware | {"gpu": types[0]} if len(types) == 1 else hardware
+
+
+def left_out(measured: Sequence[Mapping[str, Any]], cluster: Cluster) -> Iterator[str]:
+    """A line if there are results of GPUs of this name that may be of another type."""
+    name, own = cluster.gpu.name, hardware_of(cluster)
+    if own["gpu"] != name and any(hardware_in(each) == own | {"gpu": name} for each in measured):
+        yield (
+            f"older results of `flk bench` name their GPUs {name}, which several types are, so that they are left out: "
+            "run `flk bench` again"
+        )
+
+
+def _splits(captured: CapturedModel, cluster: Cluster) -> tuple[list[SplitModel | None], str]:
+    """The sizes of tensor parallelism that a plan has rows for, the script's own first; and why there are no others.
+
+    None is a model that is not split. Others stay inside of a node. Raises SetupError for what the script asks for.
+    """
+    given, own = captured.options, _own_split(captured, cluster)
+    splits = [own, None] if own else [own]
+    from flk_plan.split import SplitModel
+    from flk_runtime.parallel.tensor_parallel import plan_of
+
+    refused = ""
+    for ranks in range(2, cluster.gpus + 1):
+        if cluster.gpus % ranks == 0 and ranks != given.tp and plan_of(captured.model, given.tp_plan):
+            try:
+                splits.append(SplitModel(captured.model, given, ranks))
+            except SetupError as error:
+                refused = f"no row has tp={ranks}: {error}"
+    return splits, refused
+
+
+def _own_split(captured: CapturedModel, cluster: Cluster) -> SplitModel | None:
+    given = captured.options
+    if given.tp is None:
+        return None
+    from flk_plan.split import SplitModel
+    from flk_runtime.parallel.mesh import check_sizes  # only jobs whose files say tp= have both
+
+    check_sizes({"tp": given.tp}, cluster.world_size)
+    return SplitModel(captured.model, given, given.tp)
+
+
+def strategies_of(captured: CapturedModel, cluster: Cluster, tp: int | None = None) -> list[str]:
+    """The strategies that the model and its options allow and that differ from each other on these nodes.
+
+    ``tp``: ranks over which layers are split; None: as the script has it.
+    """
+    split = captured.options.tp is not None if tp is None else tp > 1
+    tp = tp or captured.options.tp or 1
+    copies = cluster.world_size // tp
+    shards = shard_count("hybrid_shard", cluster, captured.options.shard_size, tp)
+    hybrid = 1 < shards < copies and copies % shards == 0
+    scalars = any(each.dim() == 0 for each in captured.model.parameters())  # they cannot be sharded
+    kinds = {name: STRATEGIES[name] for name in _STRATEGIES}
+    return [
+        name
+        for name, kind in kinds.items()
+        if (hybrid or not kind.replicates) and not (scalars and kind.shards) and (kind.shards or not split)
+    ]
+
+
+def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:
+    """The work of a rank in a step, with the precision and the recomputation that the script has."""
+    return next(_workloads(captured, cluster, _own_split(captured, cluster)))
+
+
+def _workloads(captured: CapturedModel, cluster: Cluster, split: SplitModel | None) -> Iterator[Workload]:
+    given, trace = captured.options, captured.trace
+    assert trace is not None  # noqa: S101
+    dtype = mfu.dtype_of(captured.model) or torch.float32
+    precisions: dict[str, Precision | None] = {"as written": given.precision}
+    if given.precision is None and dtype == torch.float32 and cluster.gpu.multiplies(torch.bfloat16):
+        precisions["bf16"] = Precision()
+    # A block with a forward of its own, as a script that recomputes by itself gives it, stays as it is.
+    can_recompute = bool(captured.blocks) and not any("forward" in vars(block) for block in captured.blocks)
+    optimizers = [optimizer_sizes(each, cluster.gpu) for each in captured.optimizers]
+    states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
+    for name, precision in precisions.items():
+        ready = () if given.find_unused_parameters else trace.ready  # with it, DDP keeps the order that it began with
+        units = units_of(
+            captured.model,
+            captured.blocks,
+            states,
+            precision,
+            ready,
+            ends=given.blocks is None,
+            shapes=split.shapes if split else None,
+        )
+        for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):
+            as_traced = split is None and precision is given.precision and recompute == given.recompute
+            yield Workload(
+                units,
+                trace
+                if as_traced
+                else retrace(captured, cluster.gpu, precision=precision, recompute=recompute, split=split),
+                captured.autocast or (precision.param if precision else dtype),
+                name,
+                bool(recompute),
+                precision.param.itemsize if precision else None,
+                precision.reduce.itemsize if precision else None,
+                optimizers,
+                captured.synced,
+                split.ranks if split else 1,
+                trace.model_flops,
+            )
+
+
+def _as_dict(row: Prediction) -> dict[str, Any]:
+    state = row.state
+    return {
+        "strategy": row.strategy,
+        "precision": row.precision,
+        "recompute": row.recompute,
+        "tp": row.tp,
+        "fits": row.fits,
+        "total": row.total,
+        "parameters": state.parameters,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer,
+        "activations": row.activations,
+        "gathered": row.gathered,
+        "buffers": row.buffers,
+        "wire_inside": row.wire.inside,
+        "wire_between": row.wire.between,
+        "compute_seconds": row.compute_seconds,
+        "exposed_seconds": row.exposed_seconds,
+        "optimizer_seconds": row.optimizer_seconds,
+        "host_seconds": row.host_seconds,
+        "step_seconds": row.step_seconds,
+        "mfu": row.mfu,
+        "largest_batch": row.largest_batch,
+    }
+
+
+def _micro_batches(synced: Sequence[bool]) -> str:
+    if len(synced) == 1:
+        return "one micro-batch per step"
+    return f"{len(synced)} micro-batches per step, each like the first, of which {sum(synced)} send their gradients"
+
+
+def _describe(cluster: Cluster) -> str:
+    return f"{cluster.nodes} x {cluster.gpus} {cluster.gpu.name}, fabric {cluster.fabric}"

@@ -1,0 +1,100 @@
+"""What a run takes from extensions: packages beside this one, which it finds by name and runs without.
+
+The core imports none of them. A row of the tables names the module that is imported when a script or a variable asks
+for it, and the protocols say what the core calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+import torch
+from torch import nn
+
+from flk_runtime.checkpoint import CheckpointManager
+from flk_runtime.contract.strategies import AUTO, DILOCO
+from flk_runtime.discovery import RankInfo
+from flk_runtime.parallel import ParallelModel, ParallelOptions
+
+_CHOOSERS: Final = {AUTO: "flk_plan.automatic"}  # strategies that stand for another one
+_OUTER: Final = {DILOCO: "flk_diloco.strategy"}  # strategies over several groups of ranks
+_RECORDERS: Final = "flk_sinks.curves"
+
+
+class OuterLoop(Protocol):
+    """The rounds of a model that several workers train. It is saved with the model; its methods are collective."""
+
+    def begin(self, steps: int) -> int:
+        """Meet the other workers after so many steps. Returns the steps that are done then."""
+
+    def step(self, steps: int) -> int:
+        """Do what is due after so many steps. Returns the steps that are done then."""
+
+    def restart(self) -> None:
+        """Take the model's parameters as those that all workers begin with."""
+
+    def close(self, steps: int) -> None:
+        """Take leave of the other workers after so many steps."""
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Values for a line of metrics; on rank 0."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Outer(Protocol):
+    """A strategy over several workers, each a process group that trains with a strategy of its own, ``inner``.
+
+    ``str()`` of it names the strategy with its options, which have to be the same on all ranks.
+    """
+
+    name: str
+    """Under which its loop is saved."""
+    inner: str
+    worker: int
+    """The number of this process's worker."""
+    workers: int
+
+    def check(self, models: int, options: ParallelOptions) -> None:
+        """Raise SetupError if a model cannot be trained with ``options`` after so many other ones."""
+
+    def loop(self, parallel: ParallelModel, blocks: Sequence[nn.Module], steps: int) -> OuterLoop:
+        """The loop of a model, of which ``blocks`` are the parts, and whose ``steps`` were made before. Collective."""
+
+
+class OuterOptions(Protocol):
+    """The options of a strategy over several workers, which a script may give in place of its name."""
+
+    strategy: str
+
+
+BeginRecording: TypeAlias = Callable[[Any, CheckpointManager], None]
+"""Gives the lines of metrics of a run, by its `RunContext`, to what records them. Collective."""
+
+
+def choose(strategy: str, rank_info: RankInfo, device: torch.device, timeout: float) -> str:
+    """The strategy that ``strategy`` stands for, chosen by an extension; itself, if that is none's. Collective.
+
+    The process group is open, and its collectives may take ``timeout`` seconds.
+    """
+    module = _CHOOSERS.get(strategy)
+    return cast("str", import_module(module).choose(rank_info, device, timeout)) if module else strategy
+
+
+def outer(strategy: str, options: OuterOptions | None) -> Outer | None:
+    """The strategy of several workers that is named ``strategy``, with ``options`` or the environment's.
+
+    None if it is not a strategy of several workers. Raises SetupError.
+    """
+    module = _OUTER.get(strategy)
+    return cast("Outer", import_module(module).outer(options)) if module else None
+
+
+def recording(text: str | None) -> BeginRecording | None:
+    """What records the lines of metrics besides the log, by ``text`` or the environment. Raises SetupError."""
+    return cast("BeginRecording | None", import_module(_RECORDERS).recording(text))

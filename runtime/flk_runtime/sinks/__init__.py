@@ -1,4 +1,0 @@
-"""Sinks of a run's metrics: TensorBoard, MLflow, Weights & Biases.
-
-Rank 0 writes them: `flk_runtime.run.curves` gives each line of metrics to a `writer.Writer` for each sink.
-"""

@@ -1,0 +1,177 @@
+"""recording(): give the lines of metrics to the sinks, in one run of theirs through all attempts of the job."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from flk_runtime.checkpoint import INTERNAL, CheckpointManager
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.ranges import numbered, plural
+from flk_runtime.contract.secrets import REDACTED, hidden, is_secret, secrets_in
+from flk_runtime.contract.sinks import MLFLOW, TENSORBOARD, WANDB, SinkName
+from flk_runtime.preflight import report
+from flk_runtime.run.context import RunContext
+from flk_runtime.run.ending import has_failed
+from flk_runtime.run.extensions import BeginRecording
+from flk_runtime.run.lines import Line
+from flk_sinks.choice import chosen_sinks
+from flk_sinks.scalars import flat, scalars
+from flk_sinks.sink import Row, RunInfo, Sink
+from flk_sinks.writer import RECENT, Writer, close
+
+# Seconds that the end of a run waits for its sinks. The launcher kills a rank 5 s after it has reported its failure.
+_TIMEOUTS: Final = {"finished": 60.0, "stopped": 5.0, "failed": 3.0}
+_OTHERS: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def recording(text: str | None) -> BeginRecording | None:
+    """What gives the lines of a run to the sinks that ``text`` or the environment chooses; None if to none.
+
+    Raises SetupError for sinks that cannot work here.
+    """
+    sinks = chosen_sinks(text, os.environ)
+    return partial(_begin, sinks) if sinks else None
+
+
+def _begin(sinks: Sequence[SinkName], context: RunContext, manager: CheckpointManager) -> None:
+    """Give the lines of a run to sinks on rank 0. Its name in them is in the checkpoints. Collective."""
+    curves = Curves(context)
+    manager.register(f"{INTERNAL}curves", curves, internal=True)
+    if context.rank == 0:
+        curves.open(sinks)
+
+
+class Curves:
+    """The run in the sinks, whose ID is in the checkpoints: a job that is resumed from one goes on with it."""
+
+    def __init__(self, context: RunContext) -> None:
+        job = user_env.JOB.read(os.environ)
+        uid = pod_env.JOB_UID.read(os.environ) or secrets.token_hex(16)
+        self._context = context
+        self._id = _OTHERS.sub("-", f"{job or 'train'}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}")
+        self._waiting: list[Row] = []  # rows of the checkpoint that no sink may have
+        self._writers: dict[str, Writer] = {}
+        self._info: RunInfo | None = None
+        self._closed = False
+
+    def state_dict(self) -> dict[str, str]:
+        """The ID, and the rows of the steps until now that a killed process would lose, as JSON."""
+        waiting = max((each.waiting() for each in self._writers.values()), key=len, default=[])
+        dropped = [row.step for row in [*self._waiting, *waiting][:-RECENT]]
+        unsettled = max((each.unsettled() for each in self._writers.values()), key=len, default=[])
+        rows = [*self._waiting, *unsettled]
+        return {"id": self._id, "waiting": json.dumps(rows[-RECENT:]), "dropped": json.dumps(dropped)}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Go on with the run of a checkpoint."""
+        self._id = state["id"]
+        self._waiting = [Row(*row) for row in json.loads(state["waiting"])]
+        dropped = json.loads(state.get("dropped", "[]"))
+        if dropped:
+            some = f"{plural(len(dropped), 'line')} of metrics, {numbered('step', dropped)}"
+            self._context.say(f"the sinks were so slow before the resume that they may lack {some}")
+
+    def open(self, sinks: Sequence[SinkName]) -> None:
+        """Begin to record. A sink itself begins with its first row."""
+        context = self._context
+        worker = f"-worker-{context.worker}" if context.workers > 1 else ""
+        job = user_env.JOB.read(os.environ) or "train"
+        self._info = info = RunInfo(f"{self._id}{worker}", f"{job}{worker}", self._id)
+        known: dict[str, str | int] = {
+            "job": job,
+            "namespace": user_env.NAMESPACE.read(os.environ),
+            "code": report.code_version(),
+            "image": user_env.POD_IMAGE.read(os.environ),
+            "strategy": context.options.strategy,
+            "world_size": context.world_size,
+            "restarts": context.rank_info.attempt,
+        }
+        if worker:
+            known["worker"] = context.worker
+        info.settings |= {name: value for name, value in known.items() if value != ""}
+        self._writers = {each.kind: Writer(_sink(each, info), context.say) for each in sinks}
+        context.lines.recorders.append(self)
+        context.closing.append(self.close)
+        atexit.register(self.close)
+
+    def record(self, lines: Sequence[Line]) -> None:
+        """Have the numbers of lines of metrics written."""
+        rows = []
+        for line in lines:
+            values = scalars(line.values)
+            step = values.pop("step", None)
+            if step is not None and values:
+                rows.append(Row(int(step), line.time, values))
+        if rows:
+            self._give(rows)
+
+    def _give(self, rows: Sequence[Row]) -> None:
+        """Have rows written, after the rows of the checkpoint that no sink may have."""
+        if self._info is None:
+            return
+        self._info.resumed = self._context.page.restored
+        rows, self._waiting = [*self._waiting, *rows], []
+        for kind in [kind for kind in self._writers if _script_logs_to(kind)]:
+            self._context.say(f"the script has a run of its own in {kind}: flk writes nothing there")
+            close([self._writers.pop(kind)], "finished", _TIMEOUTS["stopped"])
+        for writer in self._writers.values():
+            for row in rows:
+                writer.put(row)
+
+    def describe(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Have what the script says of the run written."""
+        if self._info is not None:
+            known = secrets_in(os.environ, sys.argv)
+            plain = {name: _shown(name, value, known) for name, value in flat(hyperparameters)}
+            self._info.hyperparameters = self._info.hyperparameters | plain  # threads read it
+            for writer in self._writers.values():
+                writer.describe()
+
+    def close(self) -> None:
+        """Write what waits, and end the run in the sinks. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self.close)
+            if self._waiting:
+                self._give([])
+            ended = "stopped" if self._context.page.hold else "failed" if has_failed() else "finished"
+            close(self._writers.values(), ended, _TIMEOUTS[ended])
+
+
+def _shown(name: str, value: Any, secrets: Sequence[str]) -> Any:
+    """A hyperparameter as sinks show it: a number, or a text without secrets."""
+    if isinstance(value, bool | int | float):
+        return value
+    return REDACTED if is_secret(name, str(value)) else hidden(str(value), secrets)
+
+
+def _sink(name: SinkName, info: RunInfo) -> Sink:
+    if name.kind == TENSORBOARD:
+        from flk_sinks.tensorboard import TensorBoard
+
+        return TensorBoard(info, name.place)
+    if name.kind == MLFLOW:
+        from flk_sinks.mlflow import MLflow
+
+        return MLflow(info)
+    from flk_sinks.wandb import WandB
+
+    return WandB(info)
+
+
+def _script_logs_to(kind: str) -> bool:
+    """Whether the script has an active run of its own."""
+    module: Any = sys.modules.get(kind)
+    if kind == WANDB:
+        return getattr(module, "run", None) is not None
+    active = getattr(module, "active_run", None) if kind == MLFLOW else None
+    return active is not None and active() is not None

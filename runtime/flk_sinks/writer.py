@@ -1,0 +1,171 @@
+"""Writer: the thread that writes the rows of a run to one sink; close() ends the threads of a run."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Final
+
+from flk_runtime.contract.ranges import numbered, plural
+from flk_sinks.sink import Row, Sink
+
+LIMIT: Final = 10_000  # rows that wait
+RECENT: Final = 100  # rows that are written and may not have settled, and rows that a checkpoint keeps
+_AT_ONCE: Final = 500  # rows in one write
+_FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts to write
+_LAST_TRY = 5.0  # seconds that the end of a run waits for a sink that fails
+_PATIENCE = 1.0  # seconds after which the end of a run says which lines it waits for
+
+
+class Writer:
+    """Writes rows to a sink, in a thread. `put` never waits and never raises.
+
+    What a sink raises becomes one line, and is tried again. Rows above ``limit`` are dropped, the newest first.
+    """
+
+    def __init__(
+        self, sink: Sink, say: Callable[[str], None], *, limit: int = LIMIT, first_delay: float = _FIRST_DELAY
+    ) -> None:
+        self._sink, self._say, self._limit, self._first_delay = sink, say, limit, first_delay
+        self._rows: deque[Row] = deque()
+        self._recent: deque[tuple[float, Row]] = deque(maxlen=RECENT)  # written, with the time at which they settle
+        self._dropped = 0
+        self._described = self._open = self._fails = False
+        self._ended = ""  # how the run has ended, as `Sink.close` takes it
+        self._timeout = 0.0  # seconds in which the run has to end
+        self._until = 0.0  # when the process goes on without the thread, by time.monotonic
+        self._told = False
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def put(self, row: Row) -> None:
+        """Have a row written."""
+        if len(self._rows) >= self._limit:
+            if not self._dropped:
+                self._say(f"{self._sink.title} is too slow or away: {self._limit} lines wait, and new ones are dropped")
+            self._dropped += 1
+            return
+        self._rows.append(row)
+        if self._thread is None:  # a run without rows leaves nothing
+            self._thread = threading.Thread(target=self._run, name=f"flk {self._sink.title}", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def waiting(self) -> list[Row]:
+        """The rows that are not written yet, as far as anyone knows."""
+        return list(self._rows)
+
+    def unsettled(self) -> list[Row]:
+        """The rows that a killed pod may lose: those that wait, after those that were written just before."""
+        now, waiting = time.monotonic(), self.waiting()
+        known = {id(row) for row in waiting}  # the thread may be writing them
+        return [row for at, row in self._recent.copy() if at > now and id(row) not in known] + waiting
+
+    def describe(self) -> None:
+        """Have the settings and hyperparameters of the run written again."""
+        self._described = False
+        self._wake.set()
+
+    def end(self, ended: str, timeout: float) -> None:
+        """Have what waits written and the run ended within ``timeout`` seconds. A second call does nothing."""
+        if self._thread is None or self._ended:
+            return
+        if self._fails:
+            timeout = min(timeout, _LAST_TRY)
+        self._timeout, self._until, self._ended = timeout, time.monotonic() + timeout, ended
+        self._wake.set()
+
+    def wait(self, patience: float = math.inf) -> None:
+        """Wait for the end, at most ``patience`` of its seconds, and say which lines are not written then."""
+        if self._thread is None or not self._ended or self._told:
+            return
+        last = patience >= self._timeout
+        until = self._until if last else self._until - self._timeout + patience
+        self._thread.join(max(0.0, until - time.monotonic()))
+        rows = self.waiting()
+        self._told = last
+        if not (self._thread.is_alive() or rows):
+            return
+        lines = plural(len(rows), "line") + " of metrics"
+        steps = f", {numbered('step', (row.step for row in rows))}" if rows else ""
+        if last:
+            what = f"; {lines} may be missing{steps}" if rows else ", though all lines are there"
+            self._say(f"{self._sink.title}: not all is written after {self._timeout:g} s{what}")
+        elif rows:  # said now: the process may be killed before the last word
+            self._say(f"{self._sink.title}: {lines} wait{steps}; the end waits for them up to {self._timeout:g} s")
+
+    def _run(self) -> None:
+        delay = self._first_delay
+        while not (self._ended and self._is_closed()):
+            try:
+                self._write()
+            except Exception as error:
+                self._open = self._described = False
+                if not self._fails:
+                    again = "; flk tries again, and training goes on"
+                    self._say(f"{self._sink.title}: {type(error).__name__}: {_first_line(error)}{again}")
+                self._fails = True
+                self._pause(delay)
+                delay = min(2 * delay, _LONGEST_DELAY)
+            else:
+                if self._fails:
+                    self._say(f"{self._sink.title} works again")
+                self._fails, delay = False, self._first_delay
+                if not self._ended:
+                    self._wake.wait()
+                    self._wake.clear()
+
+    def _write(self) -> None:
+        if not self._open:
+            self._sink.open()
+            self._open = True
+        if not self._described:
+            self._described = True
+            self._sink.describe()
+        while self._rows:
+            rows = [self._rows[index] for index in range(min(len(self._rows), _AT_ONCE))]
+            self._sink.write(rows)
+            if self._sink.settles:
+                self._recent.extend((time.monotonic() + self._sink.settles, row) for row in rows)
+            for _ in rows:
+                self._rows.popleft()
+        if self._dropped:
+            self._say(f"{self._sink.title}: {plural(self._dropped, 'line')} of metrics were dropped")
+            self._dropped = 0
+
+    def _is_closed(self) -> bool:
+        """Whether the thread may end: the sink is closed, or there is no time left."""
+        if self._open and self._described and not self._rows:
+            try:
+                self._sink.close(self._ended)
+            except Exception as error:
+                self._say(f"{self._sink.title}: {type(error).__name__}: {_first_line(error)}")
+            return True
+        return time.monotonic() >= self._until
+
+    def _pause(self, delay: float) -> None:
+        """Wait before the next attempt; shorter, if the run ends meanwhile."""
+        until = time.monotonic() + delay
+        while (left := (min(until, self._until) if self._ended else until) - time.monotonic()) > 0:
+            if self._ended:
+                time.sleep(min(left, self._first_delay))
+                return
+            self._wake.wait(left)
+            self._wake.clear()
+
+
+def close(writers: Collection[Writer], ended: str, timeout: float) -> None:
+    """Write what waits, and end the run in all sinks at once, within ``timeout`` seconds together."""
+    for each in writers:
+        each.end(ended, timeout)
+    for each in writers:
+        each.wait(_PATIENCE)
+    for each in writers:
+        each.wait()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:300]

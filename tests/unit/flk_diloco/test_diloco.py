@@ -1,0 +1,554 @@
+"""DiLoCo without processes: options, compression, fragments, the outer optimizer, and who takes part in rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flk.spec.diloco import DiLoCo as JobDiLoCo
+from flk_diloco import DiLoCo, Membership
+from flk_diloco.compression import ErrorFeedback, decode, encode, encoded_size
+from flk_diloco.exchange import HubExchange
+from flk_diloco.fragments import Fragment, Schedule
+from flk_diloco.lead import Lead
+from flk_diloco.messages import MESSAGES, Begin, CatchUp, Contribution, FromHub, Hello, Peer, Result, session
+from flk_diloco.outer import OuterOptimizer
+from flk_diloco.rounds import Limits, Member, Rounds
+from flk_diloco.server import Hub
+from flk_diloco.tls import TlsSocket
+from flk_diloco.worker import OuterLoop
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.errors import RuntimeFailure, SetupError
+from flk_runtime.wire import Refused, Stream
+from tests.support.certificates import make_certificate
+from tests.support.processes import until
+
+OPTIONS = DiLoCo(dtype="fp32", lr=1.0, momentum=0.0)
+
+
+def test_options_as_text() -> None:
+    assert DiLoCo.parse("") == DiLoCo()
+    text = "inner=FULL_SHARD,every=50,dtype=int8,lr=0.5,fragments=2,delay=3"
+    assert DiLoCo.parse(text) == DiLoCo("full_shard", 50, "int8", 0.5, fragments=2, delay=3)
+
+
+def test_every_option_of_a_job_reaches_the_ranks() -> None:
+    job = JobDiLoCo.model_validate(
+        {
+            "inner": "full_shard",
+            "every": 50,
+            "dtype": "int8",
+            "lr": 0.5,
+            "momentum": 0.8,
+            "fragments": 2,
+            "delay": 3,
+            "sites": 3,
+            "site": 2,
+            "wait": "1m",
+            "timeout": "20s",
+            "hub": "hub:1",
+            "secret": "hub:secret",
+        }
+    )
+    options = DiLoCo.parse(job.options())
+    assert options == DiLoCo("full_shard", 50, "int8", 0.5, 0.8, 2, 3, 3, 2, wait=60, timeout=20)
+    assert all(getattr(options, each.name) != each.default for each in dataclasses.fields(DiLoCo))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("inner=none", "expected a strategy of the ranks within a worker"),
+        ("inner=auto", "expected a strategy of the ranks within a worker"),
+        ("inner=diloco", "expected a strategy of the ranks within a worker"),
+        ("inner=zero", "unknown strategy 'zero'"),
+        ("dtype=int4", "expected one of fp32, fp16, int8"),
+        ("every=0", "expected an integer, 1 or more"),
+        ("every=x", "expected a number"),
+        ("lr=nan", "expected a number above 0"),
+        ("momentum=1", "from 0 to below 1"),
+        ("every=2,fragments=3", "a round has only 2 steps"),
+        ("every=2,delay=2", "must be below every, 2"),
+        ("site=1", "there are 1 sites"),
+        ("steps=3", "expected KEY=VALUE with a key of inner, every"),
+    ],
+)
+def test_wrong_options_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        DiLoCo.parse(text)
+
+
+def test_membership() -> None:
+    environment = {user_env.WORKER: "1", user_env.WORKERS: "2", pod_env.HUB: "hub:1", pod_env.HUB_SECRET: "s"}
+    assert Membership.read(DiLoCo(sites=3, site=2), environment) == Membership(5, 6, "hub:1", "s")
+    assert "'s'" not in repr(Membership.read(DiLoCo(), environment))  # a secret is not printed
+    with pytest.raises(SetupError, match="2 workers and no address where they meet"):
+        Membership.read(DiLoCo(), {user_env.WORKERS: "2"})
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("fp32", 0.0), ("fp16", 2**-11), ("int8", 1 / 254)])
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 5000])
+def test_compression(dtype: str, error: float, count: int) -> None:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    data = encode(values, dtype)
+    assert len(data) == encoded_size(dtype, count)
+    largest = values.abs().max() if count else torch.tensor(0.0)
+    assert ((decode(data, dtype, count) - values).abs() <= error * largest * (1 + 1e-6)).all()
+
+
+def test_compression_of_zeros_and_of_what_fp16_does_not_have() -> None:
+    assert not decode(encode(torch.zeros(7), "int8"), "int8", 7).any()
+    assert decode(encode(torch.tensor([1e9]), "fp16"), "fp16", 1).item() == pytest.approx(1e9, rel=2**-11)
+    assert not decode(encode(torch.zeros(7), "fp16"), "fp16", 7).any()
+    with pytest.raises(ValueError, match="3 bytes are not 2 values of fp16"):
+        decode(b"abc", "fp16", 2)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-4, 1e-7, 2e-8, 1e-20, 1e-36])
+def test_fp16_keeps_the_digits_of_small_values(size: float) -> None:
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(1)) * size
+    found = decode(encode(values, "fp16"), "fp16", 3000)
+    assert ((found - values).abs() <= values.abs() * 2**-11 + values.abs().max() * 2**-39).all()
+
+
+def test_what_int8_loses_is_sent_later() -> None:
+    feedback = ErrorFeedback("int8", 2)
+    values = torch.tensor([1.0, 1e-3])  # a step of int8 is 1/127, so that the second value is lost at first
+    total = sum((decode(feedback.encode(values), "int8", 2) for _ in range(100)), torch.zeros(2))
+    assert total[1] == pytest.approx(0.1, rel=0.1)
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 400))
+def test_schedule(every: int, count: int, steps: int) -> None:
+    schedule = Schedule(every, 0, min(count, every))
+    for fragment in range(schedule.count):
+        version = schedule.rounds_before(fragment, steps)
+        assert schedule.due(fragment, version + 1) > steps
+        assert version == 0 or schedule.due(fragment, version) <= steps
+        assert schedule.due(fragment, version + 1) - schedule.due(fragment, version) == every
+    assert schedule.due(schedule.count - 1, 3) == 3 * every
+
+
+@pytest.mark.parametrize(
+    ("count", "delay", "versions", "steps", "since"),
+    [
+        (1, 0, [3], 18, 0),
+        (1, 0, [3], 20, 2),
+        (1, 0, [0], 5, 5),
+        (2, 0, [3, 3], 18, 3),  # the first fragment was sent after step 15
+        (1, 2, [2], 18, 6),  # the result of step 18 was not awaited
+        (1, 2, [3], 20, 2),
+    ],
+)
+def test_steps_after_the_last_round(count: int, delay: int, versions: list[int], steps: int, since: int) -> None:
+    assert Schedule(6, delay, count).since_round(versions, steps) == since
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_parameters_that_are_not_finite_are_not_sent(value: float) -> None:
+    """int8 would keep them in its residual for ever."""
+    lead = Lead(
+        [Fragment(("weight",), (torch.Size([3]),))], [torch.ones(3)], [0], DiLoCo(dtype="int8"), Membership(2, 3)
+    )
+    sent: list[bytes] = []
+    lead._exchange = SimpleNamespace(submit=lambda fragment, version, data: sent.append(data))  # type: ignore[assignment]
+    with pytest.raises(
+        RuntimeFailure, match=r"^worker 2 has parameters that are not finite at round 1, and does not send them: "
+    ):
+        lead.submit(0, torch.tensor([1.0, value, 0.0]))
+    lead.submit(0, torch.zeros(3))
+    assert decode(sent.pop(), "int8", 3).tolist() == [1.0, 1.0, 1.0]
+    assert not sent
+
+
+def test_outer_optimizer_is_nesterov_sgd_and_moves_between_workers() -> None:
+    start = torch.randn(5, generator=torch.Generator().manual_seed(1))
+    outer = OuterOptimizer([start], DiLoCo(dtype="fp32", lr=0.7, momentum=0.9))
+    parameter = start.clone().requires_grad_()
+    sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    for seed in range(3):
+        gradient = torch.randn(5, generator=torch.Generator().manual_seed(seed))
+        outer.apply(0, encode(gradient, "fp32"))
+        parameter.grad = gradient
+        sgd.step()
+    torch.testing.assert_close(outer.parameters[0], parameter.detach())
+    other = OuterOptimizer([torch.zeros(5)], DiLoCo(dtype="fp32"))
+    other.from_bytes(outer.to_bytes(), outer.versions)
+    restored = OuterOptimizer([torch.zeros(5)], DiLoCo(dtype="fp32"))
+    restored.load_state_dict(outer.state_dict())
+    for each in (outer, other, restored):
+        each.apply(0, encode(torch.ones(5), "fp32"))
+        assert each.versions == [4]
+        assert torch.equal(each.parameters[0], outer.parameters[0])
+    with pytest.raises(ValueError, match="parameters differ"):
+        restored.load_state_dict(OuterOptimizer([torch.zeros(4)], DiLoCo(dtype="fp32")).state_dict())
+
+
+class Workers:
+    """A hub without sockets, and what it has sent to each worker."""
+
+    def __init__(self, workers: int, sizes: tuple[int, ...] = (1,)) -> None:
+        self.sent: dict[int, list[tuple[FromHub, bytes]]] = {}
+        self.log: list[str] = []
+        self.rounds = Rounds(Limits(workers, wait=10, timeout=20), sizes, "fp32", 0.0, self.log.append)
+
+    def join(self, worker: int, *versions: int, digest: str = "", now: float = 0.0) -> None:
+        self.sent[worker] = sent = []
+        member = Member(worker, lambda message, data: sent.append((message, data)), list(versions or (0,)), digest)
+        self.rounds.join(member, now)
+
+    def contribute(self, worker: int, value: float, version: int = 1, fragment: int = 0, now: float = 0.0) -> None:
+        self.rounds.contribute(worker, fragment, version, encode(torch.tensor([value]), "fp32"), now)
+
+    def take(self, worker: int) -> list[Any]:
+        """What was sent to the worker since the last call: types, and averages of results."""
+        sent, self.sent[worker][:] = list(self.sent[worker]), []
+        return [
+            (decode(data, "fp32", 1).item(), "joins" if message.joins else "")
+            if isinstance(message, Result)
+            else type(message).__name__.lower() + ("+joins" if getattr(message, "joins", False) else "")
+            for message, data in sent
+        ]
+
+
+def test_a_round_ends_with_the_average_of_all() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    assert workers.take(0) == []  # it waits for the other
+    workers.join(1)
+    workers.contribute(0, 1.0)
+    assert workers.take(0) == ["begin"]
+    workers.contribute(1, 2.0)
+    assert workers.take(0) == [(1.5, "")]
+    assert workers.take(1) == ["begin", (1.5, "")]
+
+
+def test_workers_begin_without_one_that_does_not_come() -> None:
+    workers = Workers(3)
+    workers.join(0)
+    workers.join(1)
+    workers.rounds.tick(9.9)
+    assert workers.take(0) == []
+    workers.rounds.tick(10.1)
+    assert workers.take(0) == workers.take(1) == ["begin"]
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_lost_worker_holds_up_no_round_and_joins_at_a_boundary(within: bool) -> None:
+    workers = Workers(3)
+    for worker in range(3):
+        workers.join(worker)
+    workers.contribute(0, 1.0)
+    if within:
+        workers.contribute(2, 100.0)  # it has contributed: that counts
+    workers.rounds.leave(2, 1.0, "killed")
+    workers.contribute(1, 3.0)
+    average = 104 / 3 if within else 2.0
+    assert workers.take(0)[1:] == [(pytest.approx(average), "")]
+    workers.contribute(0, 0.0, version=2)
+    workers.contribute(1, 0.0, version=2)
+    workers.take(0), workers.take(1)
+    workers.join(2, 0, digest="x")  # from the start: it is two rounds behind
+    assert workers.take(0) == ["give"]
+    workers.rounds.give(0, [2], b"parameters")
+    assert workers.take(2) == ["catchup"]
+    workers.contribute(0, 4.0, version=3)
+    workers.contribute(1, 6.0, version=3)  # the others have not waited for it
+    assert workers.take(2) == [(5.0, "joins")]
+    workers.contribute(0, 1.0, version=4)
+    workers.contribute(1, 1.0, version=4)
+    assert workers.take(0) == [(5.0, "")]
+    workers.contribute(2, 4.0, version=4)
+    assert workers.take(0) == [(2.0, "")]
+
+
+def test_a_worker_whose_connection_broke_gets_the_round_that_it_has_missed() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    workers.join(1)
+    workers.contribute(0, 1.0)
+    workers.contribute(1, 3.0)
+    workers.join(1, 0)  # it had not received the result
+    assert workers.take(1) == [(2.0, ""), "begin"]
+
+
+def test_state_that_lacks_the_latest_round_is_completed() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    workers.join(1)
+    for version in (1, 2):
+        workers.contribute(0, 1.0, version)
+        workers.contribute(1, 3.0, version)
+    workers.rounds.leave(1, 0.0, "killed")
+    workers.contribute(0, 7.0, version=3)
+    workers.join(1, 1)
+    workers.rounds.give(0, [2], b"parameters")  # it has not applied version 3 yet
+    assert workers.take(1) == ["catchup", (7.0, "")]
+
+
+def test_other_initial_parameters_are_replaced_at_the_start() -> None:
+    workers = Workers(2)
+    workers.join(0, digest="one")
+    workers.join(1, digest="other")
+    assert workers.take(0) == ["begin", "give"]
+    workers.rounds.give(0, [0], b"parameters")
+    assert workers.take(1) == ["catchup+joins"]
+
+
+def test_a_new_hub_goes_on_from_the_worker_that_is_furthest() -> None:
+    workers = Workers(2)
+    workers.join(0, 7)
+    workers.join(1, 8)
+    assert workers.take(1) == ["begin", "give"]
+    workers.rounds.give(1, [8], b"parameters")
+    assert workers.take(0) == ["catchup+joins"]
+    workers.contribute(0, 1.0, version=9)
+    workers.contribute(1, 2.0, version=9)
+    assert workers.take(0) == [(1.5, "")]
+
+
+def test_the_donor_is_lost() -> None:
+    workers = Workers(3)
+    workers.join(0, 5)
+    workers.join(1, 5)
+    workers.join(2, 3)
+    assert workers.take(0) == ["begin", "give"]
+    workers.rounds.leave(0, 0.0, "killed")
+    assert workers.take(1) == ["begin", "give"]
+    workers.rounds.give(0, [5], b"late")  # from the lost one
+    workers.rounds.give(1, [5], b"parameters")
+    assert workers.take(2) == ["catchup+joins"]
+
+
+def test_the_donor_is_lost_after_it_has_contributed() -> None:
+    """Its contribution is to a round of the parameters that are lost with it."""
+    workers = Workers(3)
+    workers.join(0, 5)
+    workers.join(1, 3)
+    workers.join(2, 3)
+    workers.contribute(0, 100.0, version=6)
+    workers.rounds.leave(0, 0.0, "killed")
+    workers.rounds.tick(10.1)
+    workers.contribute(1, 1.0, version=4)
+    workers.contribute(2, 2.0, version=4)
+    assert workers.take(1) == workers.take(2) == ["begin", (1.5, "")]
+
+
+def test_a_donor_that_connects_again_is_asked_again() -> None:
+    workers = Workers(3)
+    workers.join(0, 5)
+    workers.join(1, 5)
+    workers.join(2, 3)
+    assert workers.take(0) == ["begin", "give"]
+    workers.join(0, 5)  # what it was giving may be lost with its former connection
+    assert workers.take(0) == ["begin", "give"]
+
+
+def test_a_late_worker_is_told_apart() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    workers.join(1)
+    workers.contribute(1, 1.0, now=5.0)
+    assert workers.rounds.tick(24.9) == []
+    assert workers.rounds.tick(25.1) == [0]
+
+
+def test_a_single_worker_goes_on_alone() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    workers.join(1)
+    workers.rounds.leave(0, 0.0, "")
+    workers.contribute(1, 3.0)
+    assert workers.take(1)[1:] == [(3.0, "")]
+    assert workers.rounds.left == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "contribute", "give"]), st.integers(0, 2)), max_size=60))
+def test_workers_that_take_part_have_received_the_same_rounds(events: list[tuple[str, int]]) -> None:
+    """Whatever happens in whatever order: a worker that takes part is at the version of all others."""
+    workers = Workers(3)
+    versions = dict.fromkeys(range(3), 0)
+    for event, worker in events:
+        if event == "join":
+            workers.join(worker, versions[worker])
+        elif event == "leave":
+            workers.rounds.leave(worker, 0.0, "killed")
+        elif event == "contribute":
+            workers.contribute(worker, 1.0, versions[worker] + 1)
+        elif worker in workers.sent:
+            workers.rounds.give(worker, [versions[worker]], b"parameters")
+        workers.rounds.tick(100.0)
+        for other, sent in workers.sent.items():
+            for message, _ in sent:
+                if isinstance(message, Result) and message.version == versions[other] + 1:
+                    versions[other] += 1
+                elif isinstance(message, CatchUp):
+                    versions[other] = message.versions[0]
+            sent.clear()
+        active = {versions[member.worker] for member in workers.rounds.active if not member.behind}
+        assert len(active) <= 1
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
+
+
+def test_a_hub_that_closes_has_lost_no_worker() -> None:
+    said: list[str] = []
+    hub = Hub("127.0.0.1", 0, "secret", log=said.append)
+    hub.start()
+    layout = {"workers": 2, "wait": 60.0, "timeout": 60.0, "sizes": [1], "dtype": "fp32"}
+    workers = [_connected(hub, worker, layout) for worker in range(2)]
+    hub.close()
+    for worker in workers:
+        worker.close()
+    until(lambda: not hub._peers, "the hub closes the connections of its workers")
+    assert said == ["begin with 2 of 2 workers, at round 0"]
+
+
+LAYOUT = {"workers": 2, "wait": 60.0, "timeout": 60.0, "sizes": [1], "dtype": "fp32"}
+
+
+def test_the_first_worker_after_all_have_left_sets_the_layout(hub: Hub) -> None:
+    """A training that was started by mistake, or with another model, keeps the right one out only while it lasts."""
+    first = _connected(hub, 0, LAYOUT)
+    assert "its model differs" in _refusal(hub, {**LAYOUT, "sizes": [5]})
+    first.close()
+    until(lambda: not hub._peers, "the hub knows that the worker has left")
+    _connected(hub, 0, {**LAYOUT, "sizes": [5]}).close()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"sizes": "x"}, {"sizes": [2**62]}, {"workers": 0}, {"workers": 10**9}, {"wait": "x"}, {"dtype": "x"}],
+    ids=lambda changed: str(changed),
+)
+def test_a_layout_that_is_none_is_refused_and_sets_nothing(hub: Hub, changed: dict[str, Any]) -> None:
+    assert "its layout cannot be used" in _refusal(hub, {**LAYOUT, **changed})
+    _connected(hub, 0, LAYOUT).close()
+
+
+@pytest.mark.parametrize("number", [10**9, -(10**9), 2**62])
+def test_nonsense_of_a_worker_ends_its_connection_only(hub: Hub, number: int) -> None:
+    peers = [_connected(hub, worker, LAYOUT) for worker in range(2)]
+    assert isinstance(peers[0].receive()[0], Begin)
+    peers[1].send(Contribution(number, 1), b"\0" * 4)
+    until(lambda: 1 not in hub._peers, "the hub has closed the connection")
+    peers[0].send(Contribution(0, 1), b"\0" * 4)
+    assert isinstance(peers[0].receive()[0], Result)
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub("127.0.0.1", 0, "secret", log=lambda line: None)
+    made.start()
+    yield made
+    made.close()
+
+
+def _refusal(hub: Hub, layout: dict[str, Any]) -> str:
+    stream: Peer = Stream(
+        socket.create_connection(("127.0.0.1", hub.port)), session("secret", serves=False), MESSAGES, 60.0
+    )
+    stream.send(Hello(9, layout, [0], "", "it"))
+    message, _ = stream.receive()
+    stream.close()
+    assert isinstance(message, Refused)
+    return message.reason
+
+
+def _connected(hub: Hub, worker: int, layout: dict[str, Any]) -> Peer:
+    """A worker that the hub knows."""
+    tcp = socket.create_connection(("127.0.0.1", hub.port))
+    stream: Peer = Stream(tcp, session("secret", serves=False), MESSAGES, 15.0)
+    stream.send(Hello(worker, layout, [0], "", "it"))
+    until(lambda: worker in hub._peers, "the hub knows the worker")
+    return stream
+
+
+def test_a_tls_connection_carries_both_directions_at_once(tmp_path: Path) -> None:
+    """Two threads at each end: one sends large messages while the other one receives them."""
+    certificate = make_certificate(tmp_path, "hub")
+    serves, trusts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    serves.load_cert_chain(*certificate)
+    trusts.load_verify_locations(certificate.path)
+    trusts.check_hostname = False
+    ours, theirs = _tcp_pair()
+    with ThreadPoolExecutor(4) as pool:
+        shaking = pool.submit(serves.wrap_socket, ours, server_side=True)
+        encrypted = trusts.wrap_socket(theirs)
+        trusted = TlsSocket(encrypted)
+        accepted = TlsSocket(shaking.result())
+        opening = pool.submit(Stream, accepted, session("secret", serves=True), MESSAGES)
+        worker: Peer = Stream(trusted, session("secret", serves=False), MESSAGES)
+        hub: Peer = opening.result()
+        messages = [os.urandom(3_000_000) for _ in range(8)]
+
+        def send(end: Peer) -> None:
+            for number, data in enumerate(messages):
+                end.send(Contribution(0, number), data)
+
+        def receive(end: Peer) -> list[bytes]:
+            return [bytes(end.receive_bytes(end.receive()[1])) for _ in messages]
+
+        sending = [pool.submit(send, end) for end in (hub, worker)]
+        for receiving in [pool.submit(receive, end) for end in (hub, worker)]:
+            assert receiving.result(60) == messages
+        for each in sending:
+            each.result(60)
+        began = time.monotonic()
+        accepted.settimeout(0.2)
+        with pytest.raises(TimeoutError, match="the worker was silent"):
+            hub.receive()
+        assert time.monotonic() - began < 5
+        worker.interrupt()
+        assert encrypted.cipher(), "a thread that sends meanwhile sends nothing in plain text"
+        worker.close()
+        with pytest.raises(ConnectionError, match="the worker closed the connection"):
+            hub.receive()
+        hub.close()
+
+
+def test_the_farewell_of_a_worker_is_not_taken_for_a_message_of_a_former_connection() -> None:
+    """A connection that is made at the same time drops what was queued before, and sees that it may send no more."""
+    exchange = object.__new__(HubExchange)
+    exchange._lock = threading.Lock()
+    held: list[bool] = []
+
+    class Outgoing(queue.SimpleQueue[Any]):
+        def put(self, *arguments: Any, **named: Any) -> None:
+            held.append(exchange._lock.locked() and exchange._closing)
+
+    exchange._outgoing, exchange._thread = Outgoing(), threading.Thread()
+    exchange._thread.start()
+    exchange.close()
+    assert held == [True, True]
+
+
+def test_the_agreed_state_is_refused_where_the_parameters_have_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = OuterLoop.__new__(OuterLoop)
+    monkeypatch.setattr(loop, "_lead", None, raising=False)
+    monkeypatch.setattr(loop, "_all_names", lambda: [[["a"], ["b"]]])
+    loop.load_state_dict({"names": [[["a"], ["b"]]], "versions": [1]})
+    with pytest.raises(ValueError, match="in another order"):
+        loop.load_state_dict({"names": [[["b"], ["a"]]], "versions": [1]})

@@ -1,0 +1,113 @@
+"""Loaders that go on at their place in the data."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from flk_hosts.loaders import make_resumable
+from flk_runtime.errors import MismatchError
+
+
+def resumable(samples: int, batch: int) -> Any:
+    loader: Any = DataLoader(list(range(samples)), batch)  # type: ignore[arg-type]
+    make_resumable(loader)
+    return loader
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(8, 4), (10, 2)])
+def test_a_place_among_other_batches_is_refused_by_name(samples: int, batch: int) -> None:
+    loader = resumable(8, 2)
+    batches = iter(loader)
+    next(batches)
+    same = resumable(8, 2)
+    same.load_state_dict(loader.state_dict())
+    assert [each.tolist() for each in same] == [[2, 3], [4, 5], [6, 7]]
+    with pytest.raises(
+        MismatchError, match=f"of 8 samples in batches of 2, and now there are {samples} in batches of {batch}"
+    ):
+        resumable(samples, batch).load_state_dict(loader.state_dict())
+
+
+def test_between_two_epochs_the_batches_may_change() -> None:
+    other = resumable(10, 5)
+    other.load_state_dict({**resumable(8, 2).state_dict(), "began": None})
+    assert len(list(other)) == 2
+
+
+class Shuffles(Sampler[int]):
+    """An order that goes on over epochs."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator_of_mine = generator
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(8))
+        self.generator_of_mine.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return 8
+
+
+class Noisy(Dataset[Any]):
+    def __init__(self) -> None:
+        self.augments = {"noise": [numpy.random.default_rng(1)]}
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.augments["noise"][0].random()
+
+    def __len__(self) -> int:
+        return 8
+
+
+class Collates:
+    """A collator that makes its generator with its first batch."""
+
+    generator: Any = None
+
+    def __init__(self) -> None:
+        self.generator = None
+
+    def __call__(self, samples: list[Any]) -> Any:
+        self.generator = self.generator or torch.Generator().manual_seed(2)
+        return samples, torch.rand((), generator=self.generator).item()
+
+
+def drawing(kind: str) -> Any:
+    generator: Any = random.Random(1) if kind == "python" else numpy.random.RandomState(1)
+    collate: Any = Collates()
+    if kind == "python":
+        own = numpy.random.Generator(numpy.random.MT19937(3))
+        collate = functools.partial(lambda samples, rng: (samples, rng.random(), own.random()), rng=random.Random(2))
+    loader: Any = DataLoader(Noisy(), 2, sampler=Shuffles(generator), collate_fn=collate)
+    make_resumable(loader, read_ahead=lambda: 1 if kind == "ahead" else 0)
+    return loader
+
+
+@pytest.mark.parametrize("kind", ["python", "numpy", "ahead"])
+@pytest.mark.parametrize("given", [1, 3, 4, 6])
+def test_generators_that_samplers_datasets_and_collators_hold_go_on(kind: str, given: int) -> None:
+    whole = drawing(kind)
+    expected = [*whole, *whole, *whole]
+    loader = drawing(kind)
+    batches = itertools.chain.from_iterable(loader for _ in range(3))
+    got = [next(batches) for _ in range(given)]
+    if kind == "ahead":  # one batch that is read and not used
+        got.pop()
+    position = loader.state_dict()
+    if given == 4:  # the loop over the epoch has ended
+        position |= {"given": 0, "began": None}
+        got = expected[:4] if kind == "ahead" else got
+    resumed = drawing(kind)
+    resumed.load_state_dict(position)
+    got += itertools.chain.from_iterable(resumed for _ in range(3))
+    assert got[: len(expected)] == expected

@@ -1,0 +1,159 @@
+"""What the plan assumes of GPUs: their figures, and the pools of memory that CUDA's allocator keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flk_plan.calibration import Calibration
+from flk_plan.communication import Cluster, collectives
+from flk_plan.hardware import FRAGMENTATION, GPUS, HOST_SECONDS, find_gpu
+from flk_plan.plan import _fit
+from flk_plan.predict import Prediction, Workload, predict
+from flk_plan.state import Parameter, Unit
+from flk_plan.trace import LOSS, OUTSIDE, Segment, StepTrace
+
+RANKS = 8
+ROOT, BLOCK = 1000 * RANKS, 100 * RANKS  # elements
+
+
+def workload(seconds: float = 0.0) -> Workload:
+    """A model of two blocks and an embedding, in float32, whose activations take most at the loss.
+
+    Each part of the step takes ``seconds``.
+    """
+
+    def unit(block: int, numel: int) -> Unit:
+        parameter = Parameter((numel,), 4, trained=True, state=((numel, 4), (numel, 4)))
+        return Unit(block, (parameter,), is_kept=block == OUTSIDE)
+
+    segments = [
+        Segment(OUTSIDE, backward=False, peak=0, seconds=seconds),
+        Segment(0, backward=False, peak=2_000, seconds=seconds),
+        Segment(1, backward=False, peak=4_000, seconds=seconds),
+        Segment(LOSS, backward=False, peak=90_000, seconds=seconds),
+        Segment(1, backward=True, peak=4_000, seconds=seconds),
+        Segment(0, backward=True, peak=2_000, seconds=seconds),
+    ]
+    return Workload(
+        [unit(OUTSIDE, ROOT), unit(0, BLOCK), unit(1, BLOCK)],
+        StepTrace(tuple(segments)),
+        torch.float32,
+        "as written",
+        recompute=False,
+    )
+
+
+def predicted(strategy: str, device: str, ranks: int = RANKS) -> Prediction:
+    gpu = GPUS["h100"] if device == "cuda" else find_gpu("cpu", 1 << 30)
+    return predict(strategy, workload(), Cluster(1, ranks, gpu, 1e9))
+
+
+# Bytes beside parameters and optimizer state. At the loss, the embedding and the last block are there in full.
+AT_LOSS = 90_000 + 4 * (ROOT + BLOCK)
+GRADIENTS = 4 * (ROOT + 2 * BLOCK) // RANKS
+
+
+@pytest.mark.parametrize(
+    ("device", "needed"),
+    [
+        # Two outputs of all-gathers lie in a pool of their own, and the gradients in another one.
+        ("cuda", AT_LOSS + 4 * (ROOT + BLOCK) + GRADIENTS),
+        ("cpu", AT_LOSS),
+    ],
+)
+def test_each_stream_keeps_its_memory(device: str, needed: int) -> None:
+    found = predicted("full_shard", device)
+    held = found.state.parameters + found.state.optimizer
+    assert found.live == held + AT_LOSS
+    assert found.total == int((held + needed) / (1 - FRAGMENTATION))
+
+
+def test_ddp_has_one_pool() -> None:
+    found = predicted("ddp", "cuda")
+    assert found.total == int(found.live / (1 - FRAGMENTATION))
+
+
+def test_ddp_of_one_rank_has_no_buckets() -> None:
+    assert predicted("ddp", "cuda", ranks=1).live == predicted("none", "cuda", ranks=1).live
+    assert predicted("ddp", "cuda").live == predicted("ddp", "cuda", ranks=1).live + 4 * (ROOT + 2 * BLOCK)
+
+
+def test_a_step_takes_as_long_as_the_host_launches_it() -> None:
+    work = workload(seconds=1e-6)
+    segments = [replace(each, operations=1000) for each in work.trace.segments]
+    work = replace(work, trace=StepTrace(tuple(segments)))
+    alone = predict("ddp", work, Cluster(1, 1, GPUS["h100"], 1e9))
+    assert alone.operations == 6000
+    assert alone.step_seconds == alone.host_seconds == pytest.approx(6000 * HOST_SECONDS)
+    # FSDP2 gathers two blocks twice and the root once, and reduces the gradients of all three. DDP copies gradients.
+    sharded = predict("full_shard", work, Cluster(1, 1, GPUS["h100"], 1e9))
+    assert sharded.operations == 6000 + 5 * (4 + 1) + 3 * (3 + 1)
+    assert predict("ddp", work, Cluster(1, RANKS, GPUS["h100"], 1e9)).operations == 6000 + 3
+    measured = Cluster(1, 1, GPUS["h100"], 1e9, calibration=Calibration(compute=1e6, launch=1e-9))
+    slow = predict("ddp", work, measured)
+    assert slow.step_seconds == slow.device_seconds > slow.host_seconds == pytest.approx(6e-6)
+    on_cpu = predict("ddp", work, Cluster(1, 1, find_gpu("cpu", 1 << 30), 1e9))
+    assert on_cpu.host_seconds == 0  # it launches nothing
+
+
+@pytest.mark.parametrize(
+    ("seconds", "queued", "operations", "compute", "launch"),
+    [
+        (6.0, 0.03, 1000, 2.0, 30e-6),  # the device is the bound
+        (6.0, 5.9, 200_000, 1.0, 29.5e-6),  # the host is, so that nothing is known of slow kernels
+        (1.5, 1.48, 100_000, 0.5, 14.8e-6),  # they take no longer than the step
+        (6.0, 5.9, 1000, 2.0, None),  # the script has waited for the device, whose step this is
+        (6.0, None, 1000, 2.0, None),  # on a CPU
+    ],
+)
+def test_a_calibration_tells_the_host_from_the_device(
+    seconds: float, queued: float | None, operations: int, compute: float, launch: float | None
+) -> None:
+    alone = predict("none", workload(seconds=0.5), Cluster(1, 1, GPUS["h100"], 1e9))
+    assert alone.device_seconds == pytest.approx(3.0, rel=1e-3)
+    found = _fit(Calibration(), replace(alone, operations=operations), seconds, queued)
+    assert found.compute == pytest.approx(compute, rel=1e-3)
+    assert found.launch == (launch and pytest.approx(launch))
+    assert Calibration.parse(found.to_dict()) == found
+
+
+def test_a_host_that_may_have_waited_for_the_device_counts_as_no_slower_than_assumed() -> None:
+    alone = predict("none", workload(seconds=0.5), Cluster(1, 1, GPUS["h100"], 1e9))
+    many = replace(alone, operations=10_000)
+    assert _fit(Calibration(), many, 3.0, 0.3).launch == HOST_SECONDS
+    assert _fit(Calibration(), many, 3.0, 0.05).launch == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize("network", [1e9, 1.0])
+def test_a_collective_that_computation_hides_takes_processors_from_it(network: float) -> None:
+    """The root's gathering and reduction are exposed, and the others slow the computation beside them.
+
+    At the speed of the links inside of a node they take 16 of 132 processors, and over a slower network fewer.
+    """
+    gpu = replace(GPUS["h100"], bandwidth=1e30, link=1e3)  # copies take no time, and collectives long
+    cluster = Cluster(2, RANKS // 2, gpu, network)
+    work = workload(seconds=1e9)
+    sent = list(collectives("full_shard", work.units, RANKS, RANKS))
+    assert [each.unit.block for each in sent if each.unit] == [OUTSIDE, OUTSIDE, 0, 0, 0, 1, 1, 1]
+    exposed = sent[0].seconds(cluster) + sent[1].seconds(cluster)
+    hidden = sum(each.sent for each in sent) - sent[0].sent - sent[1].sent
+    found = predict("full_shard", work, cluster)
+    assert found.exposed_seconds == pytest.approx(exposed + hidden / (1e3 * 0.8) * 16 / 132, rel=1e-4)
+    alone = predict("full_shard", work, replace(cluster, gpu=replace(gpu, overlaps=False)))
+    assert alone.exposed_seconds == pytest.approx(sum(each.seconds(cluster) for each in sent))
+
+
+@pytest.mark.parametrize(("strategy", "shards"), [("full_shard", RANKS), ("hybrid_shard", RANKS // 2)])
+def test_no_computation_hides_what_is_sent_of_the_root(strategy: str, shards: int) -> None:
+    """It is gathered first and reduced last: under hybrid strategies in a shard group, and then between the groups."""
+    gpu = replace(GPUS["h100"], bandwidth=1e30, link=1e30)  # only the network between nodes takes time
+    cluster = Cluster(2, RANKS // 2, gpu, 1.0)
+    work = workload(seconds=1e9)
+    sent = list(collectives(strategy, work.units, RANKS, shards))
+    of_root = sum(each.seconds(cluster) for each in sent if each.unit and each.unit.block == OUTSIDE)
+    found = predict(strategy, work, cluster)
+    assert of_root > 1
+    assert found.exposed_seconds == pytest.approx(of_root)
