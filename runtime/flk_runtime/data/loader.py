@@ -54,17 +54,19 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         """Raises SetupError for sizes that are no whole numbers, and for options that a loader sets itself."""
+        of_torch = {name: value for name, value in self.of_torch.items() if value is not None}  # None is the default
+        object.__setattr__(self, "of_torch", of_torch)
         for name, what in (
             ("batch_size", "samples per rank and micro-batch"),
             ("accumulate", "micro-batches per step"),
         ):
             value = getattr(self, name)
-            is_default = value is None and (name == "accumulate" or self.of_torch.get("batch_sampler") is not None)
+            is_default = value is None and (name == "accumulate" or "batch_sampler" in of_torch)
             if not is_default and not is_count(value, 1):
                 raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more ({what})")
-        if "generator" in self.of_torch:
+        if "generator" in of_torch:
             raise SetupError("generator= cannot be passed: pass seed=, of which the loader makes all random numbers")
-        if not self.of_torch.get("in_order", True):
+        if not of_torch.get("in_order", True):
             raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
     @property
