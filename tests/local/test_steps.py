@@ -65,6 +65,7 @@ def test_a_step_has_what_the_script_does_before_it_draws_the_next_batch(
     if every:  # the end of the process has saved the last step
         assert train("two") == [["end 15 {'steps': 15, 'epochs': 3}"]] * 2
 
+
 # Epochs of one step, before, between and in which only rank 0 looks at batches: of the loader, and of one for
 # evaluations whose iterator it keeps. All ranks compute a mean where rank 0 would save alone if a look ended the step.
 LOOKS = """

@@ -54,7 +54,12 @@ class Attributes:
         for each in [each for each in self._kept.values() if isinstance(each, nn.Module)]:
             self._kept |= {id(part): part for part in (*each.modules(), *each.parameters(), *each.buffers())}
         self._began = self._digests()
-        self._state: dict[str, dict[str, Any]] = {"values": {}, "modules": {}}
+        self._values: dict[str, Any] = {}  # that have changed
+        self._modules: dict[str, dict[str, Any]] = {}  # the states of `by_rank`
+        self.found: dict[str, int] = {}
+        """What tells the values that have changed apart, by name."""
+        self.alike: set[str] = set()
+        """The names of values that all ranks hold alike."""
         self.by_rank: set[str] = set()
         """The modules that ranks hold differently."""
         self.unkept: dict[str, str] = {}
@@ -95,28 +100,39 @@ class Attributes:
 
     def look(self) -> None:
         """Look at the values that have changed, and at the modules that the ranks hold differently: they are saved."""
-        self.unkept = {}
+        self.unkept, self.found = {}, {}
         values, resources = dict[str, Any](), set[str]()
         for name, value in self._attributes():
-            if isinstance(value, nn.Module) or _digest(self._encoded(value, True)) == self._began.get(name):
+            if isinstance(value, nn.Module):
+                continue
+            digest = _digest(self._encoded(value, True))
+            if digest == self._began.get(name):
                 continue
             try:
-                values[name] = self._encoded(value)
+                values[name], self.found[name] = self._encoded(value), digest
             except _CannotBeKeptError as error:
                 self.unkept[name] = str(error)
                 resources |= {name.partition(".")[0]} if "." in name else set()
         # A callback that says that it has begun, and has opened a file, opens none if only the first is restored.
-        values = {name: each for name, each in values.items() if "." not in name or name.split(".")[0] not in resources}
+        self._values = {
+            name: each for name, each in values.items() if "." not in name or name.split(".")[0] not in resources
+        }
         modules = {name: each for name, each in self.modules().items() if name in self.by_rank}
-        self._state = {"values": values, "modules": {name: self._entries(each) for name, each in modules.items()}}
+        self._modules = {name: self._entries(each) for name, each in modules.items()}
 
     @property
     def names(self) -> list[str]:
-        """What `look` has found and can be saved."""
-        return sorted([*self._state["values"], *self._state["modules"]])
+        """What `look` has found and can be saved, and is not alike on all ranks."""
+        return sorted([*self._values.keys() - self.alike, *self._modules])
 
     def state_dict(self) -> dict[str, Any]:
-        return self._state
+        """What this rank holds for itself."""
+        values = {name: each for name, each in self._values.items() if name not in self.alike}
+        return {"values": values, "modules": self._modules}
+
+    def alike_state_dict(self) -> dict[str, Any]:
+        """What all ranks hold alike."""
+        return {"values": {name: each for name, each in self._values.items() if name in self.alike}, "modules": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the attributes these values, in place where that is possible."""

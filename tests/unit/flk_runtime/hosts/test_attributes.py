@@ -112,6 +112,23 @@ def test_modules_that_ranks_hold_differently_are_kept_for_each() -> None:
         attributes_of(resumed).load_state_dict(kept.state_dict())
 
 
+def test_what_ranks_hold_alike_is_kept_beside_what_each_holds() -> None:
+    """So it is there at another number of ranks."""
+    kept, resumed = [], Trainer()
+    for rank in range(2):
+        trainer = Trainer()
+        one = attributes_of(trainer)
+        train(trainer)
+        trainer.calls = 1 + rank
+        one.look()
+        kept.append(one)
+    assert kept[0].found.keys() == kept[1].found.keys()
+    kept[0].alike = {name for name, digest in kept[0].found.items() if digest == kept[1].found[name]}
+    assert (kept[0].names, kept[0].state_dict()) == (["calls"], {"values": {"calls": 1}, "modules": {}})
+    attributes_of(resumed).load_state_dict(copy.deepcopy(kept[0].alike_state_dict()))
+    assert (list(resumed.latest), resumed.calls, resumed.sums.tolist()) == (["b", "c"], 0, [1, 1])
+
+
 def test_the_model_in_another_module_is_saved_once() -> None:
     trainer = Trainer()
     loss = nn.Module()
