@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import enum
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,10 @@ from torch import nn
 
 from flk_runtime.errors import MismatchError
 from flk_runtime.hosts.attributes import Attributes, stored_by
+
+
+class Mode(enum.Enum):
+    FIRST, SECOND = 1, 2
 
 
 class Package:
@@ -45,6 +50,7 @@ class Trainer(Package):
         self.metrics: Any = {"train": collections.defaultdict(list)}
         self.latest = collections.deque(["a"], 2)
         self.own, self.draws, self.sums = random.Random(1), numpy.random.default_rng(1), numpy.zeros(2)
+        self.mode, self.seen = Mode.FIRST, set[int]()
         self.follows = torch.optim.SGD(self.teacher.parameters(), 0.1, momentum=0.9)
         self.log: Any = None
 
@@ -69,6 +75,8 @@ def train(trainer: Trainer) -> None:
     trainer.latest.extend(["b", "c"])
     trainer.own.random(), trainer.draws.random()
     trainer.sums += 1
+    trainer.mode = Mode.SECOND
+    trainer.seen.add(5)
     trainer.follows.param_groups[0]["lr"] = 0.2
 
 
@@ -79,7 +87,7 @@ def test_what_has_changed_is_kept_and_comes_back_in_place() -> None:
     assert (kept.names, kept.changed_modules(), set(kept.modules())) == ([], {}, {"teacher", "frozen.0"})
     train(trainer)
     kept.look()
-    changed = {"buffered", "calls", "draws", "follows", "latest", "metrics", "own", "sums"}
+    changed = {"buffered", "calls", "draws", "follows", "latest", "metrics", "mode", "own", "seen", "sums"}
     assert (set(kept.names), set(kept.changed_modules()), kept.unkept) == (changed, {"teacher"}, {})
     resumed.beta, inside = 0.3, resumed.metrics["train"]
     again.load_state_dict(copy.deepcopy(kept.state_dict()))
@@ -93,7 +101,7 @@ def test_what_has_changed_is_kept_and_comes_back_in_place() -> None:
     assert list(resumed.latest) == ["b", "c"]
     assert resumed.latest.maxlen == 2
     assert (resumed.own.random(), resumed.draws.random()) == (trainer.own.random(), trainer.draws.random())
-    assert resumed.sums.tolist() == [1, 1]
+    assert (resumed.sums.tolist(), resumed.mode, resumed.seen) == ([1, 1], Mode.SECOND, {5})
     assert resumed.follows.param_groups[0]["lr"] == 0.2
     assert resumed.same is resumed.model.weight
 
