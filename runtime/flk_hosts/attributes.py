@@ -7,13 +7,14 @@ each attempt makes again.
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import dis
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sized
 from types import CodeType
 from typing import Any, Final
 
-import numpy
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 from flk_hosts.generators import is_generator, made_of, set_state, state_of
 from flk_hosts.sums import set_sums, sums_of
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded
+from flk_runtime.checkpoint.values import encode
 from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.bits import bit_sum
@@ -54,7 +56,12 @@ class Attributes:
         for each in [each for each in self._kept.values() if isinstance(each, nn.Module)]:
             self._kept |= {id(part): part for part in (*each.modules(), *each.parameters(), *each.buffers())}
         self._began = self._digests()
-        self._state: dict[str, dict[str, Any]] = {"values": {}, "modules": {}}
+        self._values: dict[str, Any] = {}  # that have changed
+        self._modules: dict[str, dict[str, Any]] = {}  # the states of `by_rank`
+        self.found: dict[str, int] = {}
+        """What tells the values that have changed apart, by name."""
+        self.alike: set[str] = set()
+        """The names of values that all ranks hold alike."""
         self.by_rank: set[str] = set()
         """The modules that ranks hold differently."""
         self.unkept: dict[str, str] = {}
@@ -95,28 +102,39 @@ class Attributes:
 
     def look(self) -> None:
         """Look at the values that have changed, and at the modules that the ranks hold differently: they are saved."""
-        self.unkept = {}
+        self.unkept, self.found = {}, {}
         values, resources = dict[str, Any](), set[str]()
         for name, value in self._attributes():
-            if isinstance(value, nn.Module) or _digest(self._encoded(value, True)) == self._began.get(name):
+            if isinstance(value, nn.Module):
+                continue
+            digest = _digest(self._encoded(value, True))
+            if digest == self._began.get(name):
                 continue
             try:
-                values[name] = self._encoded(value)
+                values[name], self.found[name] = self._encoded(value), digest
             except _CannotBeKeptError as error:
                 self.unkept[name] = str(error)
                 resources |= {name.partition(".")[0]} if "." in name else set()
         # A callback that says that it has begun, and has opened a file, opens none if only the first is restored.
-        values = {name: each for name, each in values.items() if "." not in name or name.split(".")[0] not in resources}
+        self._values = {
+            name: each for name, each in values.items() if "." not in name or name.split(".")[0] not in resources
+        }
         modules = {name: each for name, each in self.modules().items() if name in self.by_rank}
-        self._state = {"values": values, "modules": {name: self._entries(each) for name, each in modules.items()}}
+        self._modules = {name: self._entries(each) for name, each in modules.items()}
 
     @property
     def names(self) -> list[str]:
-        """What `look` has found and can be saved."""
-        return sorted([*self._state["values"], *self._state["modules"]])
+        """What `look` has found and can be saved, and is not alike on all ranks."""
+        return sorted([*self._values.keys() - self.alike, *self._modules])
 
     def state_dict(self) -> dict[str, Any]:
-        return self._state
+        """What this rank holds for itself."""
+        values = {name: each for name, each in self._values.items() if name not in self.alike}
+        return {"values": values, "modules": self._modules}
+
+    def alike_state_dict(self) -> dict[str, Any]:
+        """What all ranks hold alike."""
+        return {"values": {name: each for name, each in self._values.items() if name in self.alike}, "modules": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the attributes these values, in place where that is possible."""
@@ -156,18 +174,14 @@ class Attributes:
         return {name: each for name, each in entries.items() if name not in shared}
 
     def _encoded(self, value: Any, blindly: bool = False, depth: int = 0) -> Any:
-        """``value`` as a checkpoint takes it. Raises _CannotBeKeptError, unless ``blindly``."""
+        """``value`` as a checkpoint takes it. Raises _CannotBeKeptError, unless ``blindly``: for a digest."""
         if type(value) in _PLAIN:
             return value
         if id(value) in self._kept or isinstance(value, nn.Module):
             return {_KIND: "same"}
-        if isinstance(value, numpy.generic):
-            return value.item()
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_sharded(value):
             held = value.detach()
             return held if held.device.type == "cpu" else {_KIND: "device", "of": str(held.device), "is": held}
-        if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
-            return {_KIND: "array", "is": torch.from_numpy(numpy.array(value))}
         if is_generator(value):
             return {_KIND: "generator", "is": state_of(value)}
         if depth > _DEEPEST or (isinstance(value, Sized) and len(value) > _MOST):  # data, or what holds itself
@@ -176,18 +190,14 @@ class Attributes:
             raise _CannotBeKeptError(f"large {type(value).__name__}")
         if type(value) in (list, tuple):
             return type(value)([self._encoded(each, blindly, depth + 1) for each in value])
-        if isinstance(value, collections.deque):
-            return {
-                _KIND: "deque",
-                "is": [self._encoded(each, blindly, depth + 1) for each in value],
-                "length": value.maxlen,
-            }
         if isinstance(value, MutableMapping) and all(type(key) in _PLAIN for key in value):
             return {key: self._encoded(each, blindly, depth + 1) for key, each in value.items()}
-        if isinstance(value, (set, frozenset)) and all(type(each) in _PLAIN for each in value):
-            return {_KIND: type(value).__name__, "is": sorted(value, key=repr)}
         if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not isinstance(value, DataLoader):
             return {_KIND: "state", "is": self._encoded(value.state_dict(), blindly, depth + 1)}
+        if not dataclasses.is_dataclass(value):  # others may hold it too, and a restored one would be another
+            with contextlib.suppress(MismatchError):
+                encoded = encode(value, (), lambda tensor, _: tensor)
+                return encoded if blindly else value
         if blindly:
             return id(value)
         raise _CannotBeKeptError(type(value).__name__)
@@ -199,13 +209,13 @@ class Attributes:
                 return saved
             with torch.no_grad():
                 return now.copy_(saved)
-        if isinstance(saved, list):
+        if type(saved) is list:
             new = [self._restored(_at(now, number), each) for number, each in enumerate(saved)]
             if not isinstance(now, list):
                 return new
             now[:] = new
             return now
-        if isinstance(saved, tuple):
+        if type(saved) is tuple:
             return tuple(self._restored(_at(now, number), each) for number, each in enumerate(saved))
         if not isinstance(saved, Mapping):
             return saved
@@ -225,21 +235,15 @@ class Attributes:
             return now
         if kind == "device":
             return self._restored(now, saved["is"].to(_device(saved["of"])))
-        if kind == "array":
-            return saved["is"].numpy()
-        if kind == "deque":
-            return collections.deque((self._restored(None, each) for each in saved["is"]), saved["length"])
         if kind == "generator" and is_generator(now):
             set_state(now, saved["is"])
             return now
         if kind == "generator":
             return made_of(saved["is"])
-        if kind == "state":
-            if not hasattr(now, "load_state_dict"):
-                raise MismatchError(f"the checkpoint has a state, and the attribute is a {type(now).__name__} now")
-            now.load_state_dict(self._restored(None, saved["is"]))
-            return now
-        return {"set": set, "frozenset": frozenset}[kind](saved["is"])
+        if not hasattr(now, "load_state_dict"):
+            raise MismatchError(f"the checkpoint has a state, and the attribute is a {type(now).__name__} now")
+        now.load_state_dict(self._restored(None, saved["is"]))
+        return now
 
 
 def stored_by(kind: type) -> frozenset[str]:

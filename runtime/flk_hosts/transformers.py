@@ -25,7 +25,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from flk_hosts.accelerate import PreparedLoader, is_placeable
 from flk_hosts.attributes import Attributes, stored_by
 from flk_runtime.checkpoint.adapters.adapt import module_state
-from flk_runtime.checkpoint.stateful import per_rank
+from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.contract import pod_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
@@ -96,6 +96,7 @@ class _Host:
         self._finds_place = False  # the loader leaves out the batches that were used, and not the trainer
         self._loader_knows = True  # where it is in this epoch
         self._attributes: Attributes  # from the beginning of the training on
+        self._sums = _Sums(trainer)
         self.kept_modules: list[str] = []
         """The modules of the trainer and its callbacks that have changed, and are kept as the model is."""
         self._said: set[str] = set()
@@ -213,11 +214,14 @@ class _Host:
         loop.register(**objects)
         self._keep(saved.get("modules", []))
         loop.before_save(self._look)
-        same_ranks = not saved or saved["ranks"] == loop.world_size
-        of_rank = {"loss": per_rank(_Sums(trainer)), "attributes": per_rank(self._attributes)} if same_ranks else {}
-        if not same_ranks and saved["attributes"]:
+        if saved and saved["ranks"] != loop.world_size and saved["attributes"]:
             loop.print(f"flk: at another number of ranks these begin anew: {', '.join(saved['attributes'])}")
-        loop.register_states(**of_rank, **self._data(loop))
+        states = {
+            "loss": replicated(self._sums),
+            "attributes": replicated(_Alike(self._attributes)),
+            f"of_{loop.world_size}_ranks": per_rank(self._attributes),  # another number has none in the checkpoint
+        }
+        loop.register_states(**states, **self._data(loop))
         self._finds_place = _finds_place(trainer.callback_handler.train_dataloader)
         self._tokens = trainer.state.num_input_tokens_seen
         self.note_what_follows(evaluates=trainer.args.eval_on_start)
@@ -251,7 +255,10 @@ class _Host:
     def _look(self) -> None:
         """Look at what the trainer and its callbacks hold beside the model: it is about to be saved. Collective."""
         self._find_changes()
+        self._sums.look()
         self._attributes.look()
+        of_ranks = process_group.all_gather(self._attributes.found)
+        self._attributes.alike = set(dict(set.intersection(*(set(each.items()) for each in of_ranks))))
         for name in self._attributes.unkept.keys() - self._said:
             self._said.add(name)
             self.loop.print(
@@ -384,15 +391,29 @@ class _Counters:
         self.saved = state
 
 
+class _Alike:
+    """The attributes that all ranks hold alike."""
+
+    def __init__(self, attributes: Attributes) -> None:
+        self.state_dict, self.load_state_dict = attributes.alike_state_dict, attributes.load_state_dict
+
+
 class _Sums:
-    """The sums of losses that a trainer has not logged yet, of this rank."""
+    """The sums of losses that a trainer has not logged yet: the means of all ranks, which is what it logs."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._state: dict[str, Any] = {}
+
+    def look(self) -> None:
+        """Take the means. Collective."""
+        self._state = {name: getattr(self._trainer, name) for name in _SUMS if hasattr(self._trainer, name)}
+        tensors = [name for name, value in self._state.items() if isinstance(value, torch.Tensor)]
+        for name in tensors:
+            self._state[name] = process_group.mean(self._state[name].item(), 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        sums = {name: getattr(self._trainer, name) for name in _SUMS if hasattr(self._trainer, name)}
-        return {name: each.item() if isinstance(each, torch.Tensor) else each for name, each in sums.items()}
+        return self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -50,8 +51,10 @@ class Writer:
             return
         self._rows.append(row)
         if self._thread is None:  # a run without rows leaves nothing
-            self._thread = threading.Thread(target=self._run, name=f"flk {self._sink.title}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"flk {self._sink.title}", daemon=True)
+            with contextlib.suppress(RuntimeError):  # at a limit of processes, or at the end of this one: `end` writes
+                thread.start()
+                self._thread = thread
         self._wake.set()
 
     def waiting(self) -> list[Row]:
@@ -71,23 +74,26 @@ class Writer:
 
     def end(self, ended: str, timeout: float) -> None:
         """Have what waits written and the run ended within ``timeout`` seconds. A second call does nothing."""
-        if self._thread is None or self._ended:
+        if self._ended or not (self._thread or self._rows):
             return
         if self._fails:
             timeout = min(timeout, _LAST_TRY)
         self._timeout, self._until, self._ended = timeout, time.monotonic() + timeout, ended
         self._wake.set()
+        if self._thread is None:
+            self._run()
 
     def wait(self, patience: float = math.inf) -> None:
         """Wait for the end, at most ``patience`` of its seconds, and say which lines are not written then."""
-        if self._thread is None or not self._ended or self._told:
+        if not self._ended or self._told:
             return
         last = patience >= self._timeout
         until = self._until if last else self._until - self._timeout + patience
-        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread:
+            self._thread.join(max(0.0, until - time.monotonic()))
         rows = self.waiting()
         self._told = last
-        if not (self._thread.is_alive() or rows):
+        if not ((self._thread and self._thread.is_alive()) or rows):
             return
         lines = plural(len(rows), "line") + " of metrics"
         steps = f", {numbered('step', (row.step for row in rows))}" if rows else ""

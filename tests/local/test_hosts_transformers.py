@@ -67,6 +67,7 @@ ELASTIC = """
 
     class Waits(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
+            self.steps, self.own = self.steps + 1, self.own + 1 + args.process_index
             pathlib.Path(f"step.{args.process_index}").write_text(str(state.global_step))
             while args.world_size == 2 and state.global_step == 3 and not pathlib.Path("go").exists():
                 time.sleep(0.01)
@@ -78,17 +79,21 @@ ELASTIC = """
         )
         arguments = TrainingArguments(
             output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=pieces, num_train_epochs=2,
-            learning_rate=1e-2, logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True, use_cpu=True,
+            learning_rate=1e-2, logging_steps=2, report_to="none", save_strategy="no", disable_tqdm=True, use_cpu=True,
         )
         return Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=lines, callbacks=callbacks)
 
-    kept = trainer(1, [Waits()])
+    waits = Waits()
+    waits.steps, waits.own = 0, 0
+    kept = trainer(1, [waits])
     flk_transformers.adopt(kept, save_every=1)
-    kept.train()
+    means = [kept.train().training_loss]
     plain = trainer(2, [])
-    plain.train()
+    means.append(plain.train().training_loss)
     losses = [[each["loss"] for each in made.state.log_history if "loss" in each] for made in (kept, plain)]
-    assert len(losses[0]) == 12 and torch.allclose(*map(torch.tensor, losses), rtol=1e-3), losses
+    assert len(losses[0]) == 6 and torch.allclose(*map(torch.tensor, losses), rtol=1e-3), losses
+    assert abs(means[0] - means[1]) < 1e-3 * means[1], means
+    assert waits.steps == 12 > waits.own, (waits.steps, waits.own)
     print("alike")
 """
 
@@ -105,3 +110,4 @@ def test_an_elastic_job_goes_on_with_fewer_ranks_and_the_samples_of_a_step(
     assert job.wait() == [0, 143], job.logs_of_all()
     assert "alike" in job.log(0), job.log(0)
     assert re.search(r"resumed at step [2-9]", job.log(0))
+    assert "flk: at another number of ranks these begin anew: Waits.own" in job.log(0)

@@ -64,3 +64,46 @@ def test_a_step_has_what_the_script_does_before_it_draws_the_next_batch(
     assert [first + second for first, second in zip(begun, rest, strict=True)] == undisturbed
     if every:  # the end of the process has saved the last step
         assert train("two") == [["end 15 {'steps': 15, 'epochs': 3}"]] * 2
+
+
+# Epochs of one step, before, between and in which only rank 0 looks at batches: of the loader, and of one for
+# evaluations whose iterator it keeps. All ranks compute a mean where rank 0 would save alone if a look ended the step.
+LOOKS = """
+    import torch, flk_runtime as flk
+    from torch import nn
+    from torch.utils.data import TensorDataset
+    run = flk.init(device="cpu", log_every=0, save_every=1)
+    model = nn.Linear(1, 1)
+    module, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    data = TensorDataset(torch.arange(4.0).view(-1, 1))
+    val = run.loader(data, 1, sampler=range(4), name="val")
+    train = run.loader(data, 2, sampler=range(4), name="train")
+    kept = iter(val)
+    looks = run.is_main
+    if looks:
+        next(kept)
+        next(iter(train))
+    for epoch in range(4):
+        if looks:
+            next(iter(train))
+        run.mean(epoch)
+        for (batch,) in train:
+            optimizer.zero_grad()
+            loss = module(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            run.step(loss)
+        if looks:
+            next(iter(train))
+            next(kept, None)
+        run.mean(epoch)
+    run.close()
+    print("end", run.steps)
+"""
+
+
+def test_a_rank_that_looks_at_batches_alone_waits_for_no_other(ranks: Ranks, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    ended = ranks(LOOKS, 2, {"FLK_CHECKPOINT": str(place), "FLK_KEEP": "9"})
+    assert [rank.lines[-1] for rank in ended] == ["end 4"] * 2
+    assert sorted(path.name for path in place.glob("step-*")) == [f"step-{step:09}" for step in (1, 2, 3, 4)]

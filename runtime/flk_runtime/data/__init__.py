@@ -13,6 +13,7 @@ from flk_runtime.data.map_style import Loader
 from flk_runtime.data.micro_batches import MicroBatches, StepShare, parts_of
 from flk_runtime.data.partition import DataShard, divide_shards, shard
 from flk_runtime.data.parts import count_shards
+from flk_runtime.data.samplers import compare as compare_orders
 from flk_runtime.data.uneven_inputs import join_batches
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "MicroBatches",
     "StepShare",
     "Transform",
+    "compare_orders",
     "count_shards",
     "describe_data",
     "divide_shards",

@@ -29,13 +29,14 @@ class EvaluationLoader:
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
         """Raises SetupError as loaders do, and for options that choose samples."""
+        of_torch = dict(context.options.of_torch)
         for name in ("shuffle", "drop_last", "sampler", "batch_sampler"):
-            if name in context.options.of_torch:
+            if of_torch.pop(name, False) is not False:
                 raise SetupError(
                     f"{name}= cannot be passed: an evaluation takes every sample once, in the data's order"
                 )
         self._latest = _Latest()
-        options = dataclasses.replace(context.options, shuffle=False)
+        options = dataclasses.replace(context.options, shuffle=False, of_torch=of_torch)
         context = dataclasses.replace(context, options=options, evaluates=True, events=self._latest)
         self._loader = make_loader(dataset, context)
 

@@ -7,6 +7,7 @@ number of ranks.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -53,17 +54,19 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         """Raises SetupError for sizes that are no whole numbers, and for options that a loader sets itself."""
+        of_torch = {name: value for name, value in self.of_torch.items() if value is not None}  # None is the default
+        object.__setattr__(self, "of_torch", of_torch)
         for name, what in (
             ("batch_size", "samples per rank and micro-batch"),
             ("accumulate", "micro-batches per step"),
         ):
             value = getattr(self, name)
-            is_default = value is None and (name == "accumulate" or self.of_torch.get("batch_sampler") is not None)
+            is_default = value is None and (name == "accumulate" or "batch_sampler" in of_torch)
             if not is_default and not is_count(value, 1):
                 raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more ({what})")
-        if "generator" in self.of_torch:
+        if "generator" in of_torch:
             raise SetupError("generator= cannot be passed: pass seed=, of which the loader makes all random numbers")
-        if not self.of_torch.get("in_order", True):
+        if not of_torch.get("in_order", True):
             raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
     @property
@@ -88,7 +91,7 @@ class LoaderEvents:
         """An iteration over the loader is about to give its first batch."""
 
     def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
-        """A batch is about to be drawn; ``goes_on``: after that of the latest step with this loader, and by all ranks.
+        """A batch is about to be drawn; ``goes_on``: by the loop that trains, and so by all ranks.
 
         Any other may be a look of one rank.
         """
@@ -149,7 +152,7 @@ class Position(NamedTuple):
 class Iteration:
     at: Position  # after its latest batch, or where it begins
     begun: bool = False
-    given: int = 0  # batches
+    place: tuple[Any, ...] = ()  # where the script drew its first batch
 
 
 class EpochLoader:
@@ -177,6 +180,7 @@ class EpochLoader:
         self._latest: Iteration | None = None
         self._givers: list[Iteration] = []  # of the batches since the latest step
         self._trainer: Iteration | None = None  # gave the batch of the latest step
+        self._places: set[tuple[Any, ...]] = set()  # where the script drew first batches of iterations that train
         self._others: set[Iteration] = set()  # gave one too
 
     @property
@@ -220,7 +224,7 @@ class EpochLoader:
         self._go(iteration.at)
         try:
             for batch in self._batches(iteration):
-                iteration.at, iteration.given = self._at, iteration.given + 1
+                iteration.at = self._at
                 if not self._givers or self._givers[-1] is not iteration:
                     self._givers = [*(each for each in self._givers if each in self._open), iteration]
                 yield batch
@@ -241,11 +245,14 @@ class EpochLoader:
     def _draw(self, iteration: Iteration) -> None:
         """Tell the run that a batch is about to be drawn.
 
-        A new iteration goes on with the training where the one of the latest step gave no other batch.
+        An iteration that begins goes on with the training where the script draws from it where it has drawn from one
+        that trains: the loop of the next epoch does. A look of one rank has another place in the script.
         """
-        trainer = self._trainer
-        is_next = trainer is None or (trainer.given == 1 and trainer not in self._open)
-        self._context.events.draw(self, goes_on=iteration is trainer or is_next)
+        goes_on = iteration is self._trainer
+        if not iteration.place:
+            iteration.place = tuple((frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_stack(None))
+            goes_on = iteration.place in self._places and self._trainer not in self._open
+        self._context.events.draw(self, goes_on=goes_on)
 
     @property
     def is_in_loop(self) -> bool:
@@ -267,15 +274,21 @@ class EpochLoader:
             return False
         opened = [each for each in givers if each in self._open] or givers
         self._trainer = self._trainer if self._trainer in givers else opened[-1]
+        self._places.add(self._trainer.place)
         self._trained, self._is_resumed = self._trainer.at, False
         others, self._others = self._others, {each for each in opened if each is not self._trainer}
         return not others.isdisjoint(self._others)
 
-    def compare(self) -> None:
-        """Hook: raise SetupError if the ranks had different orders in the epoch of the latest step. Collective."""
+    @property
+    def mark(self) -> tuple[int, str] | None:
+        """The epoch of the latest step, and what tells its order from others; None if all ranks compute one order."""
+        return None
 
     def gather(self) -> None:
-        """Hook: get what only other ranks know of the position, so that the state has it. Collective."""
+        """Hook: get what only other ranks know of the position, so that the state has it. Collective.
+
+        Raises SetupError if the ranks have different orders.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values: after the batch of the latest step, or where no step counts, the latest."""
@@ -314,7 +327,6 @@ class EpochLoader:
         self._context.events.is_counted = True
         while (epoch := self._trained.epoch) < count:
             yield epoch
-            self._trainer = None  # the next batch ends the step: all loaders of the loop begin anew before it
             self._at = self._trained = Position(epoch + 1)
             self._latest = None
         self._context.events.end()

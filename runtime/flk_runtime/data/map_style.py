@@ -11,11 +11,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
 
-from flk_runtime.data import order
+from flk_runtime.data import order, samplers
 from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, pieces_of
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.data.samplers import DrawnOrders, SampledOrder
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 
 
@@ -71,7 +72,7 @@ class Loader(EpochLoader):
         options = context.options
         self._drop_last = options.drop_last
         of_torch = dict(options.of_torch)
-        self._drawn = _drawn_orders(of_torch, context)
+        self._drawn = _drawn_orders(of_torch, context, len(dataset))
         self._shuffle = options.shuffle is not False and not self._drawn
         # A checkpoint brings its own.
         self._order = order.SAMPLED if self._drawn else order.SHUFFLED if self._shuffle else order.OWN
@@ -89,7 +90,7 @@ class Loader(EpochLoader):
 
     def __len__(self) -> int:
         """Number of steps of a whole epoch; the same on every rank. Raises TypeError for a sampler without a length."""
-        length = len(self._drawn) if self._drawn else len(self._dataset)
+        length = self._drawn.length if self._drawn else len(self._dataset)
         return step_sizes(length, self._least_rest, self._step_size, drop_last=self._drop_last)[0]
 
     def _batches(self, iteration: Iteration) -> Iterator[Any]:
@@ -115,9 +116,13 @@ class Loader(EpochLoader):
         for _ in collated:  # nothing: its workers end
             pass
 
-    def compare(self) -> None:
-        if self._drawn and self._trained.data:
-            self._drawn.compare(self._trained.epoch, self._trained.data[1])
+    @property
+    def mark(self) -> tuple[int, str] | None:
+        return (self._trained.epoch, self._trained.data[1]) if self._drawn and self._trained.data else None
+
+    def gather(self) -> None:
+        if self._drawn and self._world_size > 1:
+            samplers.compare(process_group.all_gather({self.name: self.mark}))
 
     def _state(self, at: Position) -> dict[str, Any]:
         samples, digest = at.data or (None, None)
@@ -195,7 +200,7 @@ class Loader(EpochLoader):
             position += size
 
 
-def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext) -> DrawnOrders | None:
+def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext, samples: int) -> DrawnOrders | None:
     """The orders of the sampler in the options for torch's DataLoader, which is taken out of them; None without one.
 
     Raises SetupError for two samplers, for a batch sampler beside options that make batches, and as `DrawnOrders`.
@@ -210,7 +215,7 @@ def _drawn_orders(of_torch: dict[str, Any], context: LoaderContext) -> DrawnOrde
     if batch_sampler is not None and options.batch_size is not None:
         raise SetupError("batch_sampler= makes the batches: leave out batch_size=")
     chosen = sampler if batch_sampler is None else batch_sampler
-    return DrawnOrders(chosen, context.name, batched=sampler is None, world_size=context.world_size)
+    return DrawnOrders(chosen, context.name, batched=sampler is None, samples=samples)
 
 
 class _BatchSampler:

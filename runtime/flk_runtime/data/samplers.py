@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, Final
 
-from flk_runtime.distributed import is_alike
 from flk_runtime.errors import SetupError
 from flk_runtime.system import rng
+
+_REPEATS: Final = 4  # entries for each sample; an order that has more is taken for one without an end
+_FEW: Final = 1 << 20  # entries that any order may have
 
 
 class SampledOrder:
@@ -35,19 +37,22 @@ class DrawnOrders:
     Random numbers that it draws from the global generators are the same on all ranks and after a restart.
     """
 
-    def __init__(self, sampler: Iterable[Any], name: str, *, batched: bool, world_size: int) -> None:
-        """Raises SetupError for a sampler that splits the data over the ranks."""
+    def __init__(self, sampler: Iterable[Any], name: str, *, batched: bool, samples: int) -> None:
+        """``samples``: of the dataset. Raises SetupError for a sampler that splits the data over the ranks."""
         if getattr(sampler, "num_replicas", 1) != 1:
             raise SetupError(
                 f"{name}: a {type(sampler).__name__} splits the data over the ranks, and the loader splits it again: "
                 "leave it out, or pass the sampler of one process"
             )
-        self._sampler, self._name, self.batched, self._world_size = sampler, name, batched, world_size
+        self._sampler, self._name, self.batched = sampler, name, batched
         self._drawn = 0  # iterations of the sampler
-        self._compared: tuple[int, str] | None = None
+        length = len(sampler) if hasattr(sampler, "__len__") else 0
+        self._most = _REPEATS * max(samples, length) + _FEW  # entries of an epoch
         self._latest: SampledOrder | None = None
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
+        """The entries of an epoch, as the sampler says. Raises TypeError if it does not."""
         return len(self._sampler)  # type: ignore[arg-type]
 
     def of(self, epoch: int, seed: int, digest: str | None) -> SampledOrder:
@@ -62,34 +67,39 @@ class DrawnOrders:
             order = self._draw(seed, number)
         if digest not in (None, order.digest):
             raise SetupError(
-                f"{self._gives} another order in epoch {epoch} than before the restart, so samples would come twice or "
-                "never: seed its own random generator"
+                f"{self._name}: the {type(self._sampler).__name__} gives another order in epoch {epoch} than before "
+                "the restart, so samples would come twice or never: seed its own random generator"
             )
         self._latest = order
         return order
-
-    def compare(self, epoch: int, digest: str) -> None:
-        """Raise SetupError if the ranks have trained a step of ``epoch`` with different orders. Collective.
-
-        It is not for `of`, which a single rank calls to look at a batch. An order is compared once.
-        """
-        if self._world_size == 1 or self._compared == (epoch, digest):
-            return
-        self._compared = epoch, digest
-        if not is_alike(digest):
-            raise SetupError(
-                f"{self._gives} ranks different orders in epoch {epoch}, so samples would come twice or never: seed "
-                "its own random generator alike on all ranks, and leave the split over ranks to the loader"
-            )
-
-    @property
-    def _gives(self) -> str:
-        return f"{self._name}: the {type(self._sampler).__name__} gives"
 
     def _draw(self, seed: int, epoch: int) -> SampledOrder:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
         with rng.OwnNumbers(rng.derive_seed("sampler", seed, epoch)).used():
-            entries = [list(each) for each in self._sampler] if self.batched else list(self._sampler)
+            entries: list[Any] = [*islice(self._sampler, self._most + 1)]
+            if self.batched:
+                entries = [list(each) for each in entries]
+        if len(entries) > self._most:
+            raise SetupError(
+                f"{self._name}: the {type(self._sampler).__name__} has given more than {self._most} entries in an "
+                "epoch, as one without an end does: give it an end, such as itertools.islice in its __iter__"
+            )
         self._drawn = epoch + 1
         return SampledOrder(entries, batched=self.batched)
+
+
+def compare(of_ranks: Iterable[Mapping[str, tuple[int, str] | None]]) -> None:
+    """Raise SetupError if ranks have different orders in one epoch. ``of_ranks`` are the marks of loaders, by name.
+
+    A rank that has only looked at batches of a loader may be in another epoch of it.
+    """
+    digests: dict[tuple[str, int], str] = {}
+    for marks in of_ranks:
+        for name, mark in marks.items():
+            if mark and digests.setdefault((name, mark[0]), mark[1]) != mark[1]:
+                raise SetupError(
+                    f"{name}: the sampler gives ranks different orders in epoch {mark[0]}, so samples would come twice "
+                    "or never: seed its own random generator alike on all ranks, and leave the split over ranks to the "
+                    "loader"
+                )

@@ -18,6 +18,7 @@ from flk_runtime.data import (
     LoaderEvents,
     LoaderOptions,
     StepShare,
+    compare_orders,
     count_shards,
     describe_data,
     divide_shards,
@@ -25,13 +26,14 @@ from flk_runtime.data import (
     make_loader,
     share_of_worker,
 )
-from flk_runtime.distributed import find_difference
+from flk_runtime.distributed import find_difference, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight.options import compare_options, compares
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
+from flk_runtime.system.bits import is_compared
 
 T = TypeVar("T")
 _LOOP: Final = "loop over its epochs(n) or steps(n)"
@@ -65,6 +67,7 @@ class Batches(LoaderEvents):
         self._used: set[EpochLoader] | None = None
         self._used_before: list[EpochLoader] = []  # the loaders of the latest step that had any
         self._ending: list[EpochLoader] = []  # their next batches end the step that is open
+        self._steps_taken = 0  # in this attempt
         self._thread = threading.get_ident()  # of the training
 
     def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:
@@ -172,11 +175,18 @@ class Batches(LoaderEvents):
         return samples
 
     def _choose_ending(self, used: list[EpochLoader]) -> None:
-        """Choose the loaders that all ranks train with: of those in use, a single rank may have looked at others."""
+        """Choose the loaders that all ranks train with: of those in use, a single rank may have looked at others.
+
+        Now and then the ranks compare them, and the orders that samplers have given: after the same steps on all
+        ranks, whatever each has looked at.
+        """
         looping = [each for each in used if each.is_in_loop] or used
         trained = [each for each in looping if each in self._ending] or looping
-        for each in trained:
-            each.compare()
+        self._steps_taken += 1
+        if self._count and self._context.world_size > 1 and is_compared(self._steps_taken):
+            of_ranks = process_group.all_gather({each.name: each.mark for each in trained})
+            compare_orders(of_ranks)
+            trained = [each for each in trained if all(each.name in names for names in of_ranks)]
         self._ending = list({*self._ending, *trained}) if self._steps.is_open else trained
 
     def say_if_data_begin_anew(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import enum
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,10 @@ from torch import nn
 
 from flk_hosts.attributes import Attributes, stored_by
 from flk_runtime.errors import MismatchError
+
+
+class Mode(enum.Enum):
+    FIRST, SECOND = 1, 2
 
 
 class Package:
@@ -45,6 +50,7 @@ class Trainer(Package):
         self.metrics: Any = {"train": collections.defaultdict(list)}
         self.latest = collections.deque(["a"], 2)
         self.own, self.draws, self.sums = random.Random(1), numpy.random.default_rng(1), numpy.zeros(2)
+        self.mode, self.seen = Mode.FIRST, set[int]()
         self.follows = torch.optim.SGD(self.teacher.parameters(), 0.1, momentum=0.9)
         self.log: Any = None
 
@@ -69,6 +75,8 @@ def train(trainer: Trainer) -> None:
     trainer.latest.extend(["b", "c"])
     trainer.own.random(), trainer.draws.random()
     trainer.sums += 1
+    trainer.mode = Mode.SECOND
+    trainer.seen.add(5)
     trainer.follows.param_groups[0]["lr"] = 0.2
 
 
@@ -79,7 +87,7 @@ def test_what_has_changed_is_kept_and_comes_back_in_place() -> None:
     assert (kept.names, kept.changed_modules(), set(kept.modules())) == ([], {}, {"teacher", "frozen.0"})
     train(trainer)
     kept.look()
-    changed = {"buffered", "calls", "draws", "follows", "latest", "metrics", "own", "sums"}
+    changed = {"buffered", "calls", "draws", "follows", "latest", "metrics", "mode", "own", "seen", "sums"}
     assert (set(kept.names), set(kept.changed_modules()), kept.unkept) == (changed, {"teacher"}, {})
     resumed.beta, inside = 0.3, resumed.metrics["train"]
     again.load_state_dict(copy.deepcopy(kept.state_dict()))
@@ -93,7 +101,7 @@ def test_what_has_changed_is_kept_and_comes_back_in_place() -> None:
     assert list(resumed.latest) == ["b", "c"]
     assert resumed.latest.maxlen == 2
     assert (resumed.own.random(), resumed.draws.random()) == (trainer.own.random(), trainer.draws.random())
-    assert resumed.sums.tolist() == [1, 1]
+    assert (resumed.sums.tolist(), resumed.mode, resumed.seen) == ([1, 1], Mode.SECOND, {5})
     assert resumed.follows.param_groups[0]["lr"] == 0.2
     assert resumed.same is resumed.model.weight
 
@@ -110,6 +118,23 @@ def test_modules_that_ranks_hold_differently_are_kept_for_each() -> None:
     del resumed.teacher
     with pytest.raises(MismatchError, match="the module 'teacher', which the trainer does not hold now"):
         attributes_of(resumed).load_state_dict(kept.state_dict())
+
+
+def test_what_ranks_hold_alike_is_kept_beside_what_each_holds() -> None:
+    """So it is there at another number of ranks."""
+    kept, resumed = [], Trainer()
+    for rank in range(2):
+        trainer = Trainer()
+        one = attributes_of(trainer)
+        train(trainer)
+        trainer.calls = 1 + rank
+        one.look()
+        kept.append(one)
+    assert kept[0].found.keys() == kept[1].found.keys()
+    kept[0].alike = {name for name, digest in kept[0].found.items() if digest == kept[1].found[name]}
+    assert (kept[0].names, kept[0].state_dict()) == (["calls"], {"values": {"calls": 1}, "modules": {}})
+    attributes_of(resumed).load_state_dict(copy.deepcopy(kept[0].alike_state_dict()))
+    assert (list(resumed.latest), resumed.calls, resumed.sums.tolist()) == (["b", "c"], 0, [1, 1])
 
 
 def test_the_model_in_another_module_is_saved_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,6 +63,23 @@ def test_rows_that_a_sink_has_and_a_killed_pod_may_lose(settles: float, lost: li
     close([one], "finished", SECONDS)
     assert one.waiting() == []
     assert [each.step for each in one.unsettled()] == lost
+
+
+@pytest.mark.parametrize("failures", [0, 1_000_000])
+def test_rows_are_written_at_the_end_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't create new thread")))
+    sink, lines = Recorded(failures), list[str]()
+    one = writer(sink, lines)
+    for step in range(3):
+        one.put(row(step))
+    close([one], "finished", SECONDS if not failures else 0.01)
+    if failures:
+        assert lines[-1] == "Test: not all is written after 0.01 s; 3 lines of metrics may be missing, steps 0-2"
+    else:
+        assert (sink.calls, [each.step for each in sink.rows]) == (["open", "describe", "finished"], [0, 1, 2])
+        assert lines == []
 
 
 def test_rows_are_written_in_order_and_the_run_is_ended_once() -> None:

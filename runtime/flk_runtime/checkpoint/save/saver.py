@@ -306,7 +306,8 @@ class Saver:
     def _begin_write(self, *, at_end: bool = False) -> None:
         """Have the latest shard written to storage by a thread. None writes.
 
-        Where no thread can be started, as at a limit of processes, it is written before this returns.
+        Where no thread can be started, as at a limit of processes, it is written before this returns; so it is at the
+        end of the process, where Python starts none.
         """
         assert self._writer is not None  # noqa: S101
         assert self._latest is not None  # noqa: S101
@@ -314,17 +315,20 @@ class Saver:
         self._read = shard
         self._awaited.clear()
         arguments = (self._writer, shard, header, seconds * _PAUSE, at_end)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._thread = None
-            self._warn(f"training waits while step {header.step} is stored: {with_advice(str(error))}")
-            self._awaited.set()
-            self._write(*arguments)
-            if self._error is not None and not isinstance(self._error, Exception):
-                stop, self._error = self._error, None
-                raise stop from None  # the script's handler of a signal has raised it
+        is_over = not threading.main_thread().is_alive()  # the functions of atexit are called
+        if not is_over:
+            self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
+            try:
+                self._thread.start()
+                return
+            except RuntimeError as error:
+                self._thread = None
+                self._warn(f"training waits while step {header.step} is stored: {with_advice(str(error))}")
+        self._awaited.set()
+        self._write(*arguments)
+        if self._error is not None and not isinstance(self._error, Exception):
+            stop, self._error = self._error, None
+            raise stop from None  # the script's handler of a signal has raised it
 
     def _memory_path(self, size: int) -> FilePath | None:
         """The file in the memory of the pod for a shard of this size; None if there is none."""

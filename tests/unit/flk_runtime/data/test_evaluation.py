@@ -39,12 +39,21 @@ def test_each_sample_counts_once_and_each_loop_begins_anew(samples: int, world_s
 def test_what_is_refused() -> None:
     with pytest.raises(SetupError, match="shuffle= cannot be passed: an evaluation takes every sample once"):
         evaluation([1, 2], 0, 1, 1, shuffle=True)
+    with pytest.raises(SetupError, match="drop_last= cannot be passed"):
+        evaluation([1, 2], 0, 1, 1, drop_last=True)
     with pytest.raises(SetupError, match="the dataset has 0 samples"):
         evaluation([], 0, 1, 1)
     once = evaluation(iter([1, 2]), 0, 1, 1)
     assert [count for _, count in once] == [1, 1]
     with pytest.raises(SetupError, match="an iterator can be iterated over only once"):
         list(once)
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3], iter([1, 2, 3])], ids=["with an index", "iterable"])
+def test_options_that_say_what_happens_anyway_are_taken(data: Any) -> None:
+    none = dict.fromkeys(("sampler", "batch_sampler", "generator", "collate_fn", "worker_init_fn"))
+    loader = evaluation(data, 0, 1, 2, shuffle=False, drop_last=False, **none)
+    assert [batch.tolist() for batch, _ in loader] == [[1, 2], [3]]
 
 
 def test_a_loop_is_a_phase_of_its_own_and_each_batch_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:

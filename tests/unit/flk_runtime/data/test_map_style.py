@@ -270,12 +270,21 @@ def test_only_the_next_batch_of_the_loop_that_trains_goes_on() -> None:
     for _ in one:
         train(run, one)
         next(iter(one))
-    assert run.went_on == [True, False, True, False, True, False]
+    assert run.went_on == [False, False, True, False, True, False]
     next(iter(one))  # between two epochs
     for _ in range(2):  # each a loop of one step
         next(iter(one))
         train(run, one)
     assert run.went_on[6:] == [False, False, True]
+    one = loader(8, events=(run := Counted()))
+    for _ in range(2):  # the same loop, between which one rank looks
+        for _ in one:
+            train(run, one)
+        next(iter(one))
+    assert run.went_on == [False, True, False, True, True, False]
+    for _ in one:  # another loop: one rank may be in it alone
+        train(run, one)
+    assert run.went_on[6:] == [False, True]
 
 
 def test_a_position_comes_after_the_batches_that_were_trained() -> None:

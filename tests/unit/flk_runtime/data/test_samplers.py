@@ -19,11 +19,6 @@ from tests.support.loaders import Counted, Shares, loader_context
 DATA = TensorDataset(torch.arange(40))
 
 
-@pytest.fixture(autouse=True)
-def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplers, "is_alike", lambda digest: True)
-
-
 class Buckets:
     """Batches of neighbours in an order of its own generator, which goes on from epoch to epoch."""
 
@@ -104,7 +99,7 @@ def test_a_batch_of_a_sampler_is_a_micro_batch_and_stays_whole() -> None:
     ]
 
 
-def test_samplers_that_would_lose_samples_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samplers_that_would_lose_samples_are_refused() -> None:
     with pytest.raises(
         SetupError, match="a DistributedSampler splits the data over the ranks, and the loader splits it"
     ):
@@ -115,17 +110,37 @@ def test_samplers_that_would_lose_samples_are_refused(monkeypatch: pytest.Monkey
     other.load_state_dict(one.state_dict())
     with pytest.raises(SetupError, match="the RandomSampler gives another order in epoch 0 than before the restart"):
         list(other)
-    monkeypatch.setattr(samplers, "is_alike", lambda digest: False)
-    one = loader("own generator", 0, 2, events=Counted())
-    next(iter(one))  # one rank may look at a batch
-    next(iter(one))
-    one.count_step()
-    with pytest.raises(SetupError, match="the RandomSampler gives ranks different orders in epoch 0"):
-        one.compare()
+    marks = []
+    for seed in (3, 4):
+        own = RandomSampler(DATA, generator=torch.Generator().manual_seed(seed))
+        one = Loader(DATA, loader_context(4, 0, 2, events=Counted(), sampler=own))
+        for _ in one:
+            one.count_step()
+        next(iter(one))
+        one.count_step()
+        marks.append({one.name: one.mark})
+    with pytest.raises(SetupError, match="the sampler gives ranks different orders in epoch 1"):
+        samplers.compare([{}, *marks])
+    samplers.compare([{}, marks[0], {"loader": None}, marks[0], {"loader": (0, "other")}])  # looks are no steps
     plain = Loader(DATA, loader_context(4))
     for before, now, text in ((one, plain, "no sampler here"), (plain, one, "a sampler here")):
         with pytest.raises(MismatchError, match=text):
             now.load_state_dict(before.state_dict())
+
+
+def test_a_sampler_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(40))
+
+    with pytest.raises(SetupError, match="the Endless has given more than 1048736 entries in an epoch, as one without"):
+        next(iter(Loader(DATA, loader_context(4, sampler=Endless()))))
+    monkeypatch.setattr(samplers, "_FEW", 0)
+    for own in ({"batch_sampler": itertools.repeat([1])}, {"sampler": itertools.chain(range(40), Endless())}):
+        with pytest.raises(SetupError, match="has given more than 160 entries in an epoch"):
+            next(iter(Loader(DATA, loader_context(4 if "sampler" in own else None, **own))))
+    many = Loader(DATA, loader_context(4, sampler=list(range(40)) * 9))
+    assert len(list(many)) == 90
 
 
 def test_options_that_contradict_a_sampler_are_refused() -> None:

@@ -94,6 +94,19 @@ def test_the_parameters_of_a_group_may_have_another_order(before: Make, order: s
             assert group["param_names"] == [names[id(each)] for each in group["params"]]
 
 
+def test_moments_have_the_layout_of_their_parameter() -> None:
+    models = [nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(each.parameters()) for each in models]
+    models[0](torch.ones(1, 2, 2, 2)).sum().backward()
+    optimizers[0].step()
+    state = saved("optimizer", OptimizerState(optimizers[0], {"model": models[0]}))
+    OptimizerState(optimizers[1], {"model": models[1]}).load_state(state)
+    before, after = (one.state[each.weight]["exp_avg"] for one, each in zip(optimizers, models, strict=True))
+    assert (after.stride(), after.tolist()) == (before.stride(), before.tolist())
+    assert after.is_contiguous(memory_format=torch.channels_last)
+    assert not after.is_contiguous()
+
+
 @pytest.mark.parametrize(
     ("before", "make", "words"),
     [

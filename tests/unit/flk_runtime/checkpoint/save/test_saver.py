@@ -229,6 +229,16 @@ def test_at_a_limit_of_processes_a_state_is_stored_while_training_waits(
     assert job.stored == [1]
 
 
+def test_at_the_end_of_the_process_no_thread_is_asked_for(
+    tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, storage)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't create new thread")))
+    monkeypatch.setattr(threading, "main_thread", lambda: Mock(is_alive=lambda: False))
+    assert job.save(1)
+    assert (job.stored, job.lines) == ([1], [])
+
+
 def test_every_save_is_stored_where_storage_has_no_interval(tmp_path: Path, storage: Storage) -> None:
     job = Job(tmp_path, storage, separate=False)
     assert all(job.save(step) for step in (1, 2, 3))
