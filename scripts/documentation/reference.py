@@ -99,7 +99,7 @@ def job_file() -> str:
             "`.gitignore`, names files that do not travel. Files that look like secrets (`*.env`, `*.pem`, "
             "`*_key.txt`, `kubeconfig*`, `*.tfstate`; small ones with a private key) are left out unless `ship` has "
             "their whole names, as "
-            "are links to files outside of the folder. A link to a file in the folder travels as that file; links to "
+            "are links to files outside of the folder. A link to a file that travels, too, stays a link; links to "
             "folders are not followed, and `ship` with the name of such a link adds the files there. The files of "
             "`requirements`, with those that they include, and of `accelerate_config` travel always, unless their "
             "paths are absolute. flk prints what it leaves out.\n\n"

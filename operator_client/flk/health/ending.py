@@ -10,7 +10,7 @@ from flk.health.cause import Cause, Found, condition_evidence, container_path
 from flk.health.failure import exit_code_of, root_failure
 from flk.health.foreign_logs import first_exception
 from flk.health.preparation import JOIN_TIMEOUT
-from flk.health.starting import loop
+from flk.health.starting import LOOP, LOOP_GRACE, loop
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
@@ -20,7 +20,6 @@ _DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota
 _READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")
 _DEVICE_ASSERTION: Final = "device-side assert triggered"
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
-_KILLS: Final = 2  # at the memory limit, before any attempt
 _BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
 _OF_CODE: Final = (Kind.EXCEPTION, Kind.EXIT, Kind.IO, Kind.STORAGE)  # kinds whose text may say more
 
@@ -176,7 +175,9 @@ def _killed_at_its_limit(view: JobView) -> Found | None:
         f"submit with a larger --memory{f' than {limit}' if limit else ''}",
         [last.evidence],
         [name],
-        resolves_itself=len(last.lives) < _KILLS,  # once may be chance
+        since=last.lives[:LOOP][-1][1],
+        resolves_itself=len(last.lives) < LOOP,
+        grace=LOOP_GRACE,
     )
 
 

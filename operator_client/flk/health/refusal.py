@@ -8,10 +8,10 @@ from typing import Final
 from flk.health.cause import Find, Locate, Tell, Trace, event_evidence, tell
 from flk.observe.model import PodPhase
 from flk.observe.pods import one_line
-from flk.observe.view import JobView
+from flk.observe.view import SERVICE_REFUSED, JobView
 from flk_runtime.contract.ranges import plural
 
-READ: Final = "flk reads the event FailedCreatePod (or FailedCreate) of the job."
+READ: Final = "flk reads the event FailedCreatePod, FailedCreate or FailedCreateService of the job."
 
 
 def refusal(pattern: re.Pattern[str]) -> Locate:
@@ -21,7 +21,9 @@ def refusal(pattern: re.Pattern[str]) -> Locate:
         for event in reversed(view.refusals):
             match = pattern.search(one_line(event.get("message")))
             if match:
-                absent = [pod.name for pod in view.pods if pod.phase == PodPhase.MISSING]
+                absent = [
+                    pod.name for pod in view.pods if pod.phase == PodPhase.MISSING or event in view.refused_services
+                ]
                 return Trace(absent, [event_evidence(event)], (match[0], *match.groups("")))
         return None
 
@@ -34,5 +36,7 @@ def refused(pattern: re.Pattern[str], sentence: Tell, remedy: Tell) -> Find:
 
 
 def not_created(view: JobView, trace: Trace) -> str:
-    """Return the beginning of a sentence that says how many pods are refused."""
+    """Return the beginning of a sentence that says how many pods are refused, or that a service of theirs is."""
+    if trace.evidence[0].text.startswith(SERVICE_REFUSED):
+        return "a service by which the pods find each other cannot be created"
     return f"{plural(len(trace.pods), 'pod')} of {len(view.pods)} cannot be created"

@@ -38,7 +38,7 @@ def _never_joined(view: JobView) -> Found | None:
     age = view.now - since
     if not view.from_flk or age < JOIN_DELAY or any(pod.phase != PodPhase.RUNNING for pod in view.pods):
         return None
-    if node_lost(view):
+    if node_lost(view) or view.refused_services:
         return None  # which is why its launcher does not join
     leader, follower = _last_lines(view, _JOINED), _last_lines(view, _NO_LEADER)
     if leader:
@@ -79,7 +79,7 @@ def _never_joined(view: JobView) -> Found | None:
 
 def _unresolved(view: JobView) -> Found | None:
     found = _last_lines(view, _NO_LEADER)
-    if not found or not any(words in found[2][4] for words in _UNRESOLVED):
+    if view.refused_services or not found or not any(words in found[2][4] for words in _UNRESOLVED):
         return None
     if view.pods[0].phase != PodPhase.RUNNING:
         return None  # its service has no endpoint before it runs, at first or in the place of a lost pod

@@ -46,6 +46,7 @@ _ENDED: Final = re.compile(r"(?:Error )?[Pp]od (\S+) container \S+ exitCode: (\d
 _START_REASONS: Final = ("StartError", "RunContainerError", "ContainerCannotRun", "CreateContainerError")
 BACKOFF_RESET: Final = 600.0  # seconds that a container runs before the kubelet forgets its restarts
 LOOP: Final = 3  # starts of a container that end at once before flk calls it a loop
+LOOP_GRACE: Final = 60.0  # seconds after these in which a record may tell of attempts, which a new pod 0 has to hear of
 
 
 def _starts(view: JobView) -> list[tuple[str, str, Evidence]]:
@@ -189,7 +190,7 @@ def _recreated_again_and_again(view: JobView) -> Found | None:
         f"{view.kubectl(f'logs {name} -f')} shows what it prints next time; then {view.flk('delete')}",
         [last.evidence],
         [name],
-        since=last.lives[0][1],
+        since=last.lives[LOOP - 1][1],
     )
 
 
@@ -323,6 +324,6 @@ CAUSES: Final = (
         "Read what the pod prints, correct it, delete the job and submit it again.",
         _recreated_again_and_again,
         ExitCode.TRAINING,
-        grace=60,
+        grace=LOOP_GRACE,
     ),
 )

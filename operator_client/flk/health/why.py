@@ -31,6 +31,7 @@ _REPEATING: Final = (
     "ExitedWithCode",
     "Failed",
     "FailedCreatePod",
+    "FailedCreateService",
     "FailedMount",
     "FailedScheduling",
     "ImagePullBackOff",
@@ -284,7 +285,7 @@ def _why_not(reason: str, pod: PodState | None, view: JobView, cause: Finding | 
         return f"resolved: the pod has node {pod.node} since"
     if reason in ("FailedMount", "FailedAttachVolume") and pod is not None and (pod.started or pod.ended):
         return "resolved: the volumes were mounted after it"
-    if reason.startswith("FailedCreate") and not any(p.absent for p in view.pods):
+    if reason.startswith("FailedCreate") and not any(p.absent for p in view.pods) and not view.refusals:
         return "resolved: all pods exist now"
     if reason in ("PyTorchJobRestarting", "PyTorchJobFailed", "PyTorchJobSuspended"):
         return "a consequence: the operator says what it does about it"

@@ -1,4 +1,7 @@
-"""The telemetry of a job: from its launcher, from the archived record, or from the metrics lines of its log."""
+"""The telemetry of a job: from its launcher, from the archived record, or from the log of pod 0.
+
+At its end a launcher writes there what it has measured; the metrics lines tell less.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from flk.observe.client import JobClient
 from flk.observe.pods import has_log, launcher_command, phase_of, training_container
 from flk.observe.progress import read_telemetry_of
 from flk_runtime.contract import foreign, telemetry_archive
+from flk_runtime.contract.log_format import parse_telemetry
 from flk_runtime.contract.telemetry import Telemetry
 
 _TIMEOUT: Final = 45.0  # seconds in which the launcher answers
 _LINES: Final = 20_000  # last lines of the log that are read
-_ANSWERING: Final[dict[str, bool]] = {}  # whether the launchers of pods know the question, by UID
 
 
 def read_telemetry(client: JobClient, job: str) -> Telemetry:
@@ -48,30 +51,18 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
     lines: list[str] = []
     if first is not None and has_log(first):
         lines = client.last_lines(first, _LINES, timestamps=True)
-    return _with_image(read_telemetry_of(lines, client.now()), first)
+    packed = next(filter(None, (parse_telemetry(line.partition(" ")[2]) for line in reversed(lines))), "")
+    return _with_image(telemetry_archive.unpack(packed) or read_telemetry_of(lines, client.now()), first)
 
 
 def _of_launcher(client: JobClient, pod: Object) -> Telemetry:
     """Return what one pod's launcher answers, which asks pod 0's. Raises FlkError if it does not answer."""
-    if not _answers(client, pod):
-        raise ApiError(f"the flk in {pod['metadata']['name']} does not measure the job")
     who = f"the launcher in {pod['metadata']['name']}"
     answer = client.execute(pod, [*launcher_command(pod), "metrics"], _TIMEOUT).answer(who)
     try:
         return foreign.read(Telemetry, answer)
     except foreign.ForeignError as error:
         raise ApiError(f"{who} does not answer: {error}") from None
-
-
-def _answers(client: JobClient, pod: Object) -> bool:
-    """Return whether the launcher knows the question: an older one would take its name for a script and start it."""
-    uid = str(pod["metadata"]["uid"])
-    if uid not in _ANSWERING:
-        done = client.execute(pod, [*launcher_command(pod), "--help"], _TIMEOUT)
-        if done.code:
-            raise ApiError(f"flk_runtime does not start in {pod['metadata']['name']}")
-        _ANSWERING[uid] = b"``metrics``" in done.stdout
-    return _ANSWERING[uid]
 
 
 def _with_image(found: Telemetry, pod: Object | None) -> Telemetry:

@@ -78,6 +78,7 @@ class ApiClient:
         self._sleep = sleep or time.sleep
         self._skew = 0.0
         self._end = float("inf")  # the time.monotonic() at which requests should have ended
+        self._answered = False  # whether the server has
         self._versions = ServedVersions(self._answer, access.context)
 
     def ending(self, timeout: float | None) -> ApiClient:
@@ -91,6 +92,10 @@ class ApiClient:
             client._end = time.monotonic() + timeout
             client._versions = self._versions.asked_by(client._answer)
         return client
+
+    def may_wait(self) -> bool:
+        """Whether an outage of the server may be waited for: it has answered before, and there is time left."""
+        return self._answered and time.monotonic() < self._end
 
     def now(self) -> float:
         """Return the time by the server's clock, in seconds since the epoch. Times in objects are by that clock."""
@@ -286,6 +291,7 @@ class ApiClient:
                 break
             reply.drain_conn()
             self.access.renew(credentials)
+        self._answered = True
         self._set_clock(reply.headers.get("Date"))
         return reply
 

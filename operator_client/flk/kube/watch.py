@@ -54,8 +54,9 @@ def list_and_watch(
 ) -> Iterator[Listed | Changed]:
     """Yield the collection and then its changes, until ``closed`` says so when the server sends something.
 
-    Raises the error of the first list at once. Later errors are raised after ``outage`` seconds without an answer in
-    between that can be read. A request that is refused is tried again for a shorter time.
+    Raises the error of the first list at once, unless the server has answered to ``client`` before. Other errors are
+    raised after ``outage`` seconds without an answer in between that can be read. A request that is refused is tried
+    again for a shorter time.
     """
     version, listed, failures = "", False, 0
     failing_since: float | None = None
@@ -86,7 +87,9 @@ def list_and_watch(
                 failing_since = None  # the server did answer
             if error.status == 410:
                 version = ""
-            elif not listed or (400 <= error.status < 500 and error.status != 429 and not starting):
+            elif not (listed or (error.is_outage and client.may_wait())) or (
+                400 <= error.status < 500 and error.status != 429 and not starting
+            ):
                 raise
             failing_since = clock() if failing_since is None else failing_since
             if clock() - failing_since > (STARTING if starting else outage):

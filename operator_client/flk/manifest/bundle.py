@@ -154,12 +154,17 @@ def _unread(contents: Mapping[str, bytes], script: str) -> str:
 
 
 def _packed(root: Path, contents: Mapping[str, bytes]) -> bytes:
+    """Return the archive. A link to a file that travels stays one: Python looks for modules beside its target."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path, data in contents.items():
             member = tarfile.TarInfo(path)
-            member.size = len(data)
-            member.mode = 0o755 if os.access(root / path, os.X_OK) else 0o644
+            target = os.path.relpath((root / path).resolve(), root) if os.path.islink(root / path) else path
+            if target != path and target in contents:
+                member.type, member.linkname = tarfile.SYMTYPE, os.path.relpath(target, os.path.dirname(path) or ".")
+            else:
+                member.size = len(data)
+                member.mode = 0o755 if os.access(root / path, os.X_OK) else 0o644
             archive.addfile(member, io.BytesIO(data))
     code = gzip.compress(buffer.getvalue(), mtime=0)
     if len(code) > SIZE_LIMIT:

@@ -74,6 +74,8 @@ def select_files(job: Job, root: Path) -> Selection:
     written = set[str]() if in_git else {path for path in found if _WRITTEN.fullmatch(path)}
     ignored = ignore_file.ignored(root, found | others)
     found, others, written = found - ignored - written, others - ignored, written - ignored
+    repositories = {path for path in others if path.endswith("/")}
+    hidden = {path for path in others if path.endswith(".py")}
     secrets = {path for path in found if _looks_secret(root, path)}
     folders = {path for path in found if os.path.islink(root / path) and os.path.isdir(root / path)}
     locked = {path for path in (found | listed) - folders if os.path.isdir(root / path) and _is_locked(root / path)}
@@ -88,7 +90,17 @@ def select_files(job: Job, root: Path) -> Selection:
     left_out = [
         f"{kind}: {_some(paths - shipped)}{remedy}"
         for kind, paths, remedy in (
-            ("untracked files that are not Python", others - _OWN_FILES, " (--ship PATTERN adds them)"),
+            (
+                "untracked files that are not Python",
+                others - _OWN_FILES - repositories - hidden,
+                " (--ship PATTERN adds them)",
+            ),
+            ("Python files that git ignores", hidden, " (--ship PATTERN adds them)"),
+            (
+                "repositories that are no submodules",
+                {path[:-1] for path in repositories},
+                " (--ship NAME adds their files)",
+            ),
             ("what flk report and flk profile write", written, " (--ship PATTERN adds it)"),
             ("files that look like secrets", secrets, " (--ship with the whole name adds them)"),
             (f"what is below {root}, which is no folder of code", home, " (--ship NAME adds a part of it)"),
@@ -100,6 +112,8 @@ def select_files(job: Job, root: Path) -> Selection:
     ]
     if own is None and job.command[1].partition(".")[0] not in PACKAGES:  # the runtime travels with every job
         left_out.append(f"the module {job.command[1]}, which is not in {root}, so it should be in the image")
+    if script is not None and _leaves(root, script.relative_to(root).as_posix()):
+        left_out.append(f"what lies beside {script.resolve()}, to which the script {job.command[0]} links")
     return Selection(
         files=tuple(files),
         script=script.relative_to(root).as_posix() if script else None,
@@ -234,16 +248,29 @@ def find_module(job: Job, root: Path) -> Path | None:
 
 
 def _git_files(root: Path) -> tuple[set[str], set[str]] | None:
-    """Return the tracked and the new Python files below ``root``, and other untracked files. None outside of git."""
+    """Return the tracked and the new Python files below ``root``, and what is beside them. None outside of git.
+
+    The latter are new files that are not Python, ignored Python files, and repositories, which end with a slash.
+    """
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
     tracked = _git(root, "ls-files", "-z", "--recurse-submodules")
     if not tracked and _ignored(root):
         return None  # the repository ignores this folder, so it is not part of it
     new = _git(root, "ls-files", "-z", "--others", "--exclude-standard")
-    new = {path for path in new if not path.endswith("/") and not _in_tool_folder(root, path)}
+    new = {path for path in new if not _in_tool_folder(root, path)}
     python = {path for path in new if path.endswith(".py")}
-    return tracked | python, new - python
+    return tracked | python, (new - python) | _ignored_python(root)
+
+
+def _ignored_python(root: Path) -> set[str]:
+    """Return the Python files that git ignores, in a folder that it ignores those directly in it."""
+    ignored = _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+    files: set[str] = set()
+    for path in ignored:
+        inner = (root / path).glob("*.py") if path.endswith("/") else [root / path] * path.endswith(".py")
+        files.update(file.relative_to(root).as_posix() for file in inner)
+    return {path for path in files if not _in_tool_folder(root, path)}
 
 
 def _git(root: Path, *arguments: str) -> set[str]:
@@ -325,7 +352,8 @@ def _raise_unreadable(error: OSError) -> NoReturn:
 
 
 def _in_tool_folder(root: Path, path: str) -> bool:
-    return any(_of_tools(root / above) for above in PurePosixPath(path).parents if above.name)
+    """Whether a file, or a folder if the path ends with a slash, is in a folder of tools, or is one."""
+    return any(_of_tools(root / above) for above in PurePosixPath(f"{path}*").parents if above.name)
 
 
 def _listed(patterns: Iterable[str], root: Path) -> set[str]:

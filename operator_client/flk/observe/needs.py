@@ -6,7 +6,6 @@ first, and then the objects that the events point to.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -17,7 +16,7 @@ from flk.observe.observation import LOG_LINES, Need, Observation, event_time, in
 from flk.observe.pods import claims_of, job_of
 from flk.observe.progress import read_progress
 from flk.observe.suspects import killed_pods, suspects
-from flk.observe.view import JobView
+from flk.observe.view import WAITS, JobView
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.units import created_at, timestamp
@@ -35,7 +34,6 @@ METRICS_LINES: Final = 100  # last lines of the first pod of each further worker
 MOST_WORKERS: Final = 16  # workers whose metrics are read
 OF_LAUNCHERS: Final = ("record", "peer", "metrics")  # read for jobs that run undisturbed, too
 
-_WAITING: Final = re.compile(r"pods have joined; waiting for pods? (\d+)")
 _UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
 
 
@@ -66,7 +64,9 @@ def needs(view: JobView) -> list[Need]:
         return [need for need in (killed if ended else [*killed, *_suspects(view)]) if need not in seen.answered]
     wanted = killed
     wanted += _of_launchers(view) if view.from_flk and not view.suspended else []
-    if any(pod.phase != PodPhase.RUNNING for pod in view.pods) or _was_disturbed(view):
+    # The service by which launchers find each other may have been refused.
+    disturbed = view.launchers_wait or _was_disturbed(view)
+    if disturbed or any(pod.phase != PodPhase.RUNNING for pod in view.pods):
         about_job = [Need("events", name, kind) for kind, name in view.target.event_objects(view.name)]
         if seen.answered.issuperset(about_job):
             wanted += _around(view)
@@ -169,9 +169,9 @@ def _of_launchers(view: JobView) -> list[Need]:
     wanted += [Need("metrics", pod.name, lines=METRICS_LINES) for pod in firsts if pod.phase == PodPhase.RUNNING]
     if view.around.answered.issuperset(wanted):
         lines = view.around.logs[name]
-        waiting = _WAITING.search(lines[-1]) if lines else None
+        waiting = WAITS.search(lines[-1]) if lines else None
         if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
-            others = [pod.name for pod in view.pods[1:] if waiting is None or pod.index == int(waiting[1])]
+            others = [pod.name for pod in view.pods[1:] if waiting is None or pod.index == int(waiting["pod"] or 0)]
             wanted += [Need("peer", other, lines=LOG_LINES) for other in others if other in view.objects][:1]
     return wanted
 

@@ -42,6 +42,9 @@ _MOST_RANKS: Final = 1_000_000
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
 # Reasons of events about pods whose containers get SIGKILL, if they do not end before.
 _OUTSIDE_ENDS: Final = ("Killing", "Evicted", "Preempted", "TaintManagerEviction")
+# Reasons of events about services that could not be created, of the training operator and of JobSet.
+SERVICE_REFUSED: Final = ("FailedCreateService", "HeadlessServiceCreationFailed")
+WAITS: Final = re.compile(r"pods have joined; waiting for pods? (?P<pod>\d+)|waiting for the launcher of pod 0 at ")
 _POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _EXITED: Final = re.compile(r"[Pp]od:? (?:\S+?\.)?(\S+) exited with code (\d+)")  # the operator's event ExitedWithCode
 
@@ -362,10 +365,26 @@ class JobView:
 
     @property
     def refusals(self) -> list[Object]:
-        """The events of pods that were not created and still do not exist."""
-        if all(pod.phase != PodPhase.MISSING for pod in self.pods):
-            return []
-        return [event for event in self.job_events if str(event.get("reason", "")).startswith("FailedCreate")]
+        """The events of pods that still do not exist, and of services for which pods wait, which were not created."""
+        absent = any(pod.phase == PodPhase.MISSING for pod in self.pods)
+        return [*(self._refused if absent else ()), *(self.refused_services if absent or self.launchers_wait else ())]
+
+    @property
+    def _refused(self) -> list[Object]:
+        """The events of pods that were not created."""
+        reasons = ((event, str(event.get("reason"))) for event in self.job_events)
+        return [event for event, reason in reasons if reason.startswith("FailedCreate") and "Service" not in reason]
+
+    @property
+    def refused_services(self) -> list[Object]:
+        """The event of a service that was not created, in a list; empty if one was created after it."""
+        last = [event for event in self.job_events if "Service" in str(event.get("reason"))][-1:]
+        return [event for event in last if event.get("reason") in SERVICE_REFUSED]
+
+    @property
+    def launchers_wait(self) -> bool:
+        """Whether the launcher of a pod says that it waits for others."""
+        return any(lines and WAITS.search(lines[-1]) for lines in self.around.logs.values())
 
     @property
     def awaits_controller(self) -> bool:
@@ -489,10 +508,9 @@ class JobView:
     def _refused_pods(self) -> dict[str, Object]:
         """Return the last event that says why a pod was not created, by the pod's name."""
         refused = {}
-        for event in self.job_events:
-            if str(event.get("reason", "")).startswith("FailedCreate"):
-                for name in _POD_NAME.findall(str(event.get("message", ""))):
-                    refused[name] = refused[self.target.base_name(name)] = event
+        for event in self._refused:
+            for name in _POD_NAME.findall(str(event.get("message", ""))):
+                refused[name] = refused[self.target.base_name(name)] = event
         return refused
 
 

@@ -31,7 +31,7 @@ LINES: Final = 200  # of each excerpt
 _FOREIGN: Final = "another tool has made this job, whose pods have no launcher of flk"
 _NO_RECORD: Final = "no record of the launchers was found: the pods are gone, or they have not begun yet"
 _UNTOLD: Final = (
-    "no launcher runs any more that could tell what it has measured, and nothing has kept it, as records in the "
+    "neither a launcher nor the log of pod 0 tells what was measured, and nothing has kept it, as records in the "
     "cluster do (records.enabled of flk's chart); or the job does not measure (FLK_TELEMETRY=off)"
 )
 _WAITS: Final = "no pod of the job has started yet"

@@ -7,6 +7,7 @@ import importlib
 import io
 import pickle
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -53,6 +55,9 @@ class SavedCheckpoint:
             for name, each in self.metadata.state_dict_metadata.items()
             if isinstance(each, TensorStorageMetadata)
         }
+        for name, each in self.saved_tensors.items():
+            if not (isinstance(each.properties, TensorProperties) and isinstance(each.size, torch.Size)):
+                raise MismatchError(f"{place} does not tell dtype and shape of the tensor {name!r}")
 
     def names(self, prefix: Path = ()) -> Iterator[tuple[str, Path]]:
         """The names of tensors and values below a path, with their paths."""
@@ -89,8 +94,8 @@ class SavedCheckpoint:
             self._reader.cover(chunks)
             planner = _ChunkPlanner(self, chunks, values)
             planner.set_up_planner({}, self.metadata)
-            plan = self._reader.prepare_local_plan(planner.create_local_plan())
             try:
+                plan = self._reader.prepare_local_plan(planner.create_local_plan())
                 self._reader.read_data(plan, planner).wait()
             except (RuntimeFailure, MemoryError, torch.OutOfMemoryError):
                 raise
@@ -159,7 +164,10 @@ class _ChunkPlanner(LoadPlanner):
                 )
             chunks.setdefault(name, []).append(ChunkStorageMetadata(offsets, chunk.tensor.shape))
         for name, wanted in chunks.items():
-            parts = create_read_items_for_chunk_list(name, self._saved.saved_tensors[name], wanted)
+            stored = self._saved.saved_tensors[name]
+            # A chunk that is listed a million times is read once.
+            listed = {(chunk.offsets, chunk.sizes): chunk for chunk in stored.chunks or ()}
+            parts = create_read_items_for_chunk_list(name, replace(stored, chunks=[*listed.values()]), wanted)
             # It is more where two ranks of another program have written the same chunk.
             if sum(part.lengths.numel() for part in parts) < sum(chunk.sizes.numel() for chunk in wanted):
                 raise MismatchError(f"{self._saved.place} does not hold all of the tensor {name!r}")

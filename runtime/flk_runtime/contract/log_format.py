@@ -11,9 +11,11 @@ LAUNCHER_PREFIX: Final = "[pod {index}] "
 RANK_PREFIX: Final = "[rank {rank}] "
 RECORD_MARKER: Final = "flk-record "  # between the launcher's prefix and a JobRecord as JSON, for `flk status`
 ATTEMPT_MARKER: Final = "flk-attempt "  # between the launcher's prefix and the number of the attempt, from 1
+TELEMETRY_MARKER: Final = "flk-telemetry "  # between the launcher's prefix and the packed telemetry, at the end
 BENCH_MARKER: Final = "flk-bench "  # between the prefix of rank 0 and the result of `flk bench` as JSON
 RECORD_INTERVAL: Final = 1000  # lines after which the launcher of pod 0 repeats the record, so that a tail contains it
 _RECORD_LINE = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARKER))
+_TELEMETRY_LINE = re.compile(r"^\[pod \d+\] " + re.escape(TELEMETRY_MARKER))
 _ATTEMPT_LINE = re.compile(r"^\[pod \d+\] " + re.escape(ATTEMPT_MARKER) + r"(\d{1,9})$")
 
 
@@ -29,6 +31,12 @@ def parse_attempt(line: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def parse_telemetry(line: str) -> str:
+    """The telemetry, as `telemetry_archive.pack` writes it, that a line of a pod's log contains; empty for others."""
+    match = _TELEMETRY_LINE.match(line)
+    return line[match.end() :] if match else ""
+
+
 def is_record(line: str) -> bool:
-    """Return whether a line of a pod's log is for programs: a job record or the mark of an attempt."""
-    return _RECORD_LINE.match(line) is not None or _ATTEMPT_LINE.match(line) is not None
+    """Return whether a line of a pod's log is for programs: a job record, telemetry or the mark of an attempt."""
+    return any(pattern.match(line) for pattern in (_RECORD_LINE, _ATTEMPT_LINE, _TELEMETRY_LINE))

@@ -149,6 +149,7 @@ class RecordWriter:
             self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")
         elif leader:
             self.write(record)
+            self._log_telemetry()
             if record.warning:
                 self.log(f"warning: {record.warning}")
             if record.failure:
@@ -167,6 +168,7 @@ class RecordWriter:
         self.log(f"received {signal.Signals(number).name}; all ranks of this pod have ended")
         record = self._dated(new_record("preempted", code, failure, history, self._settings.limits))
         write_termination_message(self._settings.termination_log, record)
+        self._log_telemetry()
         if self._kept:  # else the next launcher would take this one for killed
             self._kept.put_record(record)
             self._kept.flush(_LAST_STOPPED)
@@ -207,6 +209,11 @@ class RecordWriter:
 
     def _packed_telemetry(self) -> str:
         return telemetry_archive.pack(self.telemetry.read()) if self.telemetry else ""
+
+    def _log_telemetry(self) -> None:
+        """Write what was measured as a line of the log, which `flk report` reads when no launcher can be asked."""
+        if packed := self._packed_telemetry():
+            self.log(log_format.TELEMETRY_MARKER + packed)
 
     def _goodput(self, record: JobRecord | None) -> Goodput | None:
         found = self.ledger.read(time.monotonic()) if self.ledger else None

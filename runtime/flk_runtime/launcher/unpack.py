@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -26,15 +27,18 @@ def unpack(source: Path, target: Path, expected: str) -> int:
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         members = tar.getmembers()
+        files = {member.name for member in members if member.isfile()}
         for member in members:
+            linked = member.linkname and os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname))
             path = target / member.name
-            if member.issym() or member.islnk() or not path.resolve().is_relative_to(target.resolve()):
+            outside = not path.resolve().is_relative_to(target.resolve())
+            if member.islnk() or (linked and linked not in files) or outside:
                 raise SetupError(f"the archive of the code has a link or a path outside its folder: {member.name}")
         if hasattr(tarfile, "data_filter"):
             tar.extractall(target, members, filter="data")
         else:  # Python before 3.10.12 and 3.11.4
             tar.extractall(target, members)  # noqa: S202 - checked above
-    return sum(member.isfile() for member in members)
+    return len(members)
 
 
 def _copy(source: Path, target: Path, expected: str) -> int:

@@ -13,7 +13,7 @@ import pytest
 from flk.cli.why import text
 from flk.health import CAUSES, diagnose, find
 from flk.jobs.state import Phase, derive
-from flk.observe.needs import Answer, needs, with_answer
+from flk.observe.needs import RECORD_LINES, Answer, needs, with_answer
 from flk.observe.observation import Need
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
@@ -403,6 +403,57 @@ def test_a_quota_is_stuck_that_the_pods_of_the_job_itself_fill(limit: str, phase
     view = roles.view()
     view.now = NOW + 600
     assert derive(view).phase == Phase.PENDING
+
+
+LEADER_WAITS = "[pod 0] 1 of 2 pods have joined; waiting for pod 1"
+UNRESOLVED = "[pod 1] waiting for the launcher of pod 0 at gpt-worker-0:29400 since 60 s: Name or service not known"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code", "said"),
+    [
+        (
+            "exceeded quota: q, requested: services=1, used: services=0, limited: services=0",
+            "QuotaExceeded",
+            "the job needs 2 services, and quota q has 0 in all: it can never run",
+        ),
+        (
+            "exceeded quota: q, requested: services=1, used: services=5, limited: services=5",
+            "QuotaExceeded",
+            "quota q is used up",
+        ),
+        (
+            'admission webhook "policy.example" denied the request: no services',
+            "WebhookRefused",
+            "policy.example refuses",
+        ),
+    ],
+)
+def test_a_service_that_is_refused_is_why_the_name_does_not_resolve(refusal: str, code: str, said: str) -> None:
+    job = JobBuilder(2).all("pod").condition("Running")
+    wait = {"gpt-worker-0": [LEADER_WAITS], POD: [UNRESOLVED]}
+    about = Need("events", "gpt", "PyTorchJob")
+    assert about in needs(job.view(logs=wait, answered=frozenset({Need("record", "gpt-worker-0", lines=RECORD_LINES)})))
+    assert [finding.code for finding in find(job.view(logs=wait))] == ["NameNotResolved"]
+    job.event("FailedCreateService", f'Error creating: services "gpt-worker-0" is forbidden: {refusal}')
+    finding = find(job.view(logs=wait))[0]
+    assert finding.code == code
+    assert finding.sentence.startswith("a service by which the pods find each other cannot be created: ")
+    assert said in finding.sentence
+    assert not find(job.view(logs={"gpt-worker-0": ["[rank 0] step 1"]}))  # the ranks have met without it
+    job.event("SuccessfulCreateService", "Created service: gpt-worker-0")
+    assert [finding.code for finding in find(job.view(logs=wait))] == ["NameNotResolved"]
+
+
+def test_a_set_of_jobs_without_its_service_is_refused_by_name() -> None:
+    job = JobBuilder(2)
+    job.event(
+        "HeadlessServiceCreationFailed",
+        'services "gpt" is forbidden: exceeded quota: q, requested: services=1, used: services=0, limited: services=0',
+    )
+    finding = find(job.view())[0]
+    assert finding.code == "QuotaExceeded"
+    assert finding.sentence.startswith("a service by which the pods find each other cannot be created: ")
 
 
 @pytest.mark.parametrize(

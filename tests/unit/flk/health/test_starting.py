@@ -12,6 +12,8 @@ from flk.jobs.state import Phase
 from flk.jobs.state import derive as derive_state
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.jobs import MADE, NOW, JobBuilder
 
 POD = "gpt-worker-1"
@@ -61,13 +63,14 @@ def view_of(target: str, times: int, reason: str, code: int) -> JobView:
 @pytest.mark.parametrize("target", ["pytorchjob", "job"])
 @pytest.mark.parametrize("reason", ["OOMKilled", "Error"])  # containerd does not always hear of the kernel's kill
 def test_a_container_that_is_killed_at_its_memory_limit_before_an_attempt_is_named(target: str, reason: str) -> None:
-    once, twice = (view_of(target, times, reason, 137) for times in (1, 2))
-    (cause,) = find(once)
-    assert (cause.code, cause.is_stuck(once.now)) == ("OutOfMemory", False)
-    assert "memory limit of 1Gi" in cause.sentence
-    state = derive_state(twice)
+    once, twice, often = (view_of(target, times, reason, 137) for times in (1, 2, 3))
+    for view in (once, twice):
+        (cause,) = find(view)
+        assert (cause.code, cause.is_stuck(view.now)) == ("OutOfMemory", False)
+        assert "memory limit of 1Gi" in cause.sentence
+    state = derive_state(often)
     assert (state.phase, state.reason, state.code) == (Phase.STUCK, "OutOfMemory", 104)
-    assert "2 times" in state.message
+    assert "3 times" in state.message
 
 
 @pytest.mark.parametrize("target", ["pytorchjob", "job"])
@@ -79,6 +82,19 @@ def test_a_container_that_crashes_again_and_again_before_an_attempt_is_a_loop(ta
     assert "3 times" in cause.sentence
 
 
+@pytest.mark.parametrize(("reason", "code"), [("OOMKilled", 137), ("Error", 139)])
+def test_a_new_pod_0_has_time_to_hear_of_the_attempts_that_others_know(reason: str, code: int) -> None:
+    """Its record is gone with its earlier pod, and the launchers of the other pods have it."""
+    job = killed_by_operator(4, reason, code)
+    for number, event in enumerate(job.events):
+        event["lastTimestamp"] = f"2026-01-01T00:0{number}:00Z"
+    view = job.view()
+    cause = find(view)[0]
+    third = cause.since
+    assert [cause.is_stuck(third + seconds) for seconds in (-100, 59, 61)] == [False, False, True]
+    assert third == max(end for _, end in sorted(view.recreations[POD].lives)[:3])
+
+
 def test_a_loop_is_stuck_although_each_end_is_recent() -> None:
     """Ends that follow each other within the time of grace do not begin it anew."""
     job = JobBuilder().all("pod").condition("Restarting").ran(1, *"abc", "pod-1")
@@ -86,9 +102,68 @@ def test_a_loop_is_stuck_although_each_end_is_recent() -> None:
         event["lastTimestamp"] = f"2026-01-01T00:00:{15 * number:02}Z"
     job.event("ExitedWithCode", f"Pod: team.{POD} exited with code 139", at="2026-01-01T00:00:58Z", count=3)
     view = job.view()
-    view.now = NOW + 20
+    view.now = NOW + 60
     state = derive_state(view)
     assert (state.phase, state.reason) == (Phase.STUCK, "RestartLoop")
+
+
+DISK = "Pod ephemeral local storage usage exceeds the total limit of containers 100Mi. "
+
+
+def evicted_by_its_limit(times: int, message: str = DISK) -> JobBuilder:
+    """A PyTorchJob whose pod 1 was evicted each time: the operator has deleted it, and the newest one runs."""
+    job = JobBuilder().all("pod").condition("Restarting").ran(1, *"abcdef"[:times], "pod-1")
+    for uid in "abcdef"[:times]:
+        job.event("Evicted", message, "Pod", POD, uid=uid)
+    return job.event("ExitedWithCode", f"Pod: team.{POD} exited with code 137", count=times)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        DISK,
+        'Container pytorch exceeded its local ephemeral storage limit "100Mi". ',
+        'Usage of EmptyDir volume "scratch" exceeds the limit "64Mi". ',
+    ],
+)
+def test_a_pod_that_its_own_limit_of_disk_evicts_again_and_again_is_stuck(message: str) -> None:
+    twice, often = evicted_by_its_limit(2, message).view(), evicted_by_its_limit(3, message).view()
+    for view in (twice, often):
+        view.now = NOW + 300
+    assert not find(twice)  # its pod runs again
+    state = derive_state(often)
+    assert (state.phase, state.reason, state.code) == (Phase.STUCK, "Evicted", 104)
+    assert state.message == f"{POD} was evicted 3 times because it exceeded its own limit: {message.strip()}"
+    often.now = NOW + 1200  # it has run for long since
+    assert not find(often)
+
+
+def test_a_pod_that_its_node_evicts_again_and_again_is_not_stuck() -> None:
+    view = evicted_by_its_limit(4, "The node was low on resource: ephemeral-storage. ").view()
+    view.now = NOW + 300
+    assert not find(view)
+
+
+def test_evictions_of_a_job_that_makes_progress_do_not_end_the_wait_for_it() -> None:
+    lost = Failure(Kind.LOST, 1, None, POD, "node-a", None, NOW)
+    for steps, phase in (((5, 5, 5, 5), Phase.STUCK), ((5, 10, 15, 20), Phase.RUNNING)):
+        job = evicted_by_its_limit(3)
+        attempts = [Attempt(n, NOW, NOW + 9, lost, step=step, restored=0) for n, step in enumerate(steps)]
+        job.record = JobRecord("running", 0, attempts=[*attempts, Attempt(4, NOW + 200)])
+        view = job.view()
+        view.now = NOW + 300
+        assert derive_state(view).phase is phase
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_job_that_keeps_its_evicted_pods_is_stuck_by_them(times: int) -> None:
+    view = killed_in_job(times, "Error", 137)
+    for number, pod in enumerate(list(view.replaced_pods.values())):
+        pod["status"] |= {"reason": "Evicted", "message": DISK, "startTime": MADE}
+        ended = f"2026-01-01T00:01:{number:02}Z"
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": ended}]
+    state = derive_state(view)
+    assert (state.phase is Phase.STUCK, state.reason) == (times == 3, "Evicted" if times == 3 else "")
 
 
 def test_pods_that_were_evicted_and_containers_that_ran_for_long_are_in_no_loop() -> None:

@@ -13,6 +13,8 @@ from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
 from flk.observe.progress import read_telemetry_of
+from flk_runtime.contract import telemetry_archive
+from flk_runtime.contract.log_format import TELEMETRY_MARKER
 from flk_runtime.contract.telemetry import Sample, Telemetry
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
@@ -29,37 +31,41 @@ def with_launcher(fake: FakeApiServer) -> None:
     builder.all("pod").add_to(fake)
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> list[list[str]]:
-    """Have the launcher print its help, which is ``text``, or the telemetry. Returns the commands that it gets."""
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Have the launcher answer with the telemetry. Returns the commands that it gets."""
     commands: list[list[str]] = []
 
     def execute(client: JobClient, pod: Object, command: list[str], timeout: float) -> Executed:
         commands.append(command)
-        asked = command[-1] == "metrics"
-        return Executed(0, json.dumps(asdict(KEPT)).encode() if asked else text.encode(), b"")
+        return Executed(0, json.dumps(asdict(KEPT)).encode(), b"")
 
-    monkeypatch.setattr("flk.jobs.telemetry._ANSWERING", {})
     monkeypatch.setattr(JobClient, "execute", execute)
     return commands
 
 
 def test_the_launcher_of_a_running_job_answers(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with_launcher(fake)
-    commands = answers(monkeypatch, "``metrics`` prints")
+    commands = answers(monkeypatch)
     found = read_telemetry(JobClient.connect(), "gpt")
     assert found.history == KEPT.history
     assert found.settings == {"strategy": "ddp", "image": "registry/gpt:1"}
-    read_telemetry(JobClient.connect(), "gpt")
-    launcher = ["python3", "-u", "-m", "flk_runtime"]
-    assert commands == [[*launcher, "--help"], [*launcher, "metrics"], [*launcher, "metrics"]]
+    assert commands == [["python3", "-u", "-m", "flk_runtime", "metrics"]]
 
 
-def test_an_older_launcher_is_not_asked(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_launcher(fake)
-    commands = answers(monkeypatch, "``stacks`` prints")
-    fake.written["gpt-worker-0"] = "[rank 0] hello"
+def test_the_log_of_a_job_that_has_ended_tells_what_its_launcher_has_measured(fake: FakeApiServer) -> None:
+    builder = JobBuilder(1).condition("Succeeded").ended(0, 0)
+    builder.add_to(fake)
+    packed = telemetry_archive.pack(KEPT)
+    lines = [
+        "[rank 0] {}",
+        f"[rank 0] [pod 0] {TELEMETRY_MARKER}{packed}",
+        f"[pod 0] {TELEMETRY_MARKER}{packed}",
+        "[pod 0] bye",
+    ]
+    fake.written["gpt-worker-0"] = "\n".join(lines)
+    assert read_telemetry(JobClient.connect(), "gpt").history == KEPT.history
+    fake.written["gpt-worker-0"] = "\n".join(lines[:2])
     assert read_telemetry(JobClient.connect(), "gpt").history == []
-    assert [command[-1] for command in commands] == ["--help"]
 
 
 def test_a_job_that_nobody_knows(fake: FakeApiServer) -> None:

@@ -157,6 +157,20 @@ def test_outage_is_waited_out(fake: Any, client: JobClient, status: int) -> None
     assert told(changes(client), 2) == ["list", "201"]
 
 
+@pytest.mark.parametrize("status", [0, 503])
+def test_an_outage_before_the_first_list_is_waited_out_where_the_server_has_answered(
+    fake: Any, client: JobClient, status: int
+) -> None:
+    """As the outage that follows a submission at once."""
+    client.api.call("list", RequestTarget(resources.PODS, "team"))
+    fake.fail(status, times=12)  # more than one request tries
+    fake.watches[PODS].append([event("ADDED", version=201)])
+    assert told(changes(client), 2) == ["list", "201"]
+    fake.fail(status, times=12)
+    with pytest.raises(ApiError):  # whose time is over
+        next(changes(client.ending(1e-9)))
+
+
 def test_outage_ends(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(0, times=99)

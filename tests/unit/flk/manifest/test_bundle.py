@@ -143,8 +143,29 @@ def test_in_git_tracked_files_travel_as_they_are_and_new_python_files(tmp_path: 
     write("new.py", "new.json", "flk.yaml", "ignored.py", "venv/pyvenv.cfg", "venv/lib/a.py")
     bundle = make_bundle(job(), tmp_path)
     assert bundle.files == (".gitignore", "config.json", "new.py", "package/model.py", "train.py")
-    assert bundle.left_out == ("untracked files that are not Python: new.json (--ship PATTERN adds them)",)
+    assert bundle.left_out == (
+        "untracked files that are not Python: new.json (--ship PATTERN adds them)",
+        "Python files that git ignores: ignored.py (--ship PATTERN adds them)",
+    )
     assert contents(bundle)["config.json"] == b"changed"
+
+
+def test_a_package_that_git_does_not_list_is_said(tmp_path: Path, write: Write, git: Any) -> None:
+    write(
+        "train.py", "src/__init__.py", "src/data/__init__.py", "src/data/load.py", "build/lib/a.py", "venv/pyvenv.cfg"
+    )
+    write("venv/a.py", "nested/a.py", "src/data/big.bin", ".tool/a.py")
+    write(".gitignore", content="data/\nbuild/\nvenv/\n.tool/\n")
+    for repository in ("nested", ".hidden"):
+        git("init", "-q", repository)
+    git("init", "-q")
+    git("add", "train.py", "src", ".gitignore")
+    ignored, nested = make_bundle(job(), tmp_path).left_out
+    assert ignored == (
+        "Python files that git ignores: src/data/__init__.py, src/data/load.py (--ship PATTERN adds them)"
+    )
+    assert nested == "repositories that are no submodules: nested (--ship NAME adds their files)"
+    assert make_bundle(job(ship=["src/data", "nested"]), tmp_path).left_out == ()
 
 
 def test_only_the_working_folder_of_a_checkout_travels(tmp_path: Path, write: Write, git: Any) -> None:
@@ -321,16 +342,38 @@ def test_the_archive_holds_the_files(tmp_path: Path, write: Write) -> None:
     write("ä b/ü.txt", content="ö")
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
-    (tmp_path / "link.txt").symlink_to("ä b/ü.txt")
     bundle = make_bundle(job(), tmp_path)
     assert contents(bundle) == {
-        "link.txt": "ö".encode(),
         "run.sh": b"#!/bin/sh\n",
         "train.py": b"print(1)\n",
         "ä b/ü.txt": "ö".encode(),
     }
     with tarfile.open(fileobj=io.BytesIO(bundle.code or b"")) as archive:
-        assert [oct(member.mode) for member in archive] == ["0o644", "0o755", "0o644", "0o644"]
+        assert [oct(member.mode) for member in archive] == ["0o755", "0o644", "0o644"]
+
+
+def test_a_link_to_a_file_that_travels_stays_a_link(tmp_path: Path, write: Write) -> None:
+    write("recipes/train.py", "recipes/helper.py", "elsewhere/kept.txt")
+    write(".flkignore", content="elsewhere\n")
+    (tmp_path / "train.py").symlink_to("recipes/train.py")
+    (tmp_path / "recipes" / "above.py").symlink_to("../train.py")
+    (tmp_path / "kept.txt").symlink_to("elsewhere/kept.txt")
+    with tarfile.open(fileobj=io.BytesIO(make_bundle(job(), tmp_path).code or b"")) as archive:
+        assert {member.name: member.linkname for member in archive} == {
+            "kept.txt": "",  # its target does not travel
+            "recipes/above.py": "train.py",
+            "recipes/helper.py": "",
+            "recipes/train.py": "",
+            "train.py": "recipes/train.py",
+        }
+
+
+def test_what_lies_beside_the_target_of_a_script_elsewhere_is_said(tmp_path: Path, write: Write) -> None:
+    write("recipes/train.py", "job/other.py")
+    (tmp_path / "job" / "train.py").symlink_to("../recipes/train.py")
+    bundle = make_bundle(job(), tmp_path / "job")
+    assert bundle.files == ("other.py", "train.py")
+    assert bundle.left_out == (f"what lies beside {tmp_path}/recipes/train.py, to which the script train.py links",)
 
 
 @pytest.mark.parametrize("in_git", [False, True])

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from flk_runtime.contract import telemetry_archive
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.log_format import parse_record
+from flk_runtime.contract.log_format import is_record, parse_record, parse_telemetry
 from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Silences, Standstill
 from flk_runtime.launcher import record_archive, record_writer
 from flk_runtime.launcher.record_writer import RecordWriter
@@ -176,6 +177,28 @@ def test_the_measurements_go_to_the_cluster_and_the_next_launcher_goes_on_with_t
     second.former()
     assert second.telemetry
     assert [(each.step, each.loss) for each in second.telemetry.read().history] == [(5, 2.5)]
+
+
+@pytest.mark.parametrize("end", ["succeeded", "stopped", "followed"])
+def test_the_last_lines_of_the_log_tell_the_measurements(archive: Archive, tmp_path: Path, end: str) -> None:
+    """A job without records in the cluster has a report after its end all the same."""
+    lines: list[str] = []
+    records = writer(lines, tmp_path, records="")
+    assert records.telemetry
+    records.telemetry.start_attempt(0, {0: ("gpt-worker-0", "node-a")})
+    if end == "succeeded":
+        records.telemetry.add_line(b'{"step": 5, "loss": 2.5}')
+        records.finish(JobRecord("succeeded", 0, attempts=RUNNING), leader=True)
+    elif end == "stopped":
+        records.telemetry.add_line(b'{"step": 5, "loss": 2.5}')
+        records.finish_stopped(15, None, RUNNING)
+    else:
+        records.finish(JobRecord("succeeded", 0, attempts=RUNNING), leader=False)
+    told = [telemetry_archive.unpack(text) for line in lines if (text := parse_telemetry(line.rstrip()))]
+    assert [[(each.step, each.loss) for each in found.history] for found in told if found] == (
+        [[(5, 2.5)]] if end != "followed" else []
+    )
+    assert all(is_record(line.rstrip()) for line in lines if "flk-telemetry" in line)
 
 
 def test_the_next_launcher_goes_on_with_the_limits_that_the_job_has_taught(archive: Archive, tmp_path: Path) -> None:

@@ -79,7 +79,15 @@ def test_paths_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None
         unpack(tmp_path, tmp_path / "work", digest)
 
 
-def test_links_are_refused(tmp_path: Path) -> None:
-    digest = pieces(tmp_path, [], link="/etc/passwd")
+@pytest.mark.parametrize("link", ["/etc/passwd", "../elsewhere", ".", "missing.py", "package"])
+def test_links_to_anything_but_a_file_of_the_archive_are_refused(tmp_path: Path, link: str) -> None:
+    digest = pieces(tmp_path, ["package/train.py"], link=link)
     with pytest.raises(SetupError, match="a link or a path outside its folder"):
         unpack(tmp_path, tmp_path / "work", digest)
+
+
+def test_a_link_to_a_file_of_the_archive_is_one_in_the_pod(tmp_path: Path) -> None:
+    digest = pieces(tmp_path, ["package/train.py"], link="package/train.py")
+    for _ in range(2):  # as in a container that was restarted
+        assert unpack(tmp_path, tmp_path / "work", digest) == 2
+        assert (tmp_path / "work" / "link").resolve() == tmp_path / "work" / "package" / "train.py"

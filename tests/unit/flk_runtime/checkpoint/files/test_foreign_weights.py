@@ -16,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from flk_runtime.checkpoint.files import Weights, export_weights, import_weights, safetensors
+from flk_runtime.checkpoint.load import FilesReader
 from flk_runtime.errors import CheckpointError
 
 
@@ -83,6 +84,9 @@ def huge(metadata: dcp.Metadata) -> None:
         (huge, "has no tensor 'a' that can be read"),
         (lambda metadata: metadata.storage_data.clear(), "cannot read"),
         (lambda metadata: setattr(metadata.state_dict_metadata["a"], "chunks", None), "does not hold all of"),
+        (lambda metadata: setattr(metadata.state_dict_metadata["a"], "chunks", [3]), "cannot read"),
+        (lambda metadata: setattr(metadata.state_dict_metadata["a"], "properties", None), "does not tell dtype"),
+        (lambda metadata: setattr(metadata.state_dict_metadata["a"], "size", "eight"), "does not tell dtype"),
     ],
 )
 def test_a_strangers_checkpoint_is_refused(
@@ -91,6 +95,17 @@ def test_a_strangers_checkpoint_is_refused(
     saved(tmp_path / "victim")
     with pytest.raises(CheckpointError, match=reason):
         Weights(str(changed(tmp_path / "given", change))).tensor("a")
+
+
+def test_a_chunk_that_is_listed_again_and_again_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeat(metadata: dcp.Metadata) -> None:
+        metadata.state_dict_metadata["a"].chunks *= 1000
+
+    weights, read = Weights(str(changed(tmp_path / "given", repeat))), []
+    tensors = FilesReader.read_tensor
+    monkeypatch.setattr(FilesReader, "read_tensor", lambda self, item: (read.append(item), tensors(self, item))[1])
+    assert torch.equal(weights.tensor("a"), torch.arange(8.0))
+    assert len(read) == 1
 
 
 def write_safetensors(path: Path, header: object) -> None:
