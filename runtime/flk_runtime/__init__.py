@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flk_runtime.data import EvaluationLoader, Loader, shard
     from flk_runtime.diloco import DiLoCo
     from flk_runtime.discovery import RankInfo
-    from flk_runtime.distributed import all_reduce, broadcast, main_process_first, reduce, synchronize
+    from flk_runtime.distributed import all_reduce, main_process_first, synchronize
     from flk_runtime.distributed.optimizer import DistributedOptimizer
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.parallel.precision import Precision
@@ -54,7 +54,6 @@ _MODULES = {
     "SetupError": "errors",
     "adopt": "run.adopt",
     "all_reduce": "distributed",
-    "broadcast": "distributed",
     "heartbeat": "shared.progress",
     "must_stop": "run.script",
     "per_rank": "checkpoint.stateful",
@@ -62,7 +61,6 @@ _MODULES = {
     "save": "run.script",
     "init": "run.init",
     "main_process_first": "distributed",
-    "reduce": "distributed",
     "replicated": "checkpoint.stateful",
     "shard": "data",
     "synchronize": "distributed",
@@ -85,13 +83,11 @@ __all__ = [
     "__version__",
     "adopt",
     "all_reduce",
-    "broadcast",
     "heartbeat",
     "init",
     "main_process_first",
     "must_stop",
     "per_rank",
-    "reduce",
     "replicated",
     "restore",
     "save",
