@@ -1,8 +1,8 @@
 """DistributedOptimizer: an optimizer that averages gradients over the ranks, for models without a wrapper such as DDP.
 
-It is named after those of Horovod and Lux.jl. Hooks of the parameters average all gradients at the end of each backward
-pass outside of `no_sync`. So whatever reads them before the step reads averages: clipping, and a GradScaler, which finds
-an overflow of one rank on all. To average averages again changes nothing, so several passes may come before a step.
+Horovod and Lux.jl have one of this name. Hooks of the parameters average all gradients at the end of each backward pass
+outside of `no_sync`. So what reads them before the step reads averages: clipping, and a GradScaler, which finds an
+overflow of one rank on all. To average averages again changes nothing, so several passes may come before a step.
 """
 
 from __future__ import annotations
