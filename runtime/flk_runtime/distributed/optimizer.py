@@ -17,9 +17,9 @@ import torch
 from torch.optim import Optimizer
 
 from flk_runtime.distributed.broadcast_state import check_alike
-from flk_runtime.distributed.collectives import all_reduce
+from flk_runtime.distributed.collectives import all_reduce, begin
 from flk_runtime.distributed.consistency import parameters_in
-from flk_runtime.distributed.process_group import mean_loss, world_size
+from flk_runtime.distributed.process_group import mean_loss
 from flk_runtime.errors import SetupError
 
 
@@ -31,6 +31,7 @@ class DistributedOptimizer(Optimizer):
 
     Each trained parameter needs a gradient, which is not sparse, on each rank in each pass outside of `no_sync`; else
     SetupError is raised at the step, or in the pass. `synchronize` averages gradients that the script has set itself.
+    Call ``zero_grad`` after parameters were unfrozen.
     """
 
     # With a fused optimizer GradScaler would leave unscaling to it, by attributes set on this object.
@@ -41,12 +42,13 @@ class DistributedOptimizer(Optimizer):
         if not isinstance(optimizer, Optimizer) or isinstance(optimizer, DistributedOptimizer):
             raise SetupError(f"DistributedOptimizer takes an optimizer of torch, not a {type(optimizer).__name__}")
         self._optimizer = optimizer
-        self._hooked: set[torch.Tensor] = set()  # none in a world of one rank
+        self._hooked: set[torch.Tensor] = set()
         self._ready: set[torch.Tensor] = set()  # they have got a gradient since the latest averages
         self._is_held = self._has_averages = False  # in no_sync(); for the next step
-        if world_size() > 1:
+        self._averages = begin("DistributedOptimizer")  # there are several ranks
+        if self._averages:
             check_alike("DistributedOptimizer", optimizer)
-            self._add_hooks()
+        self._add_hooks()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step with the averages, of each call of a closure. Raises SetupError if there are none."""
@@ -72,11 +74,11 @@ class DistributedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)
+        self._add_hooks()  # of parameters that the script has unfrozen
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._optimizer.add_param_group(param_group)
-        if self._hooked:
-            self._add_hooks()
+        self._add_hooks()
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -91,9 +93,10 @@ class DistributedOptimizer(Optimizer):
 
     def _add_hooks(self) -> None:
         note = weakref.WeakMethod(self._note)
-        for each in [each for each in parameters_in(self) if each not in self._hooked]:
-            self._hooked.add(each)
-            each.register_post_accumulate_grad_hook(lambda tensor: (found := note()) and found(tensor))  # type: ignore[no-untyped-call]
+        for each in parameters_in(self):
+            if self._averages and each.requires_grad and each not in self._hooked:
+                self._hooked.add(each)
+                each.register_post_accumulate_grad_hook(lambda tensor: (found := note()) and found(tensor))  # type: ignore[no-untyped-call]
 
     def _note(self, parameter: torch.Tensor) -> None:
         """A backward pass has given ``parameter`` its gradient: average all, if it is the last one."""
@@ -106,7 +109,7 @@ class DistributedOptimizer(Optimizer):
 
     def _evaluated(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
-            loss = mean_loss(closure) if self._hooked else closure()
+            loss = mean_loss(closure) if self._averages else closure()
         self._check()
         return loss
 
@@ -115,7 +118,7 @@ class DistributedOptimizer(Optimizer):
         has_averages, self._has_averages = self._has_averages, False
         trained = [each for each in parameters_in(self) if each.requires_grad]
         missing = [tuple(each.shape) for each in trained if self._ready and each not in self._ready]
-        if self._hooked and (missing or not has_averages):
+        if self._averages and (missing or not has_averages):
             cause = f"a parameter of shape {missing[0]} had no gradient" if missing else "there was no backward pass"
             raise SetupError(
                 f"DistributedOptimizer has averaged no gradients for this step, since {cause} outside of no_sync: call "

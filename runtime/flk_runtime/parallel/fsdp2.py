@@ -66,6 +66,10 @@ class FSDP2Model(ParallelModel):
         Materializer(model, [*units, model], device, init_follows=init_follows).run(shard, broadcast=broadcast)
         super().__init__(model)
         self._units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for module in self._units:  # torch makes full parameters once, which cannot be trained if in inference_mode()
+            module.unshard()
+            module.reshard()
+        model.register_forward_hook(self._after_pass)
         # With this name, generate() of Transformers takes as many steps on each rank as on the others.
         model._is_fsdp_managed_module = True  # type: ignore[assignment]
         _extend_zero_grad(model)
@@ -74,7 +78,7 @@ class FSDP2Model(ParallelModel):
         self._tied: list[str] = []  # buffers that rank 0 sends
         self._sends = True  # them at the next forward pass
         self._syncs = True  # gradients now
-        self._has_skipped = False  # there was a pass in no_sync, so passes are watched
+        self._has_skipped = False  # there was a no_sync, so backward passes are watched
         self._unreduced = False  # the latest backward pass was in no_sync
         if options.find_unused_parameters:
             for module in self._units:
@@ -82,9 +86,7 @@ class FSDP2Model(ParallelModel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        if not self._has_skipped:
-            self._has_skipped = True
-            self.model.register_forward_hook(self._watch_pass)
+        self._has_skipped = True
         self._set_communication(False)
         try:
             yield
@@ -129,26 +131,34 @@ class FSDP2Model(ParallelModel):
         self._sends = self._syncs and torch.is_grad_enabled()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _watch_pass(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        """Note at the backward pass of ``output`` whether it reduces the gradients, and all that are left by others."""
+    def _after_pass(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        """Free full parameters that no backward pass will free: a script would change them in place of the shards.
 
-        def note(gradient: torch.Tensor) -> None:
-            self._unreduced = not self._syncs
+        Else note at the backward pass whether it reduces the gradients, with those that others have left.
+        """
+        if not torch.is_grad_enabled():
+            self._reshard()
+        elif self._has_skipped:
+            for leaf in pytree.leaves(output):
+                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                    leaf.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
 
-        for leaf in pytree.leaves(output) if torch.is_grad_enabled() else ():
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(note)  # type: ignore[no-untyped-call]
+    def _note_backward(self, _: torch.Tensor) -> None:
+        self._unreduced = not self._syncs
 
     def _before_step(self, *_: Any) -> None:
         """Refuse a step without the gradients of the latest pass, and free full parameters, which it does not change.
 
-        A forward pass after the last backward pass (an evaluation) leaves those, at least of the outermost module.
+        A forward pass with gradients, which no backward pass follows, leaves those.
         """
         if self._unreduced:
             raise SetupError(
                 "the latest backward pass before optimizer.step() was in no_sync, so the step would lack its "
                 "gradients: leave the last backward pass before each step out of no_sync"
             )
+        self._reshard()
+
+    def _reshard(self) -> None:
         for module in self._units:
             module.reshard()
 
