@@ -26,7 +26,6 @@ class Row:
     strategy: str
     precision: str  # "as written" in the script, or bf16
     recompute: bool
-    tp: int  # ranks over which layers are split
     fits: bool
     total: int
     parameters: int
@@ -50,11 +49,6 @@ class Row:
     def is_bound_by_host(self) -> bool:
         """Whether the GPU waits for the host, which launches operations one by one."""
         return self.host_seconds > self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
-
-    @property
-    def sample_seconds(self) -> float:
-        """Seconds for as many samples as a step without tensor parallelism has."""
-        return self.step_seconds * self.tp
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:

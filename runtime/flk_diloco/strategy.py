@@ -11,7 +11,7 @@ from flk_diloco.options import DiLoCo, Membership, environment_options
 from flk_diloco.worker import OuterLoop
 from flk_runtime.contract.strategies import DILOCO
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import ParallelModel, ParallelOptions
+from flk_runtime.parallel import ParallelModel
 
 
 class DiLoCoStrategy:
@@ -29,12 +29,10 @@ class DiLoCoStrategy:
     def __str__(self) -> str:
         return f"{self.name} ({self._options})"
 
-    def check(self, models: int, options: ParallelOptions) -> None:
-        """Raise SetupError for a second model, and for options that cannot be used with it."""
+    def check(self, models: int) -> None:
+        """Raise SetupError for a second model."""
         if models:
             raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
-        if options.offload:
-            raise SetupError("offload= cannot be used under strategy diloco: leave it out")
 
     def loop(self, parallel: ParallelModel, blocks: Sequence[nn.Module], steps: int) -> OuterLoop:
         """The rounds of this worker. Collective."""

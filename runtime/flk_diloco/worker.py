@@ -14,11 +14,11 @@ from torch import nn
 from flk_diloco import fragments
 from flk_diloco.lead import JOINED, STOP, Lead, say
 from flk_diloco.options import DiLoCo, Membership
+from flk_diloco.step_streams import StepStreams
 from flk_runtime.contract.ranges import plural
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel
-from flk_runtime.parallel.step_streams import StepStreams
 from flk_runtime.shared import progress
 from flk_runtime.system import device as devices
 

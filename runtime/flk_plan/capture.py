@@ -11,7 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,13 +35,10 @@ from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, strategies
 from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
+from flk_runtime.parallel.computation import find_recomputed, recompute_activations
 from flk_runtime.parallel.meta_init import check_init, meta_names
-from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 from flk_runtime.run import current
 from flk_runtime.system import pytree, trial
-
-if TYPE_CHECKING:
-    from flk_plan.split import SplitModel
 
 _NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
 _EVALUATIONS = 1000  # calls without gradients before the first step: a loop may wait for ever for a value of the model
@@ -155,9 +152,6 @@ class _Session:
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> ParallelModel:
         if self.captured is not None:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
-        for name in ("reshard_after_forward", "prefetch", "offload", "mesh", "parallelize"):
-            if getattr(options, name):
-                raise SetupError(f"plan does not model {name}: leave it out to compare strategies")
         unset = [name for name, each in model.named_parameters() if getattr(each, META, False)]
         check_init([*unset, *meta_names(model)], options.init)
         for module in model.modules():
@@ -268,9 +262,8 @@ def retrace(
     *,
     precision: Precision | None,
     recompute: bool | Blocks,
-    split: SplitModel | None = None,
 ) -> StepTrace:
-    """Trace the first micro-batch in another precision, with recomputation, or as one rank of a split model."""
+    """Trace the first micro-batch in another precision, or with recomputation."""
     model, blocks = captured.model, captured.blocks
     parameter = next(model.parameters())
     assert isinstance(parameter.data, FakeTensor)  # noqa: S101
@@ -279,7 +272,6 @@ def retrace(
         WithoutData(),
         _kernels_of_gpus(),
         _as_trained(captured, precision=precision, recompute=recompute),
-        split.applied(tracer.communicate) if split else contextlib.nullcontext(),
         parameter.data.fake_mode,
         torch.autocast("cpu", captured.autocast, enabled=captured.autocast is not None),
         tracer.recording(),

@@ -89,12 +89,12 @@ class Collective:
         return COLLECTIVE_SECONDS + self.sent / cluster.bandwidth(self.ranks, self.stride)
 
 
-def shard_count(strategy: str, cluster: Cluster, shard_size: int | None = None, tp: int = 1) -> int:
-    """Number of ranks, of those with different data, that share one copy of the model. ``tp`` ranks have the same."""
+def shard_count(strategy: str, cluster: Cluster, shard_size: int | None = None) -> int:
+    """Number of ranks that share one copy of the model."""
     kind = STRATEGIES[strategy]
     if not kind.shards:
         return 1
-    return (shard_size or max(1, cluster.gpus // tp)) if kind.replicates else cluster.world_size // tp
+    return (shard_size or cluster.gpus) if kind.replicates else cluster.world_size
 
 
 def collectives(
@@ -104,12 +104,10 @@ def collectives(
     shards: int,
     parameter_size: int | None = None,
     reduce_size: int | None = None,
-    stride: int = 1,
 ) -> Iterator[Collective]:
     """The collectives of a step with one forward and one backward pass, in the order of ``units``.
 
     The sizes are bytes of an element of a parameter and of a gradient when it is sent; None: as they are kept.
-    ``world_size`` counts ranks with different data, of which two neighbours are ``stride`` ranks apart.
     """
     if world_size == 1 or strategy == "none":
         return
@@ -124,15 +122,15 @@ def collectives(
         reduced = sent_bytes(unit, shards, reduce_size, trained_only=True)
         if shards > 1:
             share = (shards - 1) / shards
-            yield Collective(unit, When.FORWARD, CollectiveKind.ALL_GATHER, gathered * share, shards, stride)
+            yield Collective(unit, When.FORWARD, CollectiveKind.ALL_GATHER, gathered * share, shards, 1)
             if kind.reshards and not unit.is_kept:
-                yield Collective(unit, When.BACKWARD, CollectiveKind.ALL_GATHER, gathered * share, shards, stride)
+                yield Collective(unit, When.BACKWARD, CollectiveKind.ALL_GATHER, gathered * share, shards, 1)
             if trained:
-                yield Collective(unit, When.OPTIMIZER, CollectiveKind.REDUCE_SCATTER, reduced * share, shards, stride)
+                yield Collective(unit, When.OPTIMIZER, CollectiveKind.REDUCE_SCATTER, reduced * share, shards, 1)
         if replicas > 1 and trained:
             share = 2 * (replicas - 1) / replicas
             yield Collective(
-                unit, When.OPTIMIZER, CollectiveKind.ALL_REDUCE, reduced / shards * share, replicas, shards * stride
+                unit, When.OPTIMIZER, CollectiveKind.ALL_REDUCE, reduced / shards * share, replicas, shards
             )
 
 

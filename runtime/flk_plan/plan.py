@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from flk_runtime.parallel.recompute import find_recomputed
 from torch import nn
 
 from flk_plan.calibration import UNMEASURED, Calibration
@@ -26,13 +27,9 @@ from flk_plan.hardware import (
 )
 from flk_plan.predict import Prediction, Workload, predict
 from flk_plan.state import optimizer_sizes, units_of
-from flk_runtime.errors import SetupError
 from flk_runtime.metrics import mfu
 from flk_runtime.parallel import STRATEGIES, Precision
-from flk_runtime.parallel.recompute import find_recomputed
-
-if TYPE_CHECKING:
-    from flk_plan.split import SplitModel
+from flk_runtime.parallel.computation import find_recomputed
 
 _SLOWEST_LAUNCH = 5 * HOST_SECONDS  # of an operation; a host that takes longer has waited for the device, as for a loss
 _HOST_BOUND = 0.95  # share of a step after which the host has launched it, if it is the bound
@@ -44,20 +41,10 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
 
     Where a row leaves something out of the time, as ``modelled`` of it tells, all rows are sorted by memory.
     """
-    splits, refused = _splits(captured, cluster)
-    rows = []
-    for split in splits:
-        names = strategies_of(captured, cluster, split.ranks if split else 1)
-        try:
-            rows += [
-                row for work in _workloads(captured, cluster, split) for row in _rows(captured, cluster, work, names)
-            ]
-        except RuntimeError as error:
-            if split is None or split.ranks == captured.options.tp:
-                raise
-            refused = f"no row has tp={split.ranks}, with which the model's forward pass fails: {error}".splitlines()[0]
+    names = strategies_of(captured, cluster)
+    rows = [row for work in _workloads(captured, cluster) for row in _rows(captured, cluster, work, names)]
     left_out = list(unmodelled(captured))
-    rows.sort(key=lambda row: (not row.fits, row.sample_seconds if row.fits and not left_out else row.total))
+    rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits and not left_out else row.total))
     gpu, network = cluster.gpu, cluster.network
     half = torch.bfloat16 if gpu.multiplies(torch.bfloat16) else torch.float16
     peak = f"{gpu.peak(half) / 1e12:.0f} TFLOP/s in {'bf16' if half == torch.bfloat16 else 'fp16'}"
@@ -68,11 +55,6 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"collectives reach {LINK_EFFICIENCY:.0%} of it",
         f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
     ]
-    if any(row.tp > 1 for row in rows):
-        assumptions.append(
-            "with TP n, n ranks have the same samples, so that a step has an n-th of them: the rows are in the order "
-            "of the time for equally many"
-        )
     if gpu.overlaps:
         share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
         assumptions.insert(2, f"a collective takes {share}, fewer where the network is slow")
@@ -84,13 +66,12 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     return {
         **identity(captured, cluster),
         "parameters": sum(each.numel() for each in captured.model.parameters()),
-        "tp": captured.options.tp or 1,
         "world_size": cluster.world_size,
         "gpu": gpu.name,
         "memory": gpu.memory,
         "rows": [{**_as_dict(row), "modelled": not left_out} for row in rows],
         "assumptions": assumptions,
-        "warnings": [*_warnings(captured, cluster), *([refused] if refused else [])],
+        "warnings": list(_warnings(captured, cluster)),
     }
 
 
@@ -220,62 +201,21 @@ def left_out(measured: Sequence[Mapping[str, Any]], cluster: Cluster) -> Iterato
         )
 
 
-def _splits(captured: CapturedModel, cluster: Cluster) -> tuple[list[SplitModel | None], str]:
-    """The sizes of tensor parallelism that a plan has rows for, the script's own first; and why there are no others.
-
-    None is a model that is not split. Others stay inside of a node. Raises SetupError for what the script asks for.
-    """
-    given, own = captured.options, _own_split(captured, cluster)
-    splits = [own, None] if own else [own]
-    from flk_plan.split import SplitModel
-    from flk_runtime.parallel.tensor_parallel import plan_of
-
-    refused = ""
-    for ranks in range(2, cluster.gpus + 1):
-        if cluster.gpus % ranks == 0 and ranks != given.tp and plan_of(captured.model, given.tp_plan):
-            try:
-                splits.append(SplitModel(captured.model, given, ranks))
-            except SetupError as error:
-                refused = f"no row has tp={ranks}: {error}"
-    return splits, refused
-
-
-def _own_split(captured: CapturedModel, cluster: Cluster) -> SplitModel | None:
-    given = captured.options
-    if given.tp is None:
-        return None
-    from flk_plan.split import SplitModel
-    from flk_runtime.parallel.mesh import check_sizes  # only jobs whose files say tp= have both
-
-    check_sizes({"tp": given.tp}, cluster.world_size)
-    return SplitModel(captured.model, given, given.tp)
-
-
-def strategies_of(captured: CapturedModel, cluster: Cluster, tp: int | None = None) -> list[str]:
-    """The strategies that the model and its options allow and that differ from each other on these nodes.
-
-    ``tp``: ranks over which layers are split; None: as the script has it.
-    """
-    split = captured.options.tp is not None if tp is None else tp > 1
-    tp = tp or captured.options.tp or 1
-    copies = cluster.world_size // tp
-    shards = shard_count("hybrid_shard", cluster, captured.options.shard_size, tp)
-    hybrid = 1 < shards < copies and copies % shards == 0
+def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
+    """The strategies that the model and its options allow and that differ from each other on these nodes."""
+    shards = shard_count("hybrid_shard", cluster, captured.options.shard_size)
+    hybrid = 1 < shards < cluster.world_size and cluster.world_size % shards == 0
     scalars = any(each.dim() == 0 for each in captured.model.parameters())  # they cannot be sharded
     kinds = {name: STRATEGIES[name] for name in _STRATEGIES}
-    return [
-        name
-        for name, kind in kinds.items()
-        if (hybrid or not kind.replicates) and not (scalars and kind.shards) and (kind.shards or not split)
-    ]
+    return [name for name, kind in kinds.items() if (hybrid or not kind.replicates) and not (scalars and kind.shards)]
 
 
 def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:
     """The work of a rank in a step, with the precision and the recomputation that the script has."""
-    return next(_workloads(captured, cluster, _own_split(captured, cluster)))
+    return next(_workloads(captured, cluster))
 
 
-def _workloads(captured: CapturedModel, cluster: Cluster, split: SplitModel | None) -> Iterator[Workload]:
+def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
     given, trace = captured.options, captured.trace
     assert trace is not None  # noqa: S101
     dtype = mfu.dtype_of(captured.model) or torch.float32
@@ -295,15 +235,12 @@ def _workloads(captured: CapturedModel, cluster: Cluster, split: SplitModel | No
             precision,
             ready,
             ends=given.blocks is None,
-            shapes=split.shapes if split else None,
         )
         for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):
-            as_traced = split is None and precision is given.precision and recompute == given.recompute
+            as_traced = precision is given.precision and recompute == given.recompute
             yield Workload(
                 units,
-                trace
-                if as_traced
-                else retrace(captured, cluster.gpu, precision=precision, recompute=recompute, split=split),
+                trace if as_traced else retrace(captured, cluster.gpu, precision=precision, recompute=recompute),
                 captured.autocast or (precision.param if precision else dtype),
                 name,
                 bool(recompute),
@@ -311,8 +248,6 @@ def _workloads(captured: CapturedModel, cluster: Cluster, split: SplitModel | No
                 precision.reduce.itemsize if precision else None,
                 optimizers,
                 captured.synced,
-                split.ranks if split else 1,
-                trace.model_flops,
             )
 
 
@@ -322,7 +257,6 @@ def _as_dict(row: Prediction) -> dict[str, Any]:
         "strategy": row.strategy,
         "precision": row.precision,
         "recompute": row.recompute,
-        "tp": row.tp,
         "fits": row.fits,
         "total": row.total,
         "parameters": state.parameters,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,6 @@ class Prediction:
     strategy: str
     precision: str
     recompute: bool
-    tp: int  # ranks over which layers are split, which have the same samples
     state: StateBytes
     activations: int
     gathered: int  # full parameters and gradients of the blocks that are in use
@@ -69,11 +68,6 @@ class Prediction:
         """Duration of a step."""
         return max(self.device_seconds, self.host_seconds)
 
-    @property
-    def sample_seconds(self) -> float:
-        """Duration of a step for as many samples as a step without tensor parallelism has."""
-        return self.step_seconds * self.tp
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -88,26 +82,20 @@ class Workload:
     reduce_size: int | None = None  # bytes of an element of a gradient that is summed; None: as the parameter is kept
     optimizers: Sequence[OptimizerSizes] = ()
     synced: Sequence[bool] = (True,)  # for each micro-batch of a step: its gradients are communicated
-    tp: int = 1  # ranks over which layers are split; units and trace are of one of them
-    model_flops: int | None = None  # of a micro-batch, on all of these ranks; None: as the trace has them
 
 
 def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int | None = None) -> Prediction:
     """Predict one strategy. ``shard_size``: ranks in a shard group of a hybrid strategy; default: a node's ranks."""
     kind = STRATEGIES[strategy]
-    shards = shard_count(strategy, cluster, shard_size, work.tp)
+    shards = shard_count(strategy, cluster, shard_size)
     state = model_state(work.units, shards)
-    replicas = cluster.world_size // work.tp
-    buckets = state.gradients if strategy == "ddp" and replicas > 1 else 0  # flk wraps nothing for one rank
+    buckets = state.gradients if strategy == "ddp" and cluster.world_size > 1 else 0  # flk wraps nothing for one rank
     memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards, buckets=buckets)
     held = state.parameters + state.optimizer
     needed = memory.pools if cluster.gpu.overlaps else memory.peak  # a CPU has neither streams nor pools
     total = int((held + needed) / (1 - FRAGMENTATION))
     usable = cluster.gpu.memory - RESERVED
-    sent = list(
-        collectives(strategy, work.units, replicas, shards, work.parameter_size, work.reduce_size, stride=work.tp)
-    )
-    split = list(_of_split_layers(work))
+    sent = list(collectives(strategy, work.units, cluster.world_size, shards, work.parameter_size, work.reduce_size))
     inside = between = exposed = 0.0
     for number, synced in enumerate(work.synced):
         gathers = kind.reshards or number == 0 or work.synced[number - 1]  # else the parameters are still there
@@ -115,9 +103,6 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
             [each for each in sent if (synced if each.when is When.OPTIMIZER else gathers)], work, cluster
         )
         inside, between, exposed = inside + wire.inside, between + wire.between, exposed + longer
-    size = len(work.synced) * sum(each.sent for each in split)
-    inside, between = (inside + size, between) if cluster.is_inside(work.tp, 1) else (inside, between + size)
-    exposed += len(work.synced) * sum(each.seconds(cluster) for each in split)
     # The optimizer reads gradients, the parameters that have some, and its state, and writes these parameters and its
     # state. A gradient is as large as its parameter.
     update = 3 * state.gradients + 2 * state.optimizer
@@ -125,17 +110,15 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     update_seconds = factor * update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
     compute = factor * work.trace.seconds * len(work.synced)
     operations = work.trace.operations * len(work.synced) + sum(each.operations for each in work.optimizers)
-    operations += _wrapper_operations(strategy, work, replicas)
+    operations += _wrapper_operations(strategy, work, cluster.world_size)
     host = operations * (cluster.calibration.launch or HOST_SECONDS) if cluster.gpu.overlaps else 0.0
     step = max(compute + exposed + update_seconds, host)
     activations = work.trace.peak
-    flops = work.trace.model_flops if work.model_flops is None else work.model_flops
     free = usable - (total - activations / (1 - FRAGMENTATION))
     return Prediction(
         strategy,
         work.precision,
         work.recompute,
-        work.tp,
         state,
         activations,
         memory.gathered,
@@ -151,19 +134,9 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
         host,
         None
         if cluster.gpu.flops or work.trace.uncounted or not cluster.gpu.multiplies(work.dtype)
-        else flops / work.tp * len(work.synced) / step / cluster.gpu.peak(work.dtype),
+        else work.trace.model_flops * len(work.synced) / step / cluster.gpu.peak(work.dtype),
         max(0.0, free * (1 - FRAGMENTATION) / activations),
     )
-
-
-def _of_split_layers(work: Workload) -> Iterator[Collective]:
-    """The collectives of a micro-batch that layers need which are split. The computation waits for each of them."""
-    for segment in work.trace.segments:
-        when = When.BACKWARD if segment.backward else When.FORWARD
-        for name, size in segment.sums:
-            kind = CollectiveKind(name)
-            share = (2 if kind is CollectiveKind.ALL_REDUCE else 1) * (work.tp - 1) / work.tp
-            yield Collective(None, when, kind, size * share, work.tp, 1)
 
 
 class _Memory:

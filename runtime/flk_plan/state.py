@@ -79,13 +79,12 @@ def units_of(
     ready: Sequence[int] = (),
     *,
     ends: bool = True,
-    shapes: Mapping[int, tuple[int, ...]] | None = None,
 ) -> list[Unit]:
     """The units that FSDP makes of ``model``, in the order of registration; the root is first.
 
     ``blocks`` are the parts that are traced; ``states`` are the sizes of the optimizers' states by id of the parameter.
     ``ends``: see `sharded_units`. ``ready``: see `StepTrace`; by default gradients become ready in the reverse order of
-    registration. ``shapes``: of rank 0's part of parameters that tensor parallelism splits, by id.
+    registration.
     """
     parameters = list(model.parameters())
     rest = set(range(len(parameters))).difference(ready)
@@ -103,21 +102,13 @@ def units_of(
         own = [each for each in module.parameters() if id(each) not in seen]
         seen.update(map(id, own))
         if own:
-            described = tuple(
-                _described(each, states.get(id(each), ()), place[id(each)], (shapes or {}).get(id(each)))
-                for each in own
-            )
+            described = tuple(_described(each, states.get(id(each), ()), place[id(each)]) for each in own)
             units.append(Unit(part.get(id(module), OUTSIDE), described, module in kept))
     return units[::-1]
 
 
-def _described(
-    each: nn.Parameter, state: tuple[tuple[int, int], ...], place: int, part: tuple[int, ...] | None
-) -> Parameter:
-    shape = tuple(each.shape) if part is None else part
-    numel = torch.Size(shape).numel()
-    state = tuple((numel if elements == each.numel() else elements, size) for elements, size in state)
-    return Parameter(shape, each.element_size(), each.requires_grad, state, place)
+def _described(each: nn.Parameter, state: tuple[tuple[int, int], ...], place: int) -> Parameter:
+    return Parameter(tuple(each.shape), each.element_size(), each.requires_grad, state, place)
 
 
 @dataclass(frozen=True)

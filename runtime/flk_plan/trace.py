@@ -53,7 +53,6 @@ class Segment:
     model_flops: int = 0  # without the FLOPs that recomputation repeats
     seconds: float = 0.0  # estimated time on the GPU
     operations: int = 0  # that the host launches
-    sums: tuple[tuple[str, int], ...] = ()  # kind and full bytes of the collectives that its computation waits for
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,6 @@ class _Recorded:
         self.block, self.backward = block, backward
         self.peak = self.change = self.model_flops = self.operations = 0
         self.seconds = 0.0
-        self.sums: list[tuple[str, int]] = []
 
 
 @dataclass
@@ -152,10 +150,6 @@ class Tracer:
     def backward_began(self) -> bool:
         """Whether the latest micro-batch is in its backward pass, or after it."""
         return self._current.backward
-
-    def communicate(self, kind: str, size: int) -> None:
-        """Record a collective on ``size`` bytes for which the computation waits."""
-        self._current.sums.append((kind, size))
 
     def begin_micro_batch(self) -> None:
         """Begin another micro-batch of the step. Only the first one is part of the trace."""
@@ -204,7 +198,6 @@ class Tracer:
                     model.model_flops,
                     model.seconds,
                     model.operations,
-                    tuple(model.sums),
                 )
             )
             live += each.change

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flk_runtime.checkpoint.stateful import per_rank, replicated
     from flk_runtime.data import EvaluationLoader, Loader, shard
     from flk_runtime.discovery import RankInfo
-    from flk_runtime.distributed import all_reduce, broadcast, main_process_first, reduce, synchronize
+    from flk_runtime.distributed import all_reduce, main_process_first, synchronize
     from flk_runtime.distributed.optimizer import DistributedOptimizer
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.parallel.precision import Precision
@@ -52,7 +52,6 @@ _MODULES = {
     "SetupError": "errors",
     "adopt": "run.adopt",
     "all_reduce": "distributed",
-    "broadcast": "distributed",
     "heartbeat": "shared.progress",
     "must_stop": "run.script",
     "per_rank": "checkpoint.stateful",
@@ -60,7 +59,6 @@ _MODULES = {
     "save": "run.script",
     "init": "run.init",
     "main_process_first": "distributed",
-    "reduce": "distributed",
     "replicated": "checkpoint.stateful",
     "shard": "data",
     "synchronize": "distributed",
@@ -82,13 +80,11 @@ __all__ = [
     "__version__",
     "adopt",
     "all_reduce",
-    "broadcast",
     "heartbeat",
     "init",
     "main_process_first",
     "must_stop",
     "per_rank",
-    "reduce",
     "replicated",
     "restore",
     "save",

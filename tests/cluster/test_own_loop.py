@@ -43,8 +43,8 @@ import flk_runtime as flk
 
 def train():
     run = flk.init(log_every=0)
-    model = run.parallelize(nn.Linear(4, 4), save_frozen=False)
-    average = run.average(0.9)
+    model = run.parallelize(nn.Linear(4, 4), recompute=False)
+    optimizer = flk.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
     run.close()
     loop = flk.adopt(model=nn.Linear(2, 2), checkpoint="/tmp/other")
     loop.close()

@@ -10,6 +10,7 @@ import collections, dataclasses, enum, json, types
 import numpy
 import torch
 import flk_runtime as flk
+from flk_runtime.distributed.collectives import broadcast
 
 run = flk.init(device="cpu")
 r, W = run.rank, run.world_size
@@ -22,10 +23,6 @@ class Metrics:
 
 class Colour(enum.IntEnum):
     RED = 5
-
-def one(make, op="sum", **options):
-    call = flk.all_reduce if not options else flk.reduce
-    return call(make(r), op, **options)
 
 # Containers: of any kind, kept; the given ones stay as they are.
 given = {"b": 1.5 * r, "a": [r, (r, None)], "p": Point(r, torch.full((2,), float(r))), "m": Metrics(float(r), "kept")}
@@ -91,24 +88,17 @@ assert flk.all_reduce(numpy.array(2.0)).shape == ()
 assert flk.all_reduce(numpy.array(["a"])).tolist() == ["a"]
 assert flk.all_reduce(numpy.int64(r), "mean") == 1.0
 
-# reduce: only the root's leaves change
-mine, number = torch.full((2,), float(r)), r
-tensor, total = flk.reduce((mine, number), root=1)
-assert tensor is mine and mine.tolist() == ([3.0, 3.0] if r == 1 else [float(r)] * 2)
-assert total == (3 if r == 1 else r)
-assert flk.reduce({"mean": float(r)}, "mean", root=2)["mean"] == (1.0 if r == 2 else float(r))
-
 # broadcast: other leaves are sent too
 state = {"name": f"rank {r}", "none": None if r else "was none", "n": 2 ** 80 + r,
          "t": torch.full((2,), r, dtype=torch.int16),
          "a": numpy.full(2, float(r)), "fp8": torch.full((2,), float(r)).to(torch.float8_e4m3fn),
          "flag": torch.tensor(r == 1)}
 mine = state["t"]
-got = flk.broadcast(state, root=1)
+got = broadcast(state, root=1)
 assert got["name"] == "rank 1" and got["n"] == 2 ** 80 + 1 and got["none"] is None, got
 assert got["t"] is mine and mine.tolist() == [1, 1] and state["a"].tolist() == [1, 1] and got["flag"].item() is True
 assert got["fp8"].float().tolist() == [1, 1] and state["name"] == f"rank {r}"
-assert flk.broadcast(r) == 0
+assert broadcast(r) == 0
 
 # Many and large leaves: in few messages, in order
 from flk_runtime.distributed import buckets
@@ -133,6 +123,7 @@ DIFFERENT = """
 import numpy
 import torch
 import flk_runtime as flk
+from flk_runtime.distributed.collectives import broadcast
 
 run = flk.init(device="cpu")
 r = run.rank
@@ -142,10 +133,10 @@ cases = [
     lambda: flk.all_reduce([torch.zeros(2, dtype=torch.float64 if r == 0 else torch.float32)]),
     lambda: flk.all_reduce([1, 2] if r else (1, 2)),
     lambda: flk.all_reduce(1, "mean" if r == 3 else "sum"),
-    lambda: flk.broadcast(1) if r == 3 else flk.all_reduce(1),
+    lambda: broadcast(1) if r == 3 else flk.all_reduce(1),
     lambda: flk.all_reduce([1.0 if r == 0 else 1]),
     lambda: flk.all_reduce({"only": torch.zeros(2).expand(3, 2) if r == 2 else torch.zeros(3, 2)}),
-    lambda: flk.broadcast({"x": torch.zeros(2)} if r < 2 else {"x": None}),
+    lambda: broadcast({"x": torch.zeros(2)} if r < 2 else {"x": None}),
 ]
 for case in cases:
     try:
@@ -154,7 +145,6 @@ for case in cases:
         print(error)
 for wrong in (
     lambda: flk.all_reduce(1, "avg"),
-    lambda: flk.reduce(1, root=4),
     lambda: flk.all_reduce({"n": torch.ones(2, dtype=torch.int64)}, "mean"),
     lambda: flk.all_reduce({"z": [torch.ones(2, dtype=torch.complex64)]}, "max"),
     lambda: flk.all_reduce({"big": 2 ** 64}),
@@ -162,7 +152,7 @@ for wrong in (
     lambda: flk.all_reduce(torch.eye(2).to_sparse()),
     lambda: flk.all_reduce(torch.zeros(2, device="meta")),
     lambda: flk.all_reduce(torch.nn.Linear(1, 1)),
-    lambda: flk.broadcast(torch.nn.LazyLinear(1).weight),
+    lambda: broadcast(torch.nn.LazyLinear(1).weight),
     lambda: flk.all_reduce(numpy.zeros(2, dtype=">f4")),
 ):
     try:
@@ -188,7 +178,6 @@ DIFFERENCES = [
     "expanded, so its elements share memory: clone it before on rank 2",
     "tree['x'] is float32 (2,) on cpu on ranks 0-1, and a value on ranks 2-3",
     "all_reduce: unknown op='avg': expected one of sum, mean, max, min, product",
-    "reduce: root=4: expected a rank from 0 to 3",
     "tree['n'] is int64 (2,) on cpu, cannot average an integer tensor: convert it to floating point",
     "tree['z'][0] is complex64 (2,) on cpu, complex tensors have no max",
     "tree['big'] is a number (int), more than 64 bits: make it a float",
@@ -214,17 +203,17 @@ import torch
 import flk_runtime as flk
 from torch import nn
 
-for call in (flk.all_reduce, flk.broadcast, flk.reduce, flk.synchronize):
+for call in (flk.all_reduce, flk.synchronize):
     try:
         call({})
     except flk.SetupError as error:
         print(error)
 run = flk.init(device="cpu")
 tree = {"t": torch.ones(2), "n": 3, "m": nn.Linear(1, 1), "x": None}
-for call in (flk.all_reduce, flk.broadcast, flk.reduce, flk.synchronize):
+for call in (flk.all_reduce, flk.synchronize):
     assert call(tree) is tree
 assert flk.all_reduce(tree, "mean") is tree
-for wrong in (lambda: flk.all_reduce(1, "avg"), lambda: flk.broadcast(1, root=1)):
+for wrong in (lambda: flk.all_reduce(1, "avg"), lambda: flk.synchronize(1, root=1)):
     try:
         wrong()
     except flk.SetupError as error:
@@ -236,10 +225,7 @@ run.close()
 def test_a_world_of_one_returns_the_given_tree(ranks: Callable[..., list[Any]]) -> None:
     (one,) = ranks(ALONE, 1)
     assert one.lines == [
-        *(
-            f"{name} needs the process group: call flk_runtime.init() before"
-            for name in ("all_reduce", "broadcast", "reduce", "synchronize")
-        ),
+        *(f"{name} needs the process group: call flk_runtime.init() before" for name in ("all_reduce", "synchronize")),
         "all_reduce: unknown op='avg': expected one of sum, mean, max, min, product",
-        "broadcast: root=1: expected a rank from 0 to 0",
+        "synchronize: root=1: expected a rank from 0 to 0",
     ]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flk_runtime.contract import pod_env, user_env
 from tests.support.checkpoints import load_with_torch
-from tests.support.memory import delete_pods
-from tests.support.pods import Pods
 from tests.support.ranks import Ranks
 from tests.support.small_model import SMALL_MODEL, told
 
@@ -170,55 +165,3 @@ with group(), init("ddp") as run:
     for world_size in (1, 2):
         for rank in ranks(script, world_size, {"BASE": str(tmp_path)}):
             assert told(rank) == {"done": True}
-
-
-LOSES_ITS_CACHE = """
-import contextlib, os, pathlib, time
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"cache-{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
-import torch
-from torch import nn
-from torch._dynamo.utils import counters
-import flk_runtime as flk
-
-with flk.init(save_every=1) as run:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), compile=True)
-    until = run.steps + 2 if run.attempt else 1_000_000
-    while run.steps < until:
-        loss = model(torch.ones(2, 4)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.step(loss)
-        pathlib.Path(f"step.{run.rank}").write_text(str(run.steps))
-        time.sleep(0.02)
-    found = {name: count for name, count in counters["inductor"].items() if name.startswith("fxgraph_cache")}
-    print("CACHE", run.rank, found)
-"""
-
-
-# The same model in a loop of the script's own.
-ADOPTED = LOSES_ITS_CACHE.replace("flk.init(save_every=1) as run:", "contextlib.ExitStack() as stack:").replace(
-    "    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), compile=True)\n",
-    "    model, optimizer = torch.compile(model), torch.optim.SGD(model.parameters(), 0.1)\n"
-    "    run = stack.enter_context(flk.adopt(save_every=1, model=model, optimizer=optimizer))\n",
-)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("script", [LOSES_ITS_CACHE, ADOPTED], ids=["run", "adopted"])
-def test_after_a_lost_pod_nothing_is_compiled(forked_pods: Callable[..., Pods], root: Path, script: str) -> None:
-    """The pod that stays has no cache on its disk any more either."""
-    # One thread: inductor's pool of compiler processes does not start in a forked process.
-    one_thread = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    variables = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "3", **one_thread}
-    job = forked_pods(2, 1, script=script, **variables)
-    job.start("train.py")
-    paths = [job.folder / f"step.{rank}" for rank in (0, 1)]
-    job.until(lambda: all(path.exists() and int(path.read_text() or 0) >= 5 for path in paths), "both ranks train")
-    delete_pods(job, root, 1)
-    job.start("train.py", only=1)
-    assert job.wait() == [0, 0], job.logs_of_all()
-    assert "from pod memory" in job.log(0)
-    found = re.findall(r"CACHE (\d) (.*)", job.logs_of_all())
-    assert sorted(found) == [(str(rank), "{'fxgraph_cache_hit': 2}") for rank in (0, 1)]

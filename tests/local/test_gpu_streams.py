@@ -37,28 +37,6 @@ def values(parameters):
 )
 
 
-def test_an_average_sees_what_another_stream_still_computes_and_is_seen_by_it(ranks: Ranks) -> None:
-    script = (
-        STREAM
-        + """
-with init("none") as run:
-    model = run.parallelize(build()[0])
-    parameters, average = list(model.parameters()), run.average(0.5)
-    train(parameters, 2.0)
-    average.update()
-    train(parameters, 4.0)
-    average.update()
-    assert stream.waits == 4, "before and after each"
-    train(parameters, 8.0)
-    with average.applied():
-        assert values(parameters) == {3.0}
-    assert values(parameters) == {8.0}
-    assert stream.waits == 8
-"""
-    )
-    ranks(script, 1)
-
-
 def test_a_round_of_diloco_takes_what_another_stream_still_computes_and_is_seen_by_it(ranks: Ranks) -> None:
     script = (
         STREAM

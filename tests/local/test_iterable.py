@@ -245,7 +245,9 @@ for batch in uneven:
     if uneven.consumed == 12:
         break
 rest = run.loader(sizes, batch_size=2, name="rest")
-rest.load_state_dict(flk.broadcast(uneven.state_dict()))
+state = [uneven.state_dict()]
+torch.distributed.broadcast_object_list(state, src=0)
+rest.load_state_dict(state[0])
 mine += [n for batch in rest for n in batch["n"].tolist()]
 assert sorted(sum(everywhere(mine), [])) == sorted([*range(10), *range(4)])
 run.close()

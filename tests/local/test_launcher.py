@@ -296,25 +296,6 @@ def test_the_cause_is_the_rank_that_raised_and_not_its_peers(forked_pods: Callab
         assert "flk_runtime" not in failure.traceback  # the user's frames only
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_destroyed_group_lives_until_the_rank_ends(forked_pods: Callable[..., Pods], start: str) -> None:
-    """Dropping its last reference can deadlock in torch; see worker.keep_destroyed_groups."""
-    script = """
-        import gc, weakref
-        import torch.distributed as dist
-        from torch.distributed import destroy_process_group
-        dist.init_process_group("gloo")
-        group = weakref.ref(dist.group.WORLD)
-        destroy_process_group()
-        gc.collect()
-        print(dist.is_initialized(), group() is None)
-    """
-    job = forked_pods(script=script, FLK_START=start)
-    job.start("train.py")
-    assert job.wait() == [0], job.log()
-    assert "[rank 0] False False\n" in job.log()
-
-
 @pytest.mark.parametrize(("script", "ranks"), [(TRAIN, 0), ("import torch\n", 2), ("", 2)])
 def test_ranks_that_never_meet_are_told_at_the_end(pods: Callable[..., Pods], script: str, ranks: int) -> None:
     job = pods(2, script=script)

@@ -23,7 +23,6 @@ KINDS = {
     "scaler": 1e-5,
     "bf16": 5e-3,
     "meta": 1e-5,
-    "average": 1e-5,
     "adapter": 1e-5,
 }
 ORDINARY = [("scaler", "full_shard", 2, 3), ("meta", "full_shard", 3, 2)]
@@ -73,10 +72,8 @@ def go(kind, strategy, last, folder):
             optimizers,
             init="reset_parameters" if kind == "meta" else None,
             precision=flk.Precision() if kind == "bf16" else None,
-            save_frozen=kind != "adapter",
             shard_size=2 - run.world_size % 2 if strategy == "hybrid_shard" else None,
         )
-        average = run.average(0.7) if kind == "average" else None
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2, enabled=kind == "scaler")
         run.register("scaler", scaler)
         words, size = torch.randint(0, 11, (6, 12, 9), generator=torch.Generator().manual_seed(5)), 12 // run.world_size
@@ -88,10 +85,6 @@ def go(kind, strategy, last, folder):
                 scaler.step(each)
                 each.zero_grad()
             scaler.update()
-            if average:
-                average.update()
-                with average.applied(), torch.no_grad():
-                    loss = loss_of(model, step[run.rank * size : (run.rank + 1) * size])
             run.step()
             seen.append(run.mean(loss.item()))
         return seen

@@ -94,32 +94,6 @@ class Caching(torch.optim.SGD):
         super().__init__(parameters, lr=0.1)
         self.cache = {"first": [self.param_groups[0]["params"][0]]}
 
-class Bound(torch.optim.SGD):
-    def __init__(self, parameters, bind):
-        super().__init__(parameters, lr=0.1)
-        self.update = bind(self.param_groups[0]["params"][0])
-
-def closure_of(parameter):
-    def update():
-        parameter.add_(1)
-    return update
-
-class Plain:  # no optimizer of torch
-    def __init__(self, parameters):
-        self.parameters = list(parameters)
-    @torch.no_grad()
-    def step(self):
-        for each in self.parameters:
-            if each.grad is not None:
-                each.sub_(each.grad)
-
-def plain(run):
-    model = build()[0]
-    other = Plain(model.parameters())
-    model = run.parallelize(model)
-    loss_of(model, data(6, 1)[0][0][run.rank]).backward()
-    other.step()
-
 def step_of_others(run):
     model = build()[0]
     first, second = split(model)
@@ -168,11 +142,6 @@ with group():
         ("'head.weight' was shared with a model that has been parallelized", tied_models),
         ("LBFGS holds the parameter 'embedding.weight' and 15 more that parallelize has replaced", without_any),
         ("Caching keeps the parameter 'embedding.weight' in its attribute 'cache' too", of(Caching)),
-        ("Bound keeps the parameter 'embedding.weight' in its attribute 'update' too",
-         of(lambda all: Bound(all, lambda each: functools.partial(torch.add, each)))),
-        ("Bound keeps the parameter 'embedding.weight' in its attribute 'update' too",
-         of(lambda all: Bound(all, closure_of))),
-        ("the script uses the parameter 'embedding.weight', which parallelize has replaced", plain),
         ("LBFGS of torch cannot train parameters that strategy full_shard shards", of(torch.optim.LBFGS)),
         ("Adafactor of torch cannot train parameters", of(torch.optim.Adafactor)),
         ("Rprop of torch cannot train parameters", of(torch.optim.Rprop)),

@@ -325,7 +325,7 @@ with init("ddp") as run:
 
 
 def test_units_by_name_give_the_same_losses_to_the_bit(ranks: Ranks) -> None:
-    """Also where other modules are recomputed, and where parameters stay sharded over fewer ranks."""
+    """Also where other modules are recomputed."""
     script = (
         THREE_BLOCKS
         + """
@@ -364,13 +364,6 @@ with group():
     of_hybrid = losses("hybrid_shard")[0]
     found, sharded, count = losses("hybrid_shard", blocks=named, recompute=["blocks.*.up"])
     assert (found, sharded[1], count) == (of_hybrid, "embedding", 14 + 6)
-    assert losses("full_shard", reshard_after_forward=2)[0] == expected
-    assert losses("full_shard", prefetch=2)[0] == expected
-    with init("full_shard") as run:
-        model = run.parallelize(build()[0], prefetch=2)
-        ahead = [len(each._get_fsdp_state()._states_to_forward_prefetch) for each in (model, *model.blocks)]
-        behind = [len(each._get_fsdp_state()._states_to_backward_prefetch) for each in (model, *model.blocks)]
-        assert (ahead, behind) == ([2, 2, 1, 0], [2, 0, 1, 2])
 """
     )
     ranks(script, 4)
@@ -400,20 +393,9 @@ class Uncalled(Net):
             x = block(x)
         return self.head(self.norm(x))
 
-class InPlace(Net):
-    def __init__(self, tied, words):
-        super().__init__(tied, words)
-        self.head = nn.Linear(6, words)  # with a bias, what it returns is a view
-
-    def forward(self, x):
-        logits = super().forward(x)
-        logits += 1
-        logits /= 2
-        return logits * 1.0
-
 blocks = [f"blocks.{n}" for n in range(3)]
 with group():
-    for tied, kind in ((False, Net), (True, Net), (False, InPlace)):
+    for tied, kind in ((False, Net), (True, Net)):
         expected, _ = losses("ddp", tied, kind)
         found, sharded = losses("full_shard", tied, kind)
         assert sharded == (["", *blocks] if tied else ["", "embedding", *blocks, "head"]), sharded
@@ -421,15 +403,10 @@ with group():
     low = {"precision": flk.Precision()}
     together, sharded = losses("full_shard", False, blocks="Block", **low)
     assert (together, sharded) == (losses("full_shard", False, **low)[0], ["", *blocks])
-    assert not [each for each in warnings.filters if "FSDP" in str(each)]  # torch's warning about others is shown
     with init("full_shard") as run:
         assert len([m for m in run.parallelize(build()[0]).modules() if "FSDP" in type(m).__name__]) == 4  # small ones
     with init("full_shard") as run:
-        model = run.parallelize(wide(kind=Uncalled)[0])
-        words = data(6, 1)[0][0][run.rank][:, :-1]
-        refused("Uncalled uses a parameter of a block without calling the block", lambda: model(words))
-    with init("full_shard") as run:
-        run.parallelize(wide(kind=Uncalled)[0], blocks="Block")(words)
+        run.parallelize(wide(kind=Uncalled)[0], blocks="Block")(data(6, 1)[0][0][run.rank][:, :-1])
 """
     )
     ranks(script, 2)
@@ -442,28 +419,10 @@ def test_an_error_of_shards_names_its_cause_and_a_cure(ranks: Ranks) -> None:
 import copy
 from flk_runtime.shared.failure_report import describe
 
-def unchanged(model):
-    nn.utils.parametrize.register_parametrization(model.head, "weight", nn.Identity())
-
-def normed(model):
-    nn.utils.parametrizations.weight_norm(model.head)
-
-def sharded(run, prepare=None):
-    model = build()[0]
-    if prepare:
-        prepare(model)
-    return run.parallelize(model)
-
-words = torch.zeros(1, 4, dtype=torch.long)
 with group():
-    for prepare in (unchanged, normed):
-        with init("full_shard") as run:
-            model = sharded(run, prepare)
-            nn.utils.parametrize.remove_parametrizations(model.head, "weight")
-            refused("'head.weight' has another place than when the model was sharded", lambda: model(words))
     with init("full_shard") as run:
-        model = sharded(run)
-        model(words).sum().backward()
+        model = run.parallelize(build()[0])
+        model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
         weight = model.head.weight
         assert copy.deepcopy(weight.detach()).shape == weight.shape
         shards = [weight.detach().clone()]
@@ -477,10 +436,6 @@ with group():
                 assert advice in describe(error)["message"], error
             else:
                 raise AssertionError("torch can do this now: leave the advice out")
-    with init("full_shard") as run:
-        model = sharded(run)
-        model.double()
-        refused("a gradient has another dtype than its sharded parameter", lambda: model(words).sum().backward())
 """
     )
     ranks(script, 2)
@@ -512,10 +467,7 @@ with group():
         ("blocks has 'blocks', a ModuleList, which is not called: name its parts, as in 'blocks.*'", "full_shard",
          {"blocks": "blocks"}),
         ("recompute='attention': the model has no module of this class or path", "ddp", {"recompute": "attention"}),
-        ("reshard_after_forward=1: expected a number of ranks from 2 on that divides the 2", "full_shard",
-         {"reshard_after_forward": 1}),
         ("blocks=0: expected", "full_shard", {"blocks": 0}),
-        ("prefetch=0: expected a number of blocks from 1 on", "full_shard", {"prefetch": 0}),
         ("recompute=True needs blocks", "ddp", {"model": nn.Linear(2, 2), "recompute": True}),
         ("'weight' of 0 (Odd) is on the meta device, and no reset_parameters() sets it", "full_shard",
          {"model": nn.Sequential(Odd()), "init": "reset_parameters"}),

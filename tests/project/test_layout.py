@@ -22,11 +22,9 @@ COVERED = {
     "tests/local/test_gather.py": "flk_runtime.checkpoint.pod_exchange",
     "tests/local/test_accumulation.py": "flk_runtime.run.backward",
     "tests/local/test_automatic.py": "flk_plan.automatic",
-    "tests/local/test_average.py": "flk_runtime.parallel.average",
     "tests/local/test_bench.py": (
         "flk.cli.bench flk_plan.bench.__main__ flk_plan.bench.cases flk_plan.bench.collectives flk_plan.bench.script"
     ),
-    "tests/local/test_calls.py": "flk_runtime.parallel.ddp_calls",
     "tests/local/test_checkpoint.py": ("flk_runtime.checkpoint.save.plan"),
     "tests/local/test_collectives.py": "flk_runtime.distributed.broadcast_state flk_runtime.distributed.collectives",
     "tests/local/test_curves.py": "flk_sinks.wandb",
@@ -46,11 +44,8 @@ COVERED = {
     ),
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
     "tests/unit/flk_runtime/launcher/test_metrics_page.py": "flk_runtime.launcher.http_server",
-    "tests/local/test_between_passes.py": "flk_runtime.distributed.settled flk_runtime.parallel.records",
-    "tests/local/test_silent_training.py": "flk_runtime.parallel.full_parameters flk_runtime.parallel.silent_errors",
     "tests/local/test_optimizer.py": (
-        "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
-        "flk_runtime.distributed.reducer"
+        "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer"
     ),
     "tests/local/test_hosts_accelerate_launch.py": "flk_hosts.accelerate_launch",
     "tests/local/test_hosts_torchtitan.py": "flk_hosts.torchtitan",
@@ -85,10 +80,6 @@ COVERED = {
     "tests/local/test_strategies.py": (
         "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 flk_runtime.parallel.model"
     ),
-    "tests/local/test_mesh.py": (
-        "flk_runtime.parallel.mesh flk_runtime.parallel.mesh_model flk_runtime.parallel.tensor_parallel"
-    ),
-    "tests/local/test_unused_parameters.py": "flk_runtime.parallel.skipped flk_runtime.parallel.unused",
     "tests/local/test_weights.py": ("flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors"),
     "tests/unit/flk/bench/test_bench.py": (
         "flk.bench.job flk.bench.result flk_plan.bench.transport flk_plan.calibration"

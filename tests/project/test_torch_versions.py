@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 VERSIONS = [".".join(map(str, OLDEST)) + ".0", "2.9.1", "2.14.1"]
 FILES = [
     "strategies", "sharded_checkpoints", "optimizers", "precision", "memory", "streams", "loop", "recorded_checkpoints",
-    "wrapped_models", "offload", "compile", "plan", "weights", "accumulation", "script_checkpoints", "elastic",
+    "wrapped_models", "compile", "plan", "weights", "accumulation", "script_checkpoints", "elastic",
     "preemption", "hangs", "matrix",
 ]  # fmt: skip
 HOURS = 3600

@@ -65,10 +65,9 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
         f"{plan.gpu} with {bytes_text(plan.memory)} of memory each",
         "",
     ]
-    without = () if any(row.tp > 1 for row in plan.rows) else ("TP",)
-    header = ["STRATEGY", "TP", "PRECISION", "RECOMPUTE", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP"]
+    header = ["STRATEGY", "PRECISION", "RECOMPUTE", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP"]
     shown = plan.rows if all_rows else plan.rows[:_SHOWN]
-    lines += table([*header, "MFU", "BATCH"], [*map(_cells, shown)], without=without)
+    lines += table([*header, "MFU", "BATCH"], [*map(_cells, shown)])
     if len(shown) < len(plan.rows):
         lines.append(f"and {len(plan.rows) - len(shown)} more rows (-o wide shows all)")
     lines += ["", _recommendation(plan, best), ""]
@@ -83,7 +82,6 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
 def _cells(row: Row) -> list[str]:
     return [
         row.strategy,
-        str(row.tp),
         row.precision,
         "yes" if row.recompute else "no",
         bytes_text(row.total) if row.fits else f"{bytes_text(row.total)} does not fit",
@@ -108,16 +106,14 @@ def _recommendation(plan: Plan, best: Row | None) -> str:
             f"no strategy fits: {least.strategy} needs least, {bytes_text(least.total)} of {bytes_text(plan.memory)}; "
             "use a smaller micro-batch, more GPUs, or GPUs with more memory"
         )
-    given = plan.output["tp"]  # the script's
-    options = [f"tp={best.tp if best.tp > 1 else None}"] if best.tp > 1 or given > 1 else []
-    options += ["precision=flk.Precision()"] if best.precision == "bf16" else []
+    options = ["precision=flk.Precision()"] if best.precision == "bf16" else []
     options += ["recompute=True"] if best.recompute else []
     call = f", with run.parallelize({', '.join(['model', 'optimizer', *options])})" if options else ""
-    slower = [row for row in plan.rows if row.fits and (row.strategy, row.tp) != (best.strategy, best.tp)]
+    slower = [row for row in plan.rows if row.fits and row.strategy != best.strategy]
     reason = "the only strategy that fits"
     if slower:
-        by = slower[0].sample_seconds / best.sample_seconds - 1
-        other = slower[0].strategy + (f" with tp={slower[0].tp}" if slower[0].tp > 1 else "")
+        by = slower[0].step_seconds / best.step_seconds - 1
+        other = slower[0].strategy
         reason = f"the fastest that fits: {other} takes {by:.0%} longer"
         if by < 0.01:
             reason = f"the fastest that fits, as fast as {other}"

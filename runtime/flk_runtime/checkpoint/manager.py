@@ -94,7 +94,6 @@ class CheckpointManager:
         self._anew: list[str] = []  # names of objects that are not in the checkpoint
         self._unclaimed: set[str] = set()  # names in the checkpoint for which no object is registered yet
         self._rng_state: dict[str, Any] | None = None  # of this rank, from the checkpoint
-        self._draws_as = self._saved_as = process_group.rank()  # ranks with one number draw the same random numbers
         self._rng_started = False  # whether this rank draws random numbers of its own, or those of the checkpoint
         self._finished = False  # restoring: the first step has been made
         self._saved: Progress | None = None  # the progress at the latest checkpoint
@@ -210,10 +209,8 @@ class CheckpointManager:
         self._own_of_rank_0 = content["own"]
         self._unclaimed = set(self._restored) | set(content["own"])
         if rank < world_size:
-            self._saved_as = values[own].get("draws_as", rank)
             self._rng_state = values[own]["random"]  # None: the weights were imported, and the run starts with them
         else:  # the checkpoint was written by fewer ranks
-            self._saved_as = -1
             self._rng_state = self._fresh_rng_state()
         self._saved = _progress(self.steps, content["objects"])
         self._log(f"flk: resumed at step {self.steps} from {checkpoint.place}")
@@ -274,24 +271,14 @@ class CheckpointManager:
         """Save ``thing`` in the place of the object that was registered under ``name``. Nothing is restored."""
         self._objects[name] = thing
 
-    def check_model(self, name: str, model: nn.Module, *, lacks_frozen: bool) -> None:
-        """Raise CheckpointError if the checkpoint does not fit ``model``, which is not parallelized yet.
-
-        ``lacks_frozen``: the checkpoint may lack parameters that require no gradient.
-        """
-        if name in self._restored and (mismatch := _mismatch(model, self._restored[name], lacks_frozen)):
+    def check_model(self, name: str, model: nn.Module) -> None:
+        """Raise CheckpointError if the checkpoint does not fit ``model``, which is not parallelized yet."""
+        if name in self._restored and (mismatch := _mismatch(model, self._restored[name])):
             raise MismatchError(f"{self._restored[name].checkpoint.place} does not fit the model: {mismatch}")
-
-    def draw_as(self, number: int) -> None:
-        """Have ranks with the same ``number`` draw the same random numbers from `start_rank_rng` on. Collective."""
-        self._draws_as = number
-        same = process_group.all_true(self._saved_as == number)  # as when the checkpoint was saved
-        if not same() and self._rng_state is not None:
-            self._rng_state = self._fresh_rng_state()
 
     def _fresh_rng_state(self) -> dict[str, Any]:
         before = rng.get_state()  # from which the script goes on
-        rng.seed_all(rng.derive_seed("rank", self._seed, self._draws_as, self.steps))
+        rng.seed_all(rng.derive_seed("rank", self._seed, process_group.rank(), self.steps))
         fresh = rng.get_state()
         rng.set_state(before)
         return fresh
@@ -314,7 +301,7 @@ class CheckpointManager:
         if self._rng_state is not None:
             rng.set_state(self._rng_state)
         elif not self._rng_started:
-            rng.seed_all(rng.derive_seed("rank", self._seed, self._draws_as, 0))
+            rng.seed_all(rng.derive_seed("rank", self._seed, process_group.rank(), 0))
         self._rng_started = True
 
     def finish_restoring(self) -> None:
@@ -413,7 +400,6 @@ class CheckpointManager:
             "own": own,
             # What the script draws before the training begins is no part of it.
             "random": self._rng_state if self._awaits_rng else rng.get_state(),
-            "draws_as": self._draws_as,
             "place": self.place,  # the memory of the pods may be asked for the checkpoint of another one
         }
         chunks = [chunk for state in states.values() for chunk in state.chunks]
@@ -601,15 +587,12 @@ def _is_position(state: Any) -> bool:
     return isinstance(state, dict) and all(isinstance(state.get(key), int) for key in ("seed", "epoch", "consumed"))
 
 
-def _mismatch(model: nn.Module, saved: SavedObject, lacks_frozen: bool) -> str | None:
+def _mismatch(model: nn.Module, saved: SavedObject) -> str | None:
     """The first difference between ``model`` and its saved state; None if there is none."""
     own = module_state(model).entries()
     checkpoint = saved.checkpoint
     parameters = parameters_of(model)
     for name, value in own.items():
-        is_frozen = lacks_frozen and name in parameters and not parameters[name].requires_grad
-        if is_frozen and not checkpoint.has(f"{saved.name}.{name}"):
-            continue
         shape = checkpoint.shape(f"{saved.name}.{name}")
         if shape is None:
             if isinstance(value, torch.Tensor) or name not in saved.plain:

@@ -11,7 +11,7 @@ from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions, Transform
 from flk_runtime.data.map_style import Loader
 from flk_runtime.data.micro_batches import MicroBatches, StepShare, parts_of
-from flk_runtime.data.partition import DataShard, divide_shards, shard
+from flk_runtime.data.partition import DataShard, shard
 from flk_runtime.data.parts import count_shards
 from flk_runtime.data.samplers import compare as compare_orders
 from flk_runtime.data.uneven_inputs import join_batches
@@ -31,7 +31,6 @@ __all__ = [
     "compare_orders",
     "count_shards",
     "describe_data",
-    "divide_shards",
     "join_batches",
     "length_of",
     "make_loader",

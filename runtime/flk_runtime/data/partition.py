@@ -28,18 +28,6 @@ def shard_range(length: int, rank: int, world_size: int) -> range:
     return range(begin, begin + size + (rank < more))
 
 
-_part: tuple[int, int] | None = None  # what `divide_shards` has said
-
-
-def divide_shards(part: tuple[int, int] | None) -> None:
-    """Have `shard` split data as the run that is open: this rank's number, and how many parts there are.
-
-    None: the data has a part for each rank of the process group.
-    """
-    global _part
-    _part = part
-
-
 class DataShard(Sequence[Any]):
     """A view of one rank's shard of ``data``, made by `shard`. Elements are read when they are indexed."""
 
@@ -75,8 +63,7 @@ def shard(data: Indexed, rank: int | None = None, world_size: int | None = None)
     """This rank's contiguous shard of ``data``; each element is in the shard of one rank.
 
     Sizes differ by at most one. With fewer elements than ranks, the last ranks' shards are empty, so a loop that
-    contains a collective needs `Run.loader` instead. ``rank`` and ``world_size`` are by default the process group's;
-    after parallelize with mesh= or tp=, those of the parts of the data, so that ranks that need the same get the same.
+    contains a collective needs `Run.loader` instead. ``rank`` and ``world_size`` are by default the process group's.
     This is DistributedDataContainer of Lux.jl's DistributedUtils.
 
     Raises SetupError for data without length and index, for a shard, for a rank outside of [0, world_size), and where
@@ -89,9 +76,8 @@ def shard(data: Indexed, rank: int | None = None, world_size: int | None = None)
     if rank is None or world_size is None:
         if not dist.is_initialized():
             raise SetupError("shard needs the process group, or rank and world_size: call flk_runtime.init() before")
-        number, parts = _part or (dist.get_rank(), dist.get_world_size())
-        rank = number if rank is None else rank
-        world_size = parts if world_size is None else world_size
+        rank = dist.get_rank() if rank is None else rank
+        world_size = dist.get_world_size() if world_size is None else world_size
     if world_size < 1 or not 0 <= rank < world_size:
         raise SetupError(f"shard: rank={rank} of world_size={world_size}: expected 0 <= rank < world_size")
     return DataShard(data, shard_range(len(data), rank, world_size))

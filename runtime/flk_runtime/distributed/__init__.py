@@ -7,33 +7,29 @@ checkpoint, parallel) and `run` and `check` import it; the launcher may not.
 """
 
 from flk_runtime.distributed.broadcast_state import synchronize
-from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
+from flk_runtime.distributed.collectives import all_reduce
 from flk_runtime.distributed.consistency import (
     check_consistent,
     differing,
     find_difference,
     first_far,
     is_alike,
+    parameters_in,
 )
 from flk_runtime.distributed.main_process import main_process_first
 from flk_runtime.distributed.process_group import Timeouts, comm_device, mean_loss
-from flk_runtime.distributed.settled import is_settled, parameters_in, settle
 
 __all__ = [
     "Timeouts",
     "all_reduce",
-    "broadcast",
     "check_consistent",
     "comm_device",
     "differing",
     "find_difference",
     "first_far",
     "is_alike",
-    "is_settled",
     "main_process_first",
     "mean_loss",
     "parameters_in",
-    "reduce",
-    "settle",
     "synchronize",
 ]

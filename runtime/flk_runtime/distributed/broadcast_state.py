@@ -15,9 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.distributed import collectives
-from flk_runtime.distributed.consistency import check_consistent
+from flk_runtime.distributed.consistency import check_consistent, parameters_in
 from flk_runtime.distributed.fsdp1 import has_fsdp1
-from flk_runtime.distributed.settled import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.system.pytree import Node, map_leaves, walk
 
@@ -47,12 +46,7 @@ def synchronize(tree: T, root: int = 0) -> T:
     """
     if not collectives.begin("synchronize", root=root):
         return tree
-    call = f"synchronize(root={root})"
-    nodes = list(walk(tree))
-    problems = _compare(call, nodes)
-    if problems:  # the same on all ranks
-        raise SetupError(f"{call}: {problems[0]}")
-
+    nodes = check_alike(f"synchronize(root={root})", tree)
     owners = [node.value for node in nodes]
     tensors = [tensor for owner in owners if isinstance(owner, nn.Module) for _, tensor in _tensors("", owner)]
     optimizers = [owner for owner in owners if isinstance(owner, Optimizer)]
@@ -68,6 +62,17 @@ def synchronize(tree: T, root: int = 0) -> T:
 
     values = iter(collectives.broadcast([node.value for node in nodes if _is_sent(node)], root))
     return map_leaves(tree, lambda leaf: next(values) if collectives.is_numeric(leaf) else leaf)
+
+
+def check_alike(call: str, tree: object) -> list[Node]:
+    """The nodes of ``tree``. Raises SetupError on all ranks if it differs between them or cannot be sent. Collective.
+
+    ``call`` names what the ranks are about to do.
+    """
+    nodes = list(walk(tree))
+    if problems := _compare(call, nodes):  # the same on all ranks
+        raise SetupError(f"{call}: {problems[0]}")
+    return nodes
 
 
 def _is_sent(node: Node) -> bool:

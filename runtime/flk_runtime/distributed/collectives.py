@@ -1,15 +1,14 @@
-"""Collectives on pytrees: `broadcast`, `all_reduce` and `reduce` of nested containers, in few messages.
+"""Collectives on pytrees: `all_reduce` and `broadcast` of nested containers, in few messages.
 
 Leaves are tensors, numbers and, if NumPy is imported, arrays. Tensors and writable arrays are changed in place and
 returned as the same objects; numbers and read-only arrays are returned as new objects, in new containers. Any other
-leaf (a string, None) is sent by `broadcast`, and returned unchanged by the reductions.
+leaf (a string, None) is sent by `broadcast`, and returned unchanged by `all_reduce`.
 
 Tensors of one device and dtype are sent in buckets. Before that, the ranks compare what they are about to send with one
 all-reduce of 16 bytes. If structures, shapes, dtypes, devices or arguments differ, every rank raises a SetupError that
 names the first difference. In a world of one nothing is sent or copied, and the given tree is returned.
 
-The functions follow `bcast!`, `allreduce!` and `reduce!` of Lux.jl's DistributedUtils, and Horovod's broadcast and
-allreduce.
+`all_reduce` follows `allreduce!` of Lux.jl's DistributedUtils, and Horovod's allreduce. `synchronize` uses `broadcast`.
 """
 
 from __future__ import annotations
@@ -77,12 +76,21 @@ def all_reduce(tree: T, op: str = "sum") -> T:
     Raises SetupError, on every rank, for an unknown ``op``, and where the ranks' trees differ or a leaf cannot be
     reduced.
     """
-    return _reduced("all_reduce", tree, op, None)
-
-
-def reduce(tree: T, op: str = "sum", root: int = 0) -> T:
-    """Reduce as `all_reduce`, but only rank ``root`` gets the result; the others get their own leaves. Collective."""
-    return _reduced("reduce", tree, op, root)
+    if not begin("all_reduce", op=op):
+        return tree
+    leaves = _Leaves(tree, op)
+    leaves.check_consistent(f"all_reduce({op})")
+    values = list(leaves.others)
+    numbers = [_number(value) for value in values]
+    for kind in _NUMBERS:
+        positions = [position for position, number in enumerate(numbers) if type(number) is kind]
+        if positions:
+            results = _reduced_numbers(kind, [numbers[position] for position in positions], op)
+            for position, result in zip(positions, results, strict=True):
+                values[position] = _of_same_type(values[position], result)
+    for bucket in buckets.split(leaves.tensors):
+        _reduce_bucket(bucket, op)
+    return leaves.rebuilt(tree, values)
 
 
 def is_numeric(value: object) -> bool:
@@ -236,29 +244,9 @@ def _irreducible(dtype: torch.dtype, op: str) -> str:
     return "" if dtype in _REDUCIBLE else "dtype not supported by any backend: convert it"
 
 
-def _reduced(call: str, tree: T, op: str, root: int | None) -> T:
-    if not begin(call, op=op, root=root):
-        return tree
-    leaves = _Leaves(tree, op)
-    leaves.check_consistent(f"{call}({op})" if root is None else f"{call}({op}, root={root})")
-    values = list(leaves.others)
-    numbers = [_number(value) for value in values]
-    for kind in _NUMBERS:
-        positions = [position for position, number in enumerate(numbers) if type(number) is kind]
-        if positions:
-            results = _reduced_numbers(kind, [numbers[position] for position in positions], op, root)
-            for position, result in zip(positions, results, strict=True):
-                values[position] = _of_same_type(values[position], result)
-    for bucket in buckets.split(leaves.tensors):
-        _reduce_bucket(bucket, op, root)
-    return leaves.rebuilt(tree, values)
-
-
-def _reduced_numbers(kind: type, numbers: list[Any], op: str, root: int | None) -> list[Any]:
+def _reduced_numbers(kind: type, numbers: list[Any], op: str) -> list[Any]:
     flat = torch.tensor(numbers, dtype=_NUMBERS[kind], device=comm_device(torch.device("cpu")))
-    _exchange(torch.view_as_real(flat) if flat.is_complex() else flat, _OPS[op], root)
-    if root is not None and dist.get_rank() != root:
-        return numbers
+    dist.all_reduce(torch.view_as_real(flat) if flat.is_complex() else flat, _OPS[op])
     results = flat.tolist()
     if op == "mean":  # divided after the sum, which is exact for integers
         return [number / dist.get_world_size() for number in results]
@@ -273,10 +261,9 @@ def _of_same_type(value: Any, result: Any) -> Any:
     return sys.modules["numpy"].asarray(result)[()] if whole else type(value)(result)
 
 
-def _reduce_bucket(bucket: list[torch.Tensor], op: str, root: int | None) -> None:
-    receives = root is None or dist.get_rank() == root
+def _reduce_bucket(bucket: list[torch.Tensor], op: str) -> None:
     dtype = bucket[0].dtype
-    flat = buckets.pack(bucket, share=receives)
+    flat = buckets.pack(bucket, share=True)
     if op == "mean":
         flat.mul_(1 / dist.get_world_size())
     sent = flat.to(comm_device(flat.device), _SENT_AS.get(dtype, dtype))
@@ -284,13 +271,5 @@ def _reduce_bucket(bucket: list[torch.Tensor], op: str, root: int | None) -> Non
         reduce_op = _OPS[op]
         if dtype is torch.bool:
             reduce_op = dist.ReduceOp.MAX if op in ("sum", "max") else dist.ReduceOp.MIN
-        _exchange(torch.view_as_real(sent) if sent.is_complex() else sent, reduce_op, root)
-    if receives:
-        buckets.unpack(sent.to(flat.device, dtype), bucket)
-
-
-def _exchange(flat: torch.Tensor, op: Any, root: int | None) -> None:
-    if root is None:
-        dist.all_reduce(flat, op=op)
-    else:
-        dist.reduce(flat, dst=root, op=op)
+        dist.all_reduce(torch.view_as_real(sent) if sent.is_complex() else sent, reduce_op)
+    buckets.unpack(sent.to(flat.device, dtype), bucket)

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
 
 from flk_runtime.contract.ranges import numbered
 from flk_runtime.distributed.process_group import all_gather, comm_device, maximum
@@ -24,6 +26,11 @@ _TOLERANCE: Final = 1e-5  # of a tensor's norm, since devices of several types r
 _ROUNDINGS: Final = 4  # of each value, which are more than that in a dtype of few digits
 
 Line = tuple[str, str]  # a path in the structure, and a description of the value there
+
+
+def parameters_in(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters of all groups of an optimizer."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def check_consistent(call: str, lines: Sequence[Line]) -> None:

@@ -11,7 +11,7 @@ from flk_runtime.parallel.model import ParallelModel, local
 from flk_runtime.parallel.options import ParallelArgs, ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import adopt_optimizer
-from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, is_wrapper, parallelize
+from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, parallelize
 
 __all__ = [
     "STRATEGIES",
@@ -23,7 +23,6 @@ __all__ = [
     "adopt_optimizer",
     "choose_strategy",
     "find_blocks",
-    "is_wrapper",
     "local",
     "parallelize",
 ]

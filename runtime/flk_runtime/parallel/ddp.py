@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,15 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from flk_runtime.distributed import is_alike, parameters_in, synchronize
+from flk_runtime.distributed import synchronize
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.ddp_calls import adapt_calls
-from flk_runtime.parallel.model import UNAVERAGED, ParallelModel
-from flk_runtime.system.bits import bit_sum
+from flk_runtime.parallel.model import ParallelModel
 
 
 class DDPModel(ParallelModel):
@@ -46,8 +41,6 @@ class DDPModel(ParallelModel):
                 f"{torch.__version__}: update torch"
             ) from error
         super().__init__(model, module)
-        adapt_calls(module)
-        _Passes(module, self.trained())
         self.beside = {"order": GradientOrder(module, self.trained())}
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -79,109 +72,6 @@ class _Wrapper(DistributedDataParallel):
             if name == "module":  # not set yet
                 raise
             return getattr(self.module, name)
-
-
-class _Passes:
-    """Refuses gradients that DDP does not average: it averages one backward pass after each of its calls."""
-
-    def __init__(self, module: DistributedDataParallel, trained: Mapping[str, nn.Parameter]) -> None:
-        self._module, self._trained = module, trained
-        self._own = {id(each) for each in trained.values()}
-        # Parameters that have got a gradient since the latest call; None: DDP was not ready.
-        self._passed: set[str] | None = None
-        self._has_passed = False  # a backward pass has reached a parameter
-        self._has_averaged = False  # DDP has averaged a pass
-        # For all optimizers: a pass in no_sync came after the latest that DDP has averaged, or a call before the first.
-        self._may_differ = False
-        # Since that pass: the optimizers that have made a step, and which of them have had a call in no_sync after it.
-        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._called: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        module.register_forward_pre_hook(self._call)
-        for name, parameter in trained.items():
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, name))  # type: ignore[no-untyped-call]
-        found = weakref.WeakMethod(self._check)  # the hook stays for ever
-
-        def check(optimizer: Optimizer, *_: Any) -> None:
-            if own := found():
-                own(optimizer)
-
-        register_optimizer_step_pre_hook(check)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the optimizers, which do not train a copy; weak references cannot be pickled."""
-        return {**vars(self), "_stepped": set(), "_called": set()}
-
-    def _call(self, *_: Any) -> None:
-        if torch.is_grad_enabled():
-            averages = self._module.require_backward_grad_sync
-            self._passed = set() if averages else None
-            if not averages and self._has_averaged:
-                self._called |= self._stepped  # before the steps of others, one rank may make calls, as to log a loss
-            elif not averages:
-                self._may_differ = True
-
-    def _accumulated(self, name: str, _: torch.Tensor) -> None:
-        self._has_passed = True
-        if self._passed is None or name in self._passed:
-            if not self._module.require_backward_grad_sync:
-                self._may_differ = True
-                return
-            raise SetupError(
-                f"strategy ddp does not average this gradient of {name!r}: before each backward pass, call the module "
-                "that parallelize returned, outside of no_sync"
-            )
-        if not self._passed:  # DDP averages what earlier passes have left, too
-            self._has_averaged, self._may_differ = True, False
-            self._stepped.clear()
-            self._called.clear()
-        self._passed.add(name)
-
-    def _check(self, optimizer: Optimizer) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1
-        if self._has_passed and not in_backward:  # as in almost all steps
-            self._refuse_unaveraged(optimizer)
-            if self._passed and len(self._passed) < len(self._own) and not self._module.find_unused_parameters:
-                self._refuse_lack(optimizer, self._passed)
-            return
-        own = self._gradients(optimizer)
-        if own and in_backward:
-            raise SetupError("strategy ddp averages gradients after hooks: call optimizer.step() after backward()")
-        if not self._has_passed and any(each is not None and each.any() for each in own):
-            raise SetupError(
-                "strategy ddp averages the gradients of backward(), and the script has set them itself, as with "
-                "torch.autograd.grad: call backward(), or use strategy none and average them with flk.all_reduce"
-            )
-        self._refuse_unaveraged(optimizer)  # other ranks may have made passes
-
-    def _gradients(self, optimizer: Optimizer) -> list[torch.Tensor | None]:
-        """The gradients of those parameters of the model that ``optimizer`` trains."""
-        return [each.grad for each in parameters_in(optimizer) if id(each) in self._own]
-
-    def _refuse_unaveraged(self, optimizer: Optimizer) -> None:
-        """Raise SetupError on all ranks if gradients differ after a call or a pass in no_sync that DDP did not average.
-
-        A script may have averaged them itself, and a gradient does not tell that. So the ranks compare them. Collective
-        then. If DDP has averaged no pass since the step before, ranks have to make their calls in no_sync alike, and
-        need not make the passes alike. Else they have to make the passes alike, and need not make the calls alike.
-        """
-        differs = self._may_differ or optimizer in self._called
-        self._stepped.add(optimizer)
-        if not differs or not (own := self._gradients(optimizer)):
-            return
-        sums = [bit_sum(each.to_dense()) for each in own if each is not None]
-        if not is_alike([[each is None for each in own], torch.stack(sums).tolist() if sums else []]):
-            raise SetupError(f"{UNAVERAGED}, or average them with flk.all_reduce before the step")
-
-    def _refuse_lack(self, optimizer: Optimizer, passed: set[str]) -> None:
-        """Raise SetupError if ``optimizer`` trains the model, since DDP has not averaged its latest gradients."""
-        if self._own.isdisjoint(map(id, parameters_in(optimizer))):
-            return
-        name, lacking = next((name, each) for name, each in self._trained.items() if name not in passed)
-        cause = "has had no gradient" if lacking.requires_grad else "was frozen, so it has no gradient,"
-        raise SetupError(
-            f"strategy ddp averages no gradients of this step, because {name!r} {cause} in the latest backward pass on "
-            f"rank {dist.get_rank()}: pass find_unused_parameters=True to parallelize if that is meant"
-        )
 
 
 class GradientOrder:

@@ -23,7 +23,7 @@ from flk_runtime.checkpoint.files import SavedWeights, Weights
 from flk_runtime.checkpoint.load import SavedObject
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.meta_init import RESETS, Initializer, reset_method, reset_modules
+from flk_runtime.parallel.meta_init import Initializer, reset_method
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.system import pytree
 
@@ -31,14 +31,11 @@ if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint
 
 
-def initialize(
-    parallel: ParallelModel, init: Initializer, names: Collection[str], *, broadcast: bool, resets: bool = False
-) -> None:
+def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str], *, broadcast: bool) -> None:
     """Call ``init`` with the model, of which the tensors with ``names`` were on the meta device. Collective.
 
-    ``init`` may also be a path of weights. ``broadcast``: rank 0's values are sent to all ranks. ``resets``: the
-    methods that `RESETS` names are called before. Raises SetupError if a tensor is left unset, or ``init`` puts another
-    one in the place of a parameter.
+    ``init`` may also be a path of weights. ``broadcast``: rank 0's values are sent to all ranks. Raises SetupError if a
+    tensor is left unset, or ``init`` puts another one in the place of a parameter.
     """
     parameters = parallel.parameters()
     reset = {
@@ -54,20 +51,17 @@ def initialize(
     }
     whole = _WholeParameters(parallel, broadcast)
     with torch.no_grad():
-        if callable(init) or resets:
+        if callable(init):
             collects = gc.isenabled()
             gc.disable()  # so that a view dies at the same operation on all ranks
             try:
                 with whole:
-                    if resets:
-                        reset_modules(parallel.model)
-                    if callable(init):
-                        init(parallel.model)
+                    init(parallel.model)
             finally:
                 if collects:
                     gc.enable()
             whole.close()
-        if not callable(init) and init != RESETS:
+        else:
             load_weights(parallel, init)
     after = _tensors(parallel.model)
     for name, parameter in parallel.parameters().items():

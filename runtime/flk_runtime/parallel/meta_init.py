@@ -44,7 +44,7 @@ class Materializer:
     stay. Then everything is moved to ``device``. The name is torchdistX's ``materialize_module``.
 
     ``blocks`` are the modules that are sharded on their own, beside the model itself. ``init_follows``: the model's own
-    initialization will set tensors that no ``reset_parameters`` sets. ``resets``: call these methods here.
+    initialization will set tensors that no ``reset_parameters`` sets.
     """
 
     def __init__(
@@ -54,10 +54,9 @@ class Materializer:
         device: torch.device,
         *,
         init_follows: bool = False,
-        resets: bool = True,
     ) -> None:
         self._model, self._blocks, self._device = model, {id(block) for block in blocks}, device
-        self._init_follows, self._calls_resets = init_follows, resets
+        self._init_follows = init_follows
         self._names = {id(module): name or "the model" for name, module in model.named_modules()}
         self._visited: set[int] = set()
         self._pending: list[nn.Module] = []  # visited, and not yet part of a finished block
@@ -95,7 +94,7 @@ class Materializer:
         if not meta and not child_reset:
             return
         self._resets += 1
-        reset = reset_method(module) if self._calls_resets else None
+        reset = reset_method(module)
         if finished and self._init_follows:
             reset = None  # it may set parameters of blocks that are already sharded
         if finished and not meta and reset is not None:
@@ -174,14 +173,6 @@ def reset_method(module: nn.Module) -> Callable[[], None] | None:
     """The method of ``module`` that sets its parameters and buffers; None if it has none."""
     methods = (getattr(module, name, None) for name in _RESET_METHODS)
     return next((each for each in methods if callable(each)), None)
-
-
-def reset_modules(module: nn.Module) -> None:
-    """Call the methods of ``module`` that set its parameters and buffers, inner modules first."""
-    for child in module.children():
-        reset_modules(child)
-    if reset := reset_method(module):
-        reset()
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,15 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import DistributedStateful, ModuleState, Stateful, is_sharded, module_state, parameters_of
-
-if TYPE_CHECKING:
-    from flk_runtime.parallel.mesh import Mesh
-
-UNAVERAGED: Final = (
-    "the latest backward pass before optimizer.step() was in no_sync, on this rank or another, so the ranks have not "
-    "averaged all gradients: leave the last backward pass before each step out of no_sync"
-)
-"""Why a step is refused whose gradients come, all or in part, from passes in `no_sync`."""
 
 
 class ParallelModel:
@@ -32,12 +23,10 @@ class ParallelModel:
     def __init__(self, model: nn.Module, module: nn.Module | None = None) -> None:
         self.model = model  # the user's
         self.module = module or model  # the user calls it in the model's place: the wrapper, if there is one
-        self.saved = self.module  # by whose names state and optimizers are saved: the module, or parts of a model
-        self.state = module_state(self.saved)  # of the model, in checkpoints
+        self.state = module_state(self.module)  # of the model, in checkpoints
         self.beside: Mapping[
             str, Stateful | DistributedStateful
         ] = {}  # objects that checkpoints have beside it, and may lack
-        self.mesh: Mesh | None = None  # that the script's own parallelism uses
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""
@@ -81,7 +70,7 @@ class ParallelModel:
         """From now on, send these of `loose_buffers` from rank 0 to all ranks, as DDP does its buffers."""
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Hook: called once ``optimizer`` holds the parameters of `parameters`. The default does nothing."""
+        """Called once ``optimizer``, which was handed over, holds the parameters of `parameters`."""
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """The full parameter, on rank 0; None or the same elsewhere. Collective."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
+from flk_runtime.system import pytree
 
 
 @dataclass(frozen=True)
@@ -49,3 +51,31 @@ class Precision:
         if root:
             return self.output
         return self.param if self.computes_in_float32(module) else None
+
+
+def cast_buffers(block: nn.Module, precision: Precision) -> None:
+    """Give the floating-point buffers in ``block`` their dtype."""
+    for module in block.modules():
+        dtype = torch.float32 if precision.computes_in_float32(module) else precision.buffer
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.to(dtype))
+
+
+def cast_without_parameters(model: nn.Module, precision: Precision) -> None:
+    """Have modules without parameters compute in float32 if they are to: fully_shard casts for those with some."""
+    for each in model.modules():
+        if precision.computes_in_float32(each) and next(each.parameters(), None) is None:
+            _cast_calls(each, precision)
+
+
+def _cast_calls(module: nn.Module, precision: Precision) -> None:
+    """Have ``module`` compute in float32, as fully_shard does for one with parameters."""
+
+    def cast(tree: Any, dtype: torch.dtype) -> Any:
+        return pytree.map_leaves(
+            tree, lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+        )
+
+    module.register_forward_pre_hook(lambda module, args, kwargs: cast((args, kwargs), torch.float32), with_kwargs=True)
+    module.register_forward_hook(lambda module, args, output: cast(output, precision.param))

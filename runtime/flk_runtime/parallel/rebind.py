@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from flk_runtime.checkpoint import (
     DistributedStateful,
@@ -20,9 +22,10 @@ from flk_runtime.checkpoint import (
 )
 from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import CheckpointError, SetupError
-from flk_runtime.parallel import replaced
 from flk_runtime.parallel.model import ParallelModel
-from flk_runtime.parallel.reachable import tensors_in
+from flk_runtime.system import pytree
+
+_MARK: Final = "_flk_replaced"  # attribute of a replaced parameter: its name in the model
 
 
 def rebind_optimizers(
@@ -32,7 +35,8 @@ def rebind_optimizers(
 
     Meanwhile the optimizers hold no parameters, so that nothing keeps full parameters alive that have been sharded.
     Their groups keep their order and hyperparameters, and state that they have is sharded as the parameters are. Any
-    other optimizer that holds a parameter that was replaced is refused at its step: see `replaced`.
+    other optimizer that holds a parameter that was replaced is refused at its step: nothing computes a gradient of it,
+    so that the optimizer would train nothing, without a word.
 
     Raises SetupError if ``strict`` and an optimizer holds parameters that are not the model's (before ``parallelize``
     is called), if one keeps parameters outside of its groups, or if its state cannot be sharded.
@@ -46,12 +50,12 @@ def rebind_optimizers(
         optimizer.state.clear()
     parallel = parallelize()
     parameters = parallel.parameters()
-    replaced.mark({name: old for name, each in before.items() if (old := each()) is not parameters.get(name)})
+    for name, each in before.items():
+        if (old := each()) is not None and old is not parameters.get(name):
+            _mark(old, name)
     for optimizer, groups in zip(optimizers, names, strict=True):
         for group, own in zip(optimizer.param_groups, groups, strict=True):
-            # A stage of a pipeline has not all parameters.
-            found = [parameters.get(each) if isinstance(each, str) else each for each in own]
-            group["params"][:] = [each for each in found if each is not None]
+            group["params"][:] = [parameters[each] if isinstance(each, str) else each for each in own]
         _check_attributes(optimizer)
         parallel.attach(optimizer)
     for optimizer, state in zip(optimizers, states, strict=True):
@@ -68,8 +72,8 @@ def adopt_optimizer(
     None if it trains other parameters too. Raises SetupError then if the strategy ``shards``, since
     rank 0 has the state of its own shards only, and for an optimizer of parameters that `parallelize` has replaced.
     """
-    replaced.refuse(optimizer)
-    modules = {key: model.saved for key, model in models.items()}
+    _refuse_replaced(optimizer)
+    modules = {key: model.module for key, model in models.items()}
     trained, missing = trained_modules(optimizer, modules)
     if trained and missing and shards:
         count = len(parameters_in(optimizer))
@@ -143,9 +147,40 @@ def _parameter_names(optimizer: Optimizer, model: nn.Module, *, strict: bool) ->
 def _check_attributes(optimizer: Optimizer) -> None:
     """Raise SetupError if the optimizer keeps parameters that were replaced in attributes beside its groups."""
     for attribute, value in vars(optimizer).items():
-        for tensor in tensors_in(value):
-            if name := replaced.name_of(tensor):
+        for leaf in pytree.leaves(value):
+            if name := replaced_name(leaf):
                 raise SetupError(
                     f"{type(optimizer).__name__} keeps the parameter {name!r} in its attribute {attribute!r} too, and "
                     "parallelize has replaced it: make the optimizer after parallelize, and pass it to run.register"
                 )
+
+
+def _mark(parameter: torch.Tensor, name: str) -> None:
+    """Have the steps of optimizers be refused that hold ``parameter``, which has been replaced."""
+    if not replaced_name(parameter):
+        setattr(parameter, _MARK, name)
+        _watch_steps()
+
+
+def replaced_name(value: Any) -> str | None:
+    """The name in its model of a parameter that `rebind_optimizers` has replaced; None of anything else."""
+    name: str | None = getattr(value, _MARK, None) if isinstance(value, torch.Tensor) else None
+    return name
+
+
+@functools.cache
+def _watch_steps() -> None:
+    """Have the steps of all optimizers be checked. A second call does nothing."""
+    register_optimizer_step_pre_hook(lambda optimizer, *_: _refuse_replaced(optimizer))
+
+
+def _refuse_replaced(optimizer: Optimizer) -> None:
+    """Raise SetupError if ``optimizer`` holds parameters that were replaced."""
+    names = [name for each in parameters_in(optimizer) if (name := replaced_name(each))]
+    if names:
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise SetupError(
+            f"{type(optimizer).__name__} holds the parameter {names[0]!r}{others} that parallelize has replaced, so it "
+            "would train nothing: pass all optimizers, as in run.parallelize(model, [first, second]), or make them "
+            "after parallelize"
+        )

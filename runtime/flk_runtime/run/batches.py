@@ -21,7 +21,6 @@ from flk_runtime.data import (
     compare_orders,
     count_shards,
     describe_data,
-    divide_shards,
     length_of,
     make_loader,
     share_of_worker,
@@ -48,7 +47,7 @@ class Batches(LoaderEvents):
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
         self._part = (context.rank, context.world_size)  # this rank's number, and how many parts the data has
-        self._evaluates = self._said_not_saved = self._said_missing = False
+        self._said_not_saved = self._said_missing = False
         self._goes_by_order = False  # the position of a loader is saved under a name by the order of calls
         self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
@@ -114,7 +113,6 @@ class Batches(LoaderEvents):
     def make_evaluation(self, dataset: Any, options: LoaderOptions) -> EvaluationLoader:
         """A loader as `Run.evaluation` describes it. Collective."""
         context = self._context
-        self._evaluates = True
         loader_context = LoaderContext(options, *self._part, context.options.device, context.options.seed, "evaluation")
         _compare("evaluation", dataset, options, {})
         return EvaluationLoader(dataset, loader_context)
@@ -123,22 +121,6 @@ class Batches(LoaderEvents):
     def parts(self) -> int:
         """The number of parts of the data: of ranks that get different batches."""
         return self._part[1]
-
-    def check_unused(self) -> None:
-        """Raise SetupError if a loader has been made, whose data would be divided otherwise after `divide`."""
-        if self._count or self._evaluates:
-            raise SetupError("a loader was made before parallelize with mesh= or tp=: make loaders after it")
-
-    def divide(self, number: int, parts: int) -> None:
-        """Give this rank part ``number`` of ``parts`` of the data of all loaders."""
-        if self._part not in ((self._context.rank, self._context.world_size), (number, parts)):
-            raise SetupError(
-                "parallelize was called with another mesh before: use one number of ranks with the same data"
-            )
-        self._part = (number, parts)
-        divide_shards(self._part)
-        self._context.closing.append(lambda: divide_shards(None))
-        self.latest = StepShare(parts, 1, 1)
 
     def epoch(self) -> int | None:
         """The epoch of the loader that gave the latest batch; None if there was none."""

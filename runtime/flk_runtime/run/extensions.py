@@ -16,7 +16,7 @@ from torch import nn
 from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.contract.strategies import AUTO, DILOCO
 from flk_runtime.discovery import RankInfo
-from flk_runtime.parallel import ParallelModel, ParallelOptions
+from flk_runtime.parallel import ParallelModel
 
 _CHOOSERS: Final = {AUTO: "flk_plan.automatic"}  # strategies that stand for another one
 _OUTER: Final = {DILOCO: "flk_diloco.strategy"}  # strategies over several groups of ranks
@@ -60,8 +60,8 @@ class Outer(Protocol):
     """The number of this process's worker."""
     workers: int
 
-    def check(self, models: int, options: ParallelOptions) -> None:
-        """Raise SetupError if a model cannot be trained with ``options`` after so many other ones."""
+    def check(self, models: int) -> None:
+        """Raise SetupError if a model cannot be trained after so many other ones."""
 
     def loop(self, parallel: ParallelModel, blocks: Sequence[nn.Module], steps: int) -> OuterLoop:
         """The loop of a model, of which ``blocks`` are the parts, and whose ``steps`` were made before. Collective."""

@@ -14,9 +14,7 @@ from flk_runtime.checkpoint.adapters.adapt import adapt
 from flk_runtime.checkpoint.adapters.wrappers import Parts, parameters_of, roots_of
 from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
-from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.compilation import is_compiled, wait_before_compiled
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
@@ -96,12 +94,6 @@ class Loop(Training):
         """The adapters of objects, by name. Raises SetupError if the ranks hold different ones. Collective."""
         objects = {name: _joined(each) for name, each in objects.items()}
         compare_options("adopt", _described(objects))
-        for each in filter(_is_module, objects.values()):
-            wait_before_compiled(each)
-            if isinstance(each, Parts):  # stages of a pipeline
-                from flk_runtime.parallel.silent_errors import gather_for_weights  # it takes long
-
-                gather_for_weights()
         self._objects |= objects
         adapted = {name: adapt(name, each, self._objects) for name, each in objects.items()}
         refuse_per_rank("adopt", adapted)
@@ -110,8 +102,6 @@ class Loop(Training):
     def _register(self, adapted: dict[str, Any]) -> None:
         for name, each in adapted.items():
             self._saves.manager.register(name, each)
-        if process_group.all_true(any(map(is_compiled, filter(_is_module, self._objects.values()))))():
-            self._saves.keep_code()
 
     @property
     def steps(self) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,7 +21,7 @@ from flk_runtime.checkpoint import (
     placed,
     stateful_of,
 )
-from flk_runtime.distributed import mean_loss, parameters_in, process_group, settle
+from flk_runtime.distributed import mean_loss, parameters_in, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
     STRATEGIES,
@@ -41,9 +41,6 @@ from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 
-if TYPE_CHECKING:
-    from flk_runtime.parallel.average import Average
-
 
 class Models:
     """Applies the run's strategy to models, and has them saved."""
@@ -52,7 +49,6 @@ class Models:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._batches = batches
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
-        self._averages = 0
         self._registered: list[nn.Module] = []  # modules that are saved beside the models
         # The optimizers that the script has handed over, with the number of groups that a restart restores.
         self._optimizers: dict[Optimizer, int] = {}
@@ -75,15 +71,10 @@ class Models:
         _check_optimizers(optimizers)
         strategy = context.options.outer
         if strategy:
-            strategy.check(number, options)
-        has_mesh = options.mesh is not None or options.tp is not None
-        if has_mesh and strategy:
-            raise SetupError(f"mesh= and tp= cannot be used under strategy {strategy.name}: leave them out")
-        if has_mesh:
-            self._batches.check_unused()
+            strategy.check(number)
         if context.options.strategy != "none":
             self._compare(name, options)
-        manager.check_model(name, model, lacks_frozen=not options.save_frozen)
+        manager.check_model(name, model)
         self._metrics.utilisation.prepare(model)
         parallel = parallelize(
             model,
@@ -95,39 +86,23 @@ class Models:
             local_world_size=context.rank_info.local_world_size,
         )
         self._models[name] = parallel
-        if parallel.mesh:
-            self._batches.divide(parallel.mesh.part, parallel.mesh.parts)
-            self._metrics.utilisation.copies = parallel.mesh.sharding.size()
-            manager.draw_as(parallel.mesh.seed)
         for optimizer in optimizers:
             self._hand_over(optimizer)
-        settle(parallel.trained().values())
         if self._is_averaged and not STRATEGIES[context.options.strategy].shards:
             self._frozen |= {each for each in parallel.parameters().values() if not each.requires_grad}
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
             manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
-        if options.compile:
-            self._saves.keep_code()
         self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
-            manager.register(own, optimizer_state(own, optimizer, {name: parallel.saved}))
+            manager.register(own, optimizer_state(own, optimizer, {name: parallel.module}))
         if strategy:
             outer = strategy.loop(parallel, find_blocks(parallel.model, options.blocks), self._steps.done)
             manager.register(strategy.name, outer)
             self._steps.begin_rounds(outer)
         context.closing.append(at_first_pass([parallel.module], manager.begin_rank_rng))
         return parallel.module
-
-    def average(self, decay: float, model: nn.Module | None) -> Average:
-        """A moving average of the parameters of one model, which is saved and restored. Collective."""
-        from flk_runtime.parallel.average import Average
-
-        average = Average(self.select(model, "average"), decay)
-        self._saves.manager.register(f"average-{self._averages}" if self._averages else "average", average)
-        self._averages += 1
-        return average
 
     def register(self, name: str, thing: Stateful | MutableMapping[str, Any]) -> None:
         """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
@@ -150,7 +125,7 @@ class Models:
         self._saves.manager.register(name, saved)
 
     def _modules(self) -> list[nn.Module]:
-        return [*(each.saved for each in self._models.values()), *self._registered]
+        return [*(each.module for each in self._models.values()), *self._registered]
 
     def check_step(self) -> None:
         """Raise SetupError if the state of an optimizer would not be restored, or ranks train apart."""

@@ -29,8 +29,6 @@ from flk_runtime.run.training import Training
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from flk_runtime.parallel.average import Average
-
 O = TypeVar("O", bound="Optimizer | Sequence[Optimizer]")  # noqa: E741
 
 
@@ -111,16 +109,6 @@ class Run(Training):
         choice is ambiguous, and RuntimeError if ``error_if_nonfinite`` and the norm is NaN or infinite.
         """
         return self._models.select(model, "clip_grad_norm").clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
-
-    def average(self, decay: float = 0.999, *, model: nn.Module | None = None) -> Average:
-        """An exponential moving average (EMA) of the trained parameters of a model, under any strategy. Collective.
-
-        Call its ``update()`` after each optimizer.step(), and evaluate in ``with average.applied():``. Its values equal
-        torch's AveragedModel with get_ema_multi_avg_fn(decay). It is saved in checkpoints, and restored if the run was
-        resumed. ``model`` selects one of several parallelized models. Raises SetupError if that is ambiguous, or
-        ``decay`` is not between 0 and 1; CheckpointError if its state does not fit.
-        """
-        return self._models.average(decay, model)
 
     def register(self, name: str, thing: Stateful | MutableMapping[str, Any]) -> None:
         """Save ``thing``, such as a learning rate scheduler or a dictionary, in checkpoints under ``name``. Collective.
@@ -215,8 +203,8 @@ class Run(Training):
         In several micro-batches the gradients are right after the last one, when the sum of the weights is known.
 
         Raises SetupError with a ``weight`` in `no_sync`, for a second call for the same micro-batch, and in several
-        micro-batches without a parallelized model or with a DistributedOptimizer; and without one if the loaders of the
-        step give batches of different sizes and it is not called in a loop over `micro_batches`.
+        micro-batches without a parallelized model; and without one if the loaders of the step give batches of different
+        sizes and it is not called in a loop over `micro_batches`.
         """
         self._backward.backward(loss, weight)
 

@@ -10,13 +10,12 @@ from typing import Final
 
 import torch
 
-from flk_runtime.checkpoint import INTERNAL, CheckpointManager, CheckpointOptions, Declared
+from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval, FixedInterval
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
-from flk_runtime.parallel.compilation import CompiledCode, keeps_code
 from flk_runtime.preflight import report
 from flk_runtime.run import places
 from flk_runtime.run.context import RunContext
@@ -24,7 +23,6 @@ from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
 
 NO_STORAGE: Final = "store_every has no effect, since there is no storage for checkpoints"
-_COMPILED: Final = f"{INTERNAL}compiled"  # the name of the compiled code in checkpoints
 
 
 class Saves:
@@ -90,14 +88,6 @@ class Saves:
         info = self._context.rank_info
         nodes = max(1, self._context.world_size // info.local_world_size)
         return AutoInterval(self.manager.steps, nodes, info.attempt, verb)
-
-    def keep_code(self) -> None:
-        """Save what torch.compile makes from now on too, where the memory of the pods keeps checkpoints. Collective."""
-        manager = self.manager
-        # Storage alone would keep code that nobody reads again.
-        if manager.keeps_in_memory and keeps_code() and not manager.get(_COMPILED):
-            code = CompiledCode(trusted=manager.source == "memory")
-            manager.register(_COMPILED, Declared(code, replicated=False), internal=True)
 
     def begin_at(self, steps: int) -> None:
         """Leave the checkpoint alone, because the script has restored another one, of so many steps."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -11,12 +10,6 @@ from torch import nn
 
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import SetupError
-
-
-def _averages(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether a DistributedOptimizer averages gradients of ``parameters``. Not every script imports its module."""
-    optimizers = sys.modules.get("flk_runtime.distributed.optimizer")
-    return optimizers is not None and bool(optimizers.averages(parameters))
 
 
 class WeightedMean:
@@ -31,15 +24,10 @@ class WeightedMean:
     def __init__(self, parameters: Sequence[nn.Parameter], parts: int, world_size: int) -> None:
         """``parameters``: the trained parameters. Gradients that they have already stay, and the new ones are added.
 
-        Raises SetupError for several micro-batches without parameters, or with a DistributedOptimizer's parameters.
+        Raises SetupError for several micro-batches without parameters.
         """
         if parts > 1 and not parameters:
             raise SetupError("backward(weight=) in several micro-batches needs a model of parallelize: call it before")
-        if parts > 1 and _averages(parameters):
-            raise SetupError(
-                "backward(weight=) in several micro-batches cannot be combined with a DistributedOptimizer: use "
-                "strategy ddp without it"
-            )
         self._parameters, self._parts, self._world_size = parameters, parts, world_size
         self._estimate: torch.Tensor | None = None
         self._before: dict[nn.Parameter, torch.Tensor] = {}

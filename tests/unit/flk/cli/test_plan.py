@@ -17,15 +17,15 @@ from flk.spec.job import Job
 from tests.support.requirements import with_torch
 
 
-def row(strategy: str, seconds: float, tp: int = 1) -> Row:
+def row(strategy: str, seconds: float) -> Row:
     values: dict[str, Any] = {each.name: 1 for each in fields(Row)}
     words = {"strategy": strategy, "precision": "as written", "recompute": False, "fits": True, "modelled": True}
-    return Row(**{**values, **words, "step_seconds": seconds, "mfu": None, "tp": tp})
+    return Row(**{**values, **words, "step_seconds": seconds, "mfu": None})
 
 
 def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> None:
     rows = [row("full_shard", 2.0), row("ddp", 3.0)]
-    plan = Plan(1, 8, "H100", 1 << 30, rows, [], ["no formula"], {"tp": 1})
+    plan = Plan(1, 8, "H100", 1 << 30, rows, [], ["no formula"], {})
     assert "recommended: --strategy full_shard (the fastest that fits: ddp takes 50% longer)" in _text(
         plan, all_rows=True
     )
@@ -38,23 +38,10 @@ def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> N
 
 def test_rows_whose_gpus_wait_for_the_host_are_counted() -> None:
     rows = [row("full_shard", 2.0), replace(row("ddp", 4.0), host_seconds=4.0)]
-    plan = Plan(1, 8, "H100", 1 << 30, rows, [], [], {"tp": 1})
+    plan = Plan(1, 8, "H100", 1 << 30, rows, [], [], {})
     note = "note: 1 of these 2 rows is bound by the host's launches: compile, or use larger batches"
     assert note in _text(plan, all_rows=True)
     assert not any(line.startswith("note") for line in _text(replace(plan, rows=rows[:1]), all_rows=True))
-
-
-def test_the_recommended_mesh_is_the_fastest_for_equally_many_samples() -> None:
-    rows = [row("full_shard", 2.0, tp=2), row("full_shard", 1.5, tp=4), row("full_shard", 7.0)]
-    text = _text(Plan(1, 8, "H100", 1 << 30, rows, [], [], {"tp": 1}), all_rows=True)
-    assert text[2].split()[:2] == ["STRATEGY", "TP"]
-    assert [line.split()[1] for line in text[3:6]] == ["2", "4", "1"]
-    assert (
-        "recommended: --strategy full_shard, with run.parallelize(model, optimizer, tp=2) "
-        "(the fastest that fits: full_shard with tp=4 takes 50% longer)" in text
-    )
-    whole = _text(Plan(1, 8, "H100", 1 << 30, rows[::-1], [], [], {"tp": 2}), all_rows=True)
-    assert any("run.parallelize(model, optimizer, tp=None)" in line for line in whole)
 
 
 @with_torch

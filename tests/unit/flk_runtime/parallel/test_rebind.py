@@ -1,4 +1,4 @@
-"""Optimizers that cannot take the parameters of a strategy are named."""
+"""Optimizers that cannot take the parameters of a strategy, or hold those that it has replaced, are named."""
 
 from __future__ import annotations
 
@@ -30,3 +30,30 @@ def test_an_optimizer_whose_state_has_a_form_of_its_own_is_refused_by_name() -> 
     optimizer = Slow(model.parameters())
     with pytest.raises(SetupError, match=r"cannot shard the state of Slow, whose state_dict\(\) has no 'state'"):
         rebind_optimizers([optimizer], model, lambda: ParallelModel(model), strict=True)
+
+
+def replace(model: nn.Linear) -> ParallelModel:
+    """Give ``model`` another weight, as a strategy that shards does."""
+    model.weight = nn.Parameter(model.weight.detach().clone())
+    return ParallelModel(model)
+
+
+def test_the_step_of_an_optimizer_of_replaced_parameters_is_refused() -> None:
+    model = nn.Linear(3, 2)
+    passed, left = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    stale = torch.optim.SGD([model.weight], lr=0.1)
+    stale.step()
+    rebind_optimizers([passed], model, lambda: replace(model), strict=True)
+    for each in (stale, left):
+        with pytest.raises(SetupError, match="SGD holds the parameter 'weight' that parallelize has replaced"):
+            each.step()
+    passed.step()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_an_optimizer_that_keeps_replaced_parameters_beside_its_groups_is_refused() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.kept = {"first": [model.weight]}
+    with pytest.raises(SetupError, match=r"SGD keeps the parameter 'weight' in its attribute 'kept' too"):
+        rebind_optimizers([optimizer], model, lambda: replace(model), strict=True)

@@ -1,10 +1,10 @@
-"""Activation recomputation (checkpointing): a module's forward pass runs again during its backward pass."""
+"""How blocks compute: by torch.compile, and with activations that the backward pass computes again."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from flk_runtime.parallel.blocks import Blocks, find_blocks
 
 # Elements of a buffer that may have been changed where its version does not say so: batch norms change statistics so.
 _SMALL = 1 << 16
+_BATCH_NORM = "_BatchNorm"  # the base class of torch's batch norms
 
 
 def find_recomputed(model: nn.Module, blocks: Sequence[nn.Module], wanted: bool | Blocks) -> list[nn.Module]:
@@ -71,6 +72,45 @@ def _pass(module: nn.Module, kept: list[_Buffers], *args: Any, **kwargs: Any) ->
     buffers.keep_changed()
     kept.append(buffers)
     return output
+
+
+def compile_module(module: nn.Module, given: bool | str | Mapping[str, Any]) -> None:
+    """Compile the calls of ``module``, whose class, names of parameters and hooks stay.
+
+    ``given`` is True, the name of a backend, or all options of torch.compile. The module can be copied and pickled.
+    """
+    options = _options(given)
+    if "forward" not in vars(module) and type(module).forward.__module__.startswith("torch."):
+        # The compiler skips a frame of torch.nn that it meets first, as of a Sequential or a TransformerEncoderLayer,
+        # without a word. It compiles the same frame beneath one of another package.
+        module.forward = functools.partial(_plain_forward, module)
+    module.compile(**options)
+
+
+def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[str, Any]) -> None:
+    """Raise SetupError if the backend eager would update the statistics of ``modules``, which are recomputed, twice.
+
+    Other backends trace the updates of buffers and make them once.
+    """
+    if _options(given).get("backend") != "eager":
+        return
+    for each in (child for module in modules for child in module.modules()):
+        is_batch_norm = any(kind.__name__ == _BATCH_NORM for kind in type(each).__mro__)
+        if is_batch_norm and getattr(each, "track_running_stats", False):
+            raise SetupError(
+                f"compile='eager' with recompute= would update the statistics of a {type(each).__name__} twice in each "
+                "step: use compile='aot_eager' or compile=True, or do not recompute this block"
+            )
+
+
+def _options(given: bool | str | Mapping[str, Any]) -> dict[str, Any]:
+    """The options of torch.compile."""
+    return dict(given) if isinstance(given, Mapping) else {"backend": given} if isinstance(given, str) else {}
+
+
+# A function of its own, which pickle finds by name.
+def _plain_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return type(module).forward(module, *args, **kwargs)
 
 
 class _Buffers:

@@ -1,4 +1,4 @@
-"""check_shardable(): what torch would refuse in the middle of a step, or lose, is refused by name before."""
+"""What torch would refuse in the middle of a step is refused by name before."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.shardable import check_shardable
-
-
-def hooked() -> nn.Module:
-    layer = nn.Linear(2, 2)
-    layer.weight.register_hook(lambda gradient: gradient)
-    return layer
+from flk_runtime.parallel.checks import check_shardable
 
 
 def scalar() -> nn.Module:
@@ -43,7 +37,6 @@ def mixed(trained: bool = True) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (hooked, "'x.weight' has hooks, which strategy full_shard would lose"),
         (scalar, "'x.scale' is a scalar"),
         (empty, "'x.nothing' has no elements, which strategy full_shard cannot shard"),
         (sparse, "'x' has sparse gradients, which strategy full_shard cannot reduce"),

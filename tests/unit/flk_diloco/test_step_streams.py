@@ -1,4 +1,4 @@
-"""Tests of flk_runtime.parallel.step_streams, with streams that note what they wait for."""
+"""Tests of flk_diloco.step_streams, with streams that note what they wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import optimizer as of_torch
 
-from flk_runtime.parallel.step_streams import StepStreams
+from flk_diloco.step_streams import StepStreams
 from flk_runtime.system import device
 
 

@@ -1,3 +1,5 @@
+"""Blocks that compute their activations again, and that are compiled."""
+
 from __future__ import annotations
 
 import copy
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.recompute import recompute_activations
+from flk_runtime.parallel.computation import check_recomputed, recompute_activations
 
 
 class Block(nn.Module):
@@ -131,3 +133,12 @@ def test_buffers_are_changed_once_and_recomputed_as_they_were(backend: str | Non
     assert (len(found), len(changed)) == (len(gradients), len(buffers))
     for one, other in zip([*gradients, *buffers], [*found, *changed], strict=True):
         torch.testing.assert_close(other, one)
+
+
+def test_statistics_that_a_recomputation_would_change_twice_are_refused() -> None:
+    block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    for given in ("eager", {"backend": "eager", "fullgraph": True}):
+        with pytest.raises(SetupError, match=r"statistics of a BatchNorm1d twice .* compile='aot_eager'"):
+            check_recomputed([block], given)
+    check_recomputed([block], "aot_eager")
+    check_recomputed([block], True)

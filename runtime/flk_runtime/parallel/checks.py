@@ -1,0 +1,116 @@
+"""Checks of a model and its optimizers before they are parallelized: what a strategy cannot train is refused by name.
+
+Torch would say so in the middle of a step, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from flk_runtime.checkpoint import is_sharded
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel.options import ParallelOptions
+from flk_runtime.parallel.precision import Precision
+from flk_runtime.parallel.rebind import replaced_name
+from flk_runtime.system.torch_version import require_torch
+
+# Optimizers that flatten or index whole parameters, which DTensor refuses in the middle of a step.
+_OF_WHOLE_PARAMETERS = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop)
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+def check_model(model: nn.Module, strategy: str, options: ParallelOptions, *, replicates: bool) -> None:
+    """Raise SetupError for a model that ``strategy`` cannot train. ``replicates``: several ranks train one model."""
+    if options.precision is not None and not isinstance(options.precision, Precision):
+        raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
+    for name, each in model.named_parameters():
+        if is_lazy(each):
+            raise SetupError(
+                f"{name!r} of a lazy module has no shape yet: call the model on a batch before parallelize"
+            )
+        if replaced_name(each):
+            raise SetupError(
+                f"{name!r} was shared with a model that has been parallelized, and would no longer be: put both models "
+                "into one module, and parallelize that"
+            )
+    found = parallelized_by_script(model)
+    if found and strategy != "none":
+        raise SetupError(
+            f"{found}: pass the model that is not wrapped, put models that share modules into one, or use strategy none"
+        )
+    if found and options.precision is not None:
+        raise SetupError(f"{found}, and precision= would have no effect on it: give its wrapper the dtypes")
+    for name, module in model.named_modules() if replicates else ():
+        if getattr(module, "max_norm", None) is not None:  # an embedding, whose forward pass changes its weight
+            raise SetupError(f"{name!r} has a max_norm, for which each rank would change other rows: leave it out")
+
+
+def parallelized_by_script(model: nn.Module) -> str:
+    """What torch has wrapped or sharded in ``model`` already, in words; empty if there is nothing."""
+    for name, module in model.named_modules():
+        if any(each.__name__ in _WRAPPERS and each.__module__.startswith("torch.") for each in type(module).__mro__):
+            return f"{name or 'the model'} is already wrapped in {type(module).__name__}"
+    shared = "by the script, or with another parallelized model, which it shares modules with"
+    names = (name for name, each in model.named_parameters() if is_sharded(each))
+    return next((f"{name!r} is already sharded, {shared}" for name in names), "")
+
+
+def check_fsdp2(optimizers: Sequence[Optimizer], cause: str, options: ParallelOptions, device: torch.device) -> None:
+    """Raise SetupError for what FSDP2 lacks in this torch, and for optimizers that need whole parameters.
+
+    ``cause``: the strategy or the option that shards, in words.
+    """
+    if device.type == "cpu":
+        require_torch("2.7", f"{cause} on CPUs")
+    if options.find_unused_parameters:
+        require_torch("2.13", f"{cause} with find_unused_parameters")
+    for each in optimizers:
+        if isinstance(each, _OF_WHOLE_PARAMETERS):
+            raise SetupError(
+                f"{type(each).__name__} of torch cannot train parameters that {cause} shards: use another optimizer, "
+                "or strategy ddp without precision="
+            )
+
+
+def check_shardable(model: nn.Module, units: Iterable[nn.Module], cause: str) -> None:
+    """Raise SetupError for what cannot be sharded. ``cause``: the strategy or the option that shards, in words.
+
+    ``units``: the modules in ``model`` that are sharded one by one.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise SetupError(f"{name!r} is a scalar, which {cause} cannot shard: give it the shape (1,)")
+        if parameter.numel() == 0 and parameter.requires_grad:
+            raise SetupError(
+                f"{name!r} has no elements, which {cause} cannot shard: freeze it with requires_grad_(False), or use "
+                "strategy ddp without precision="
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise SetupError(
+                f"{name!r} has sparse gradients, which {cause} cannot reduce: make it with sparse=False, or use "
+                "strategy ddp without precision="
+            )
+    _check_dtypes(model, units, cause)
+
+
+def _check_dtypes(model: nn.Module, units: Iterable[nn.Module], cause: str) -> None:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for unit in [*sorted(units, key=lambda unit: sum(1 for _ in unit.modules())), model]:  # inner ones first
+        first: dict[torch.dtype, str] = {}
+        for parameter in unit.parameters():
+            name = names.pop(id(parameter), "")  # none: it is in a unit of its own
+            if name and parameter.requires_grad:
+                first.setdefault(parameter.dtype, name)
+        if len(first) > 1:
+            both = " and ".join(f"{name!r} {str(dtype).removeprefix('torch.')}" for dtype, name in first.items())
+            raise SetupError(
+                f"parameters that {cause} gathers together have several dtypes ({both}): make the modules that have "
+                "another dtype blocks of their own, as in parallelize(…, blocks=['layers.*', 'name']), or use strategy "
+                "ddp without precision="
+            )
