@@ -131,9 +131,6 @@ OBSERVER: Final = Variable(
 )
 CHOICE: Final = Variable("FLK_CHOICE", "file of a pod that keeps the choice of strategy auto for later attempts", "")
 MEMORY: Final = Variable("FLK_MEMORY", "socket on which the launcher answers ranks about checkpoints in memory", "")
-LINKS: Final = Variable(
-    "FLK_LINKS", "0: this attempt does not measure the network between nodes, as the one before it has", 1, integer()
-)
 REPORT_FD: Final = Variable(
     "FLK_REPORT_FD",
     "file descriptor of the pipe on which a rank reports its failure to the launcher",

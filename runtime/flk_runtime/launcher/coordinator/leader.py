@@ -433,9 +433,7 @@ class Leader:
         )
         self._history = [*shorten(self._history), attempt]
         self._phase = _Phase.RUNNING
-        former, self._admitted = self._admitted, {pod: self._connected[pod] for pod in pods}
-        suspicious = bool(last and last.failure and last.failure.kind.suspicious)
-        links = suspicious or not self._admitted.items() <= former.items()
+        self._admitted = {pod: self._connected[pod] for pod in pods}
         self._failures.clear()
         self._secondary = None
         self._done.clear()
@@ -454,9 +452,7 @@ class Leader:
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()
-        self._send(
-            pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, links, again)
-        )
+        self._send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:

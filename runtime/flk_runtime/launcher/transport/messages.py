@@ -205,7 +205,6 @@ class AttemptStarted(FromLeader):
     """The rank that reads each shard of the checkpoint in memory; empty: the rank that wrote it."""
     memory: MemoryPlan | None = None
     """None: no checkpoints are kept in memory. It travels before this message, which is the same for all pods."""
-    measures_links: bool = True  # the network between nodes: not where the attempt before has shown that it is in order
     again: bool = False  # it is not the first one of the job
 
     @property

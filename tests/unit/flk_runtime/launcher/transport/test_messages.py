@@ -84,7 +84,7 @@ EXAMPLES: list[Message] = [
     RanksEnded(3, 8),
     RanksEnded(3, None),
     AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY, order="0"),
-    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, "1,0", [1, 0], measures_links=False),
+    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, "1,0", [1, 0]),
     PLAN,
     AttemptEnded(3, FAILURE),
     JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
