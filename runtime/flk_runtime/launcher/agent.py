@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.hub import HubProcess
     from flk_runtime.launcher.replication.plan import Copy
     from flk_runtime.launcher.replication.service import MemoryService
-    from flk_runtime.launcher.telemetry.meter import Meter
+    from flk_runtime.launcher.telemetry.usage import Meter
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
@@ -465,7 +465,7 @@ class Agent:
         if time.monotonic() >= self.watch.due:
             self.watch.update(attempt.started.number, self.ranks)
             usage = self.meter.latest if self.meter else None
-            self.records.keep_progress({rank.rank: rank.progress for rank in self.ranks}, usage)
+            self.records.keep_progress(self.watch.ranks, usage)
         if not attempt.failures and time.monotonic() >= self.deadline:
             message = f"{self.settings.deadline:g} s since the job started"
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
@@ -563,7 +563,7 @@ def _start_hub(settings: Settings, log: Callable[[str], None]) -> HubProcess:
 
 
 def _start_meter(settings: Settings) -> Meter:
-    from flk_runtime.launcher.telemetry.meter import Meter  # not every job needs it
+    from flk_runtime.launcher.telemetry.usage import Meter  # not every job needs it
 
     meter = Meter(settings)
     meter.start()

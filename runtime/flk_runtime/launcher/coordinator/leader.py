@@ -22,9 +22,8 @@ from flk_runtime.launcher.coordinator.failures import Failures, faults_of_storag
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
-from flk_runtime.launcher.hangs.detector import HangDetector
+from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.hangs.phases import PhaseLimits
-from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory

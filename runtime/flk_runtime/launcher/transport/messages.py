@@ -9,9 +9,8 @@ from typing import Any, Final
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
-from flk_runtime.contract.telemetry import Telemetry
+from flk_runtime.contract.telemetry import PodStatus, Telemetry
 from flk_runtime.launcher.hangs.snapshot import Snapshot
-from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import CheckpointId, Copy, Inventory, MemoryPlan, ShardId
 from flk_runtime.launcher.thread import ThreadFailed
