@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher import coordinator
-from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
@@ -255,7 +256,10 @@ class Launchers:
             if now >= launcher.heartbeat_at:
                 launcher.heartbeat_at = now + self._lease / 3
                 first = launcher.pod * RANKS
-                ranks = [RankStatus(first + each, 200, 0.31, 0.31, 0.05, 0.0, 900, 90) for each in range(RANKS)]
+                ranks = [
+                    RankStatus(first + each, first // RANKS, 200, idle=0.31, beat=0.31, samples=900, pending=90)
+                    for each in range(RANKS)
+                ]
                 status = PodStatus(self._attempt, ranks) if self._attempt >= 0 else None
                 launcher.connection.send(Heartbeat(status))
         self._beat_at = min(launcher.heartbeat_at for launcher in self._launchers.values())

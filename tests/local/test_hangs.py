@@ -15,7 +15,7 @@ import pytest
 from flk_runtime.contract import log_format, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.record import JobRecord
-from flk_runtime.launcher.hangs.collect import ObservedRank, take
+from flk_runtime.launcher.hangs.snapshot import ObservedRank, take
 from flk_runtime.shared import observer
 from tests.support.pods import Pods
 from tests.support.processes import until

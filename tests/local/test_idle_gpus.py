@@ -16,14 +16,14 @@ LAUNCHER = """
 import pathlib, sys
 from flk_runtime.contract.telemetry import GpuUsage
 from flk_runtime.launcher import health, start
-from flk_runtime.launcher.telemetry import gpus, meter
+from flk_runtime.launcher.telemetry import gpus, usage
 
 def read():
     return [GpuUsage(0.01 if pathlib.Path("idle").exists() else 1.0, 1, 2)]
 
 case = sys.argv.pop(1)
 gpus.open_gpus = lambda: read if case in ("sleeps", "trains") else list
-meter.INTERVAL = 0.1
+usage.INTERVAL = 0.1
 start._check_build_of_torch = lambda settings: None  # this torch is for CPUs
 start.main(sys.argv[2:])
 """

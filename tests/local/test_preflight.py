@@ -214,19 +214,6 @@ def test_the_loopback_interface_between_nodes(ranks: Ranks) -> None:
     )
 
 
-def test_the_network_between_three_nodes_is_measured(ranks: Ranks) -> None:
-    script = """
-    import flk_runtime as flk
-    from flk_runtime.run import links
-    links.slow_links = lambda nodes, speeds: [f"{nodes} {all(speed > 0 for speed in speeds)}"]
-    with flk.init(device="cpu") as run:
-        print("began", run.world_size)
-    """
-    node = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "FLK_PREFLIGHT": "-loopback"}
-    ended = ranks(script, 3, node, {rank: {"GROUP_RANK": str(rank), "FLK_NODE_NAME": f"n{rank}"} for rank in range(3)})
-    assert [rank.lines for rank in ended] == [["flk: ['n0', 'n1', 'n2'] True", "began 3"], ["began 3"], ["began 3"]]
-
-
 def test_an_interface_that_is_not_there(ranks: Ranks) -> None:
     line = the_same(ranks(INIT, 2, LONG, {1: {"GLOO_SOCKET_IFNAME": "eth77"}}))
     assert line.startswith(

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
 from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.progress import ProgressPage
 from scripts.chart.dashboard import PANELS
 from tests.support.chart import template
 from tests.support.install import all_of, needed
@@ -47,9 +47,11 @@ def page(free_port: Callable[[], int], tmp_path: Path) -> int:
     settings = Settings(("train.py",), job="gpt", namespace="team", pod_name="gpt-worker-0", metrics_port=port)
     made = MetricsPage(settings, pytest.fail, lambda: TELEMETRY)
     made.put_record(JobRecord("running", 0, attempts=[Attempt(0, 1.0, 2.0), Attempt(1, 3.0)]))
-    progress = ProgressPage.create(tmp_path / "progress")
-    progress.step, progress.step_seconds, progress.saved, progress.stored = 4, 0.5, 3, 2
-    made.put_progress({0: progress}, Goodput(9.0, {"computing": 3.0, "waiting": 1.0}, 0, 3), USAGE)
+    made.put_progress(
+        [RankStatus(0, 0, 4, step_seconds=0.5, saved=3, stored=2)],
+        Goodput(9.0, {"computing": 3.0, "waiting": 1.0}, 0, 3),
+        USAGE,
+    )
     return port
 
 

@@ -177,10 +177,8 @@ COVERED = {
         "flk_runtime.discovery.readers flk_runtime.discovery.variables"
     ),
     "tests/unit/flk_runtime/launcher/hangs/test_hangs.py": (
-        "flk_runtime.launcher.hangs.collect flk_runtime.launcher.hangs.diagnosis "
-        "flk_runtime.launcher.hangs.detector flk_runtime.launcher.hangs.report "
-        "flk_runtime.launcher.hangs.snapshot flk_runtime.launcher.hangs.status "
-        "flk_runtime.launcher.hangs.stragglers flk_runtime.launcher.hangs.watchdog"
+        "flk_runtime.launcher.hangs.diagnosis flk_runtime.launcher.hangs.detector "
+        "flk_runtime.launcher.hangs.report flk_runtime.launcher.hangs.snapshot"
     ),
     "tests/unit/flk_runtime/launcher/hangs/test_phases.py": "flk_runtime.contract.hang_timeout",
     "tests/unit/flk_runtime/launcher/test_record_archive.py": "flk_runtime.contract.record",

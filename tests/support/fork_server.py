@@ -14,14 +14,14 @@ from multiprocessing.context import ForkServerContext
 import pytest
 
 import flk
-from flk_runtime.launcher import forkserver
+from flk_runtime.launcher import preload
 
 # What flk's own fork server preloads for a script with flk's library, and the launcher.
 OF_RANKS = [
-    *forkserver.PRELOAD,
-    *forkserver.PRELOAD_FOR_OPTIMIZERS,
-    *forkserver.PRELOAD_FOR_SHARDING,
-    *forkserver.PRELOAD_FOR_LIBRARY,
+    *preload.TORCH,
+    *preload.FOR_OPTIMIZERS,
+    *preload.FOR_SHARDING,
+    *preload.FOR_LIBRARY,
     "flk_runtime.launcher.start",
     "torch.utils.checkpoint",
 ]

@@ -12,12 +12,13 @@ from flk.observe.observation import StateChange
 from flk.report.build import LINE, LINES, build
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import TIME_CAUSES, Attempt, Goodput, JobRecord
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import (
     HISTORY_LIMIT,
     GpuUsage,
     PodUsage,
-    RankMeasurements,
     Sample,
     Save,
     Telemetry,
@@ -74,7 +75,7 @@ def telemetry(pods: int = 4, processes: int = 8, samples: int = 199) -> Telemetr
                    seconds * slow, 9, 71.0 * GIB - 1e9 * math.exp(-step / 400))
         )  # fmt: skip
     ranks = [
-        RankMeasurements(rank, rank // processes, 1990, "step", 3.1, 0.82 if rank != 9 else 0.99,
+        RankStatus(rank, rank // processes, 1990, Phase.TRAINING, 3.1, 0.82 if rank != 9 else 0.99,
                          1.31 if rank == 9 else None, 9 * GIB, 0.02 if rank != 3 else 0.137)
         for rank in range(pods * processes)
     ]  # fmt: skip

@@ -16,7 +16,8 @@ from flk.observe.progress import Progress
 from flk.terminal import printable
 from flk.units import bytes_text, short_duration
 from flk_runtime.contract.ranges import plural
-from flk_runtime.contract.telemetry import PodUsage, RankMeasurements, Sample, Telemetry, latest_sample
+from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, latest_sample
 
 if TYPE_CHECKING:
     from flk.jobs.state import State
@@ -228,18 +229,18 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
     """Return a block for each node: its pods' usage, and a line for each rank."""
     usage = {each.pod: each for each in telemetry.pods}
     pods = {pod.index: pod for pod in state.pods}
-    by_node: dict[str, list[RankMeasurements]] = defaultdict(list)
+    by_node: dict[str, list[RankStatus]] = defaultdict(list)
     for rank in telemetry.ranks:
         found = usage.get(rank.pod)
         node = found.node if found else pods[rank.pod].node if rank.pod in pods else ""
         by_node[node].append(rank)
     furthest = max(rank.step for rank in telemetry.ranks)
-    badness: Callable[[RankMeasurements], Any] = lambda rank: (  # noqa: E731
+    badness: Callable[[RankStatus], Any] = lambda rank: (  # noqa: E731
         -(rank.slow or 0.0),
         rank.step,
         rank.rank,
     )
-    key: Callable[[RankMeasurements], Any] = badness if sort == "slowest" else lambda rank: rank.rank
+    key: Callable[[RankStatus], Any] = badness if sort == "slowest" else lambda rank: rank.rank
     ordered = sorted(by_node.items(), key=lambda item: min(map(key, item[1])))
     titles = ["", "RANK", "STEP", "STEP TIME", "WORK", "DATA", "MEMORY", "GPU", "PHASE", ""]
     rows = [
@@ -277,7 +278,7 @@ def _nodes(state: State, telemetry: Telemetry, sort: str) -> list[Line]:
     return lines
 
 
-def _gpu(rank: RankMeasurements, pod: PodUsage | None, processes: int) -> str:
+def _gpu(rank: RankStatus, pod: PodUsage | None, processes: int) -> str:
     """Return how busy the GPU of a rank is; empty where its pod has not told of one GPU for each rank."""
     if pod is None or len(pod.gpus) != processes:
         return ""
@@ -335,7 +336,7 @@ def _pods(state: State) -> list[Line]:
     return [*lines, Line(f"and {left:,} more pods", "dim")] if left else lines
 
 
-def _remark(rank: RankMeasurements, furthest: int) -> str:
+def _remark(rank: RankStatus, furthest: int) -> str:
     if rank.slow:
         return f"slow: {rank.slow:.1f} times the median"
     behind = furthest - rank.step

@@ -164,6 +164,12 @@ def _arguments(value: str) -> str:
     return value
 
 
+def _modules(value: str) -> str:
+    if not all(re.fullmatch(_MODULE, name) for name in value.split(" ")):
+        raise ValueError(f"must be names of modules with a space between them, like transformers (is {value!r})")
+    return value
+
+
 def _strategy(value: str) -> str:
     try:
         return parse_strategy(value)
@@ -202,6 +208,7 @@ _QUANTITY_SCHEMA: Final = WithJsonSchema(
 )
 _RESERVED: Final = _none_of(sorted(user_env.RESERVED_NAMES), user_env.RESERVED_PREFIXES)
 _ONE_SLASH: Final = "^s3:/[^/]"  # an address in S3 that lacks a slash, and not a claim s3
+_MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 _CLAIM: Final = f"({names.SUBDOMAIN.pattern}):/[^:/][^:]*"
 
 Text = Annotated[str, AfterValidator(names.text)]
@@ -295,6 +302,7 @@ CodeFile = Annotated[
 ]
 Arguments = Annotated[str, AfterValidator(_arguments), WithJsonSchema(text_schema(r"(.|\n)*\S(.|\n)*"))]
 ShellCommand = Annotated[str, AfterValidator(_shell_command), WithJsonSchema(text_schema(r"(.|\n)*\S(.|\n)*"))]
+Modules = Annotated[str, AfterValidator(_modules), WithJsonSchema(text_schema(f"{_MODULE}( {_MODULE})*"))]
 Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
 
 

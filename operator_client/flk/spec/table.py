@@ -28,6 +28,7 @@ from flk.spec.fields import (
     Image,
     JobName,
     MemoryPath,
+    Modules,
     Mount,
     ObjectName,
     Package,
@@ -124,6 +125,19 @@ class JobOptions(StrictModel):
     ] = Field(
         default=None,
         description="arguments that the script gets after its own in later attempts, as a shell reads them",
+    )
+    preload: Annotated[
+        Modules | None,
+        Option(
+            "MODULES",
+            help="modules that are imported once for the ranks of all attempts, and not by each: 'transformers timm'",
+            example="transformers timm",
+            variable=pod_env.PRELOAD,
+        ),
+    ] = Field(
+        default=None,
+        description="modules of installed packages that are imported once for the ranks of all attempts; left out: "
+        "torch, and large packages of training that the script imports at its top",
     )
     accelerate_config: Annotated[
         CodeFile | None,

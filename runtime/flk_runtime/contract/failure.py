@@ -10,9 +10,8 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-from flk_runtime.contract import typed
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.typed import Time
@@ -307,7 +306,7 @@ class Failure:
     traceback: str = ""  # its last characters
     exit_code: int | None = None
     signal: int | None = None
-    secondary: bool = field(init=False)  # a consequence of another rank's failure; records say it for older clients
+    secondary: bool = field(init=False)  # a consequence of another rank's failure; programs read it in records
     stderr: str = ""  # the last lines that the rank wrote to stderr
     count: int = 1  # number of ranks that failed in this way
     step: int | None = None  # optimizer steps that the rank had done; None if it does not tell (see shared.progress)
@@ -359,22 +358,6 @@ class Failure:
         if not text:
             text = "raised {type}" if self.type else Kind.SIGNAL.meaning.predicate if self.signal else _EXITED
         return text.format(type=self.type, exit_code=self.exit_code, signal=signal_name(self.signal))
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Failure:
-        """The failure from the result of ``dataclasses.asdict``. Raises as `typed.read`.
-
-        Failures that earlier versions have recorded get the kinds that they have now.
-        """
-        kind = Kind(data["kind"])
-        message, code, number = str(data.get("message", "")), data.get("exit_code"), data.get("signal")
-        if kind in (Kind.EXIT, Kind.SIGNAL) and (code, number) != (None, None):
-            kind = kind_of_end(code, number)
-        if kind in (Kind.EXCEPTION, Kind.EXIT, Kind.SIGNAL) and data.get("secondary"):
-            kind = kind_of_loss(message)
-        if kind is Kind.LOST and message.startswith(("never joined", "did not answer")):
-            kind = Kind.ABSENT
-        return typed.read_fields(cls, {**data, "kind": kind.value})
 
 
 def _shortened(line: str) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from flk_runtime.contract import durations
+from flk_runtime.contract.phase import Phase
 
-HANG_PHASES: Final = ("start", "first-step", "step", "evaluation", "save", "restore", "round")
+HANG_PHASES: Final = tuple(phase.value for phase in Phase)
 ALL: Final = ""  # the key of the limit of all phases that have none of their own
 _ITEM: Final = f"(?:(?:{'|'.join(HANG_PHASES)})=)?(?:{durations.PATTERN})"
 PATTERN: Final = f"{_ITEM}(?:,{_ITEM})*"

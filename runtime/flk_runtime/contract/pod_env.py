@@ -77,6 +77,12 @@ PREPARATION: Final = (PIP, REQUIREMENTS, SETUP)
 ON_RESTART: Final[Variable[tuple[str, ...]]] = Variable(
     "FLK_ON_RESTART", "arguments that the script gets after its own in every attempt but the first", (), words
 )
+PRELOAD: Final[Variable[tuple[str, ...]]] = Variable(
+    "FLK_PRELOAD",
+    "modules that are imported once for the ranks of all attempts; unset: packages that the script imports at its top",
+    (),
+    words,
+)
 RESTARTED: Final = Variable("FLK_RESTARTED", "yes: the job was created again by flk restart, after it had ended", "")
 ACCELERATE_CONFIG: Final = Variable(
     "FLK_ACCELERATE_CONFIG", "file of accelerate config, whose variables the script gets as from accelerate launch", ""
@@ -125,9 +131,6 @@ OBSERVER: Final = Variable(
 )
 CHOICE: Final = Variable("FLK_CHOICE", "file of a pod that keeps the choice of strategy auto for later attempts", "")
 MEMORY: Final = Variable("FLK_MEMORY", "socket on which the launcher answers ranks about checkpoints in memory", "")
-LINKS: Final = Variable(
-    "FLK_LINKS", "0: this attempt does not measure the network between nodes, as the one before it has", 1, integer()
-)
 REPORT_FD: Final = Variable(
     "FLK_REPORT_FD",
     "file descriptor of the pipe on which a rank reports its failure to the launcher",

@@ -18,7 +18,6 @@ PREFLIGHT_CHECKS: Final = (
     "gpu",
     "local-rank",
     "shm",
-    "links",
     "options",
     "health",
 )

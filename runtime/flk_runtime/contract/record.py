@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Final, NamedTuple
 
-from flk_runtime.contract import foreign, typed
+from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import check_pods
 from flk_runtime.contract.typed import AtMost, Count, Pods, Processes, Seconds, Time
@@ -179,14 +178,6 @@ class JobRecord:
             return foreign.load(cls, text)
         except foreign.ForeignError:
             return None
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> JobRecord:
-        """The record from the result of ``dataclasses.asdict``. Raises as `typed.read`."""
-        reason = data.get("no_retry_reason") or data.get("verdict") or ""  # verdict: its former name
-        former = [asdict(QuarantinedNode(node)) for node in data.get("bad_nodes", [])]
-        nodes = data.get("quarantine") or former
-        return typed.read_fields(cls, {**data, "no_retry_reason": reason, "quarantine": nodes})
 
 
 class Silences(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.typed import Time
 
 if TYPE_CHECKING:
@@ -74,18 +75,12 @@ class PodUsage:
 
 
 @dataclass(frozen=True)
-class RankMeasurements:
-    """How far one rank is."""
+class PodStatus:
+    """What a launcher tells of its pod in an attempt, with its heartbeat."""
 
-    rank: int
-    pod: int
-    step: int  # -1: the script does not tell
-    phase: str  # as in flk_runtime.launcher.hangs.phases
-    step_seconds: float | None = None  # mean of the latest
-    work: float | None = None  # share of the time in which no collective of it was pending
-    slow: float | None = None  # how many times as long as the median it works; None: the others do not wait for it
-    memory: int | None = None  # resident bytes of its process
-    data_wait: float | None = None  # share of the time in which it waited for batches; None: the script does not tell
+    attempt: int
+    ranks: list[RankStatus]
+    usage: PodUsage | None = None  # once for each reading
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ class Telemetry:
     attempt: int = 0
     total_steps: int | None = None  # of the whole job, if a line of metrics says so
     history: list[Sample] = field(default_factory=list)  # oldest first
-    ranks: list[RankMeasurements] = field(default_factory=list)
+    ranks: list[RankStatus] = field(default_factory=list)
     pods: list[PodUsage] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)  # what the script and the job were set to: never secrets
     diverged: int | None = None  # the step since which the loss is infinite or no number; no sample has such a value

@@ -13,6 +13,7 @@ from dataclasses import asdict, fields
 from typing import Any, Final, TypeVar
 
 from flk_runtime.contract import foreign
+from flk_runtime.contract.status import SIGNS, RankStatus
 from flk_runtime.contract.telemetry import Sample, Telemetry
 
 T = TypeVar("T")
@@ -63,13 +64,17 @@ def _packed(telemetry: Telemetry, samples: int, listed: int) -> str:
         "total_steps": telemetry.total_steps,
         "diverged": telemetry.diverged,
         "history": {name: values for name, values in columns.items() if any(each is not None for each in values)},
-        "ranks": [_rounded(asdict(each)) for each in telemetry.ranks[:listed]],
+        "ranks": [_rounded(_lasting(each)) for each in telemetry.ranks[:listed]],
         "pods": [_rounded({**asdict(each), "time": round(each.time)}) for each in telemetry.pods[:listed]],
         "settings": telemetry.settings,
         "saves": [{**asdict(each), "time": round(each.time)} for each in thinned(telemetry.saves, listed // 2 or 1)],
         "saved": telemetry.saved,
     }
     return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
+
+
+def _lasting(rank: RankStatus) -> dict[str, Any]:
+    return {name: value for name, value in asdict(rank).items() if name not in SIGNS}
 
 
 def thinned(history: Sequence[T], limit: int) -> list[T]:

@@ -1,8 +1,8 @@
 """Typed data: makes dataclasses of plain JSON, and checks each value against its annotation.
 
 Fields that a class does not have are ignored, and so are further values of a named tuple, so that a newer flk may write
-more. A class with a method `from_dict` is made by it, since it knows what earlier versions have written. Floats are
-finite. An annotation with a check (``Annotated[int, Within(0, 9)]``, `Time`, `Count`) refuses other values.
+more. Floats are finite. An annotation with a check (``Annotated[int, Within(0, 9)]``, `Time`, `Count`) refuses other
+values.
 `flk_runtime.contract.foreign` reads what others have written.
 """
 
@@ -58,13 +58,6 @@ def read(kind: type[T], value: Any) -> T:
     return found
 
 
-def read_fields(kind: type[T], data: Mapping[str, Any]) -> T:
-    """A dataclass of the values of its fields, for its own `from_dict`. Raises as `read`."""
-    hint: Any = kind
-    found: T = _fields_reader(hint)(data)
-    return found
-
-
 @functools.cache
 def _reader(hint: Any) -> _Reader:
     """A function that makes a value with this annotation of plain JSON."""
@@ -98,8 +91,6 @@ def _reader(hint: Any) -> _Reader:
     if issubclass(hint, tuple):  # a named tuple
         readers = [_reader(each) for each in get_type_hints(hint, include_extras=True).values()]
         return lambda values: hint(*(read(value) for read, value in zip(readers, _checked(values, list), strict=False)))
-    if hasattr(hint, "from_dict"):
-        return lambda value: hint.from_dict(_checked(value, dict))
     return _fields_reader(hint)
 
 

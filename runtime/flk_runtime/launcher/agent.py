@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.hub import HubProcess
     from flk_runtime.launcher.replication.plan import Copy
     from flk_runtime.launcher.replication.service import MemoryService
-    from flk_runtime.launcher.telemetry.meter import Meter
+    from flk_runtime.launcher.telemetry.usage import Meter
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
@@ -110,7 +110,6 @@ class Agent:
         )
         self.phase = _Phase.JOINING
         self._told_of_gpus = False  # the log says that the GPUs of a pod are not known
-        self._prepared = False  # the server was asked to import what the script does
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
         self.saved: bool | None = None  # a rank of this pod has saved through flk, or restored; None: none has ended
@@ -156,8 +155,8 @@ class Agent:
                 elif rank := self.ranks.read(int(key.fd)):
                     self._handle_report(rank)
             while self.server.pending or (rank_ended and is_readable(self.server.socket.fileno())):
-                if exited := self.server.ended():
-                    self._handle_rank_exit(exited.pid, exited.status)
+                exited = self.server.ended()
+                self._handle_rank_exit(exited.pid, exited.status)
             while self.wakeup.signals:
                 self._handle_signal(self.wakeup.signals.pop(0))
             while self.final_record is None and not self.wakeup.events.empty():
@@ -294,9 +293,6 @@ class Agent:
             failure = replace(self.ranks.new_failure(Kind(found.pop("kind"))), **found)
             self._fail(self.attempt, replace(failure, message=f"its ranks cannot start: {failure.message}"))
             return
-        if self.rendezvous and self.server.unprepared:
-            self.records.log(f"each rank imports its packages again after a restart: {self.server.unprepared}")
-            self.server.unprepared = ""
         if self.records.ledger:
             self.records.ledger.start_attempt(next(iter(self.ranks)).progress, time.monotonic())
 
@@ -468,26 +464,13 @@ class Agent:
             self._report_end_of_ranks(attempt)
         if time.monotonic() >= self.watch.due:
             self.watch.update(attempt.started.number, self.ranks)
-            self._prepare_restart()
             usage = self.meter.latest if self.meter else None
-            self.records.keep_progress({rank.rank: rank.progress for rank in self.ranks}, usage)
+            self.records.keep_progress(self.watch.ranks, usage)
         if not attempt.failures and time.monotonic() >= self.deadline:
             message = f"{self.settings.deadline:g} s since the job started"
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
         elif not attempt.failures and self.settings.idle_timeout and self.settings.pod == 0 and not attempt.idle:
             self._watch_gpus(attempt)
-
-    def _prepare_restart(self) -> None:
-        """Have the ranks of later attempts forked from a process that has imported what the script imports first.
-
-        It is imported once, beside the ranks, when all of this pod have made a step.
-        """
-        settings, ranks = self.settings, list(self.ranks)
-        if self._prepared or not (settings.fork and settings.trains and len(ranks) == settings.processes):
-            return
-        if all(rank.progress.step > 0 for rank in ranks) and (settings.limits.restarts or settings.limits.disruptions):
-            self._prepared = True
-            self.server.prepare(settings.command, ranks[0].environment, settings.work)
 
     def _watch_gpus(self, attempt: PodAttempt) -> None:
         """Have all ranks save and the job end if no GPU of it has done anything for the time that its user allows."""
@@ -580,7 +563,7 @@ def _start_hub(settings: Settings, log: Callable[[str], None]) -> HubProcess:
 
 
 def _start_meter(settings: Settings) -> Meter:
-    from flk_runtime.launcher.telemetry.meter import Meter  # not every job needs it
+    from flk_runtime.launcher.telemetry.usage import Meter  # not every job needs it
 
     meter = Meter(settings)
     meter.start()

@@ -19,10 +19,10 @@ from typing import Final
 
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import Goodput, JobRecord
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import RANKS_LIMIT, PodUsage, Telemetry, latest_sample
 from flk_runtime.launcher.http_server import PodServer
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.wire import reason
 from flk_runtime.wire.listener import LOOPBACK
 
@@ -72,7 +72,13 @@ METRICS: Final = {
     "flk_gpu_power_watts": "Power of the GPU.",
     "flk_gpu_temperature_celsius": "Temperature of the GPU.",
 }
-# The metrics of the fields of Sample, PodUsage and GpuUsage that have one.
+# The metrics of the fields of RankStatus, Sample, PodUsage and GpuUsage that have one.
+_OF_RANK: Final = {
+    "step": "flk_step",
+    "step_seconds": "flk_step_seconds",
+    "saved": "flk_saved_step",
+    "stored": "flk_stored_step",
+}
 _OF_SAMPLES: Final = {
     "loss": "flk_loss",
     "samples_per_s": "flk_samples_per_second",
@@ -123,7 +129,7 @@ class MetricsPage:
         self._record: JobRecord | None = None
         self._goodput: Goodput | None = None
         self._told_at = 0.0  # when the launcher last told of an attempt that runs, by time.monotonic
-        self._ranks: dict[int, Sequence[float | None]] = {}  # by rank: step, its seconds, saved and stored step
+        self._ranks: list[RankStatus] = []  # that have made a step
         page = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -155,19 +161,16 @@ class MetricsPage:
         self._causes = {**self._causes, **ended}
 
     def put_progress(
-        self, pages: Mapping[int, ProgressPage], goodput: Goodput | None = None, usage: PodUsage | None = None
+        self, ranks: Sequence[RankStatus], goodput: Goodput | None = None, usage: PodUsage | None = None
     ) -> None:
-        """Show how far the ranks of this pod are, by their numbers, and what the pod uses.
+        """Show how far the ranks of this pod are, and what the pod uses.
 
         ``goodput`` is the job's. The launcher calls this every few seconds while an attempt runs.
         """
         self._told_at = time.monotonic()
         self._usage = usage
         self._goodput = goodput
-        self._ranks = {
-            rank: (page.step, page.step_seconds or None, page.saved, page.stored) if page.step >= 0 else (None,) * 4
-            for rank, page in pages.items()
-        }
+        self._ranks = [rank for rank in ranks if rank.step >= 0]
 
     def text(self) -> str:
         """Return the page. A metric without a value yet is left out."""
@@ -186,8 +189,8 @@ class MetricsPage:
         if self._telemetry:
             self._add_telemetry(add, self._telemetry())
         if self._details:
-            for column, name in enumerate(("flk_step", "flk_step_seconds", "flk_saved_step", "flk_stored_step")):
-                add(name, (({"rank": rank, **self._node}, columns[column]) for rank, columns in self._ranks.items()))
+            for field, name in _OF_RANK.items():
+                add(name, (({"rank": rank.rank, **self._node}, getattr(rank, field)) for rank in self._ranks))
         if self._usage:
             self._add_usage(add, self._usage)
         return "\n".join(lines) + "\n"

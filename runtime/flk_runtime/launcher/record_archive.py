@@ -17,10 +17,10 @@ from typing import Final
 
 from flk_runtime.contract import log_format
 from flk_runtime.contract.record import ArchivedRecord, JobRecord, Silences, entry_key
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.cluster_http import ERRORS
 from flk_runtime.launcher.record_place import Place, describe
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.progress import ProgressPage
 
 INTERVAL: Final = 300.0  # seconds after which the progress alone is written
 _PAUSE: Final = 2.0  # seconds between two writes at least
@@ -87,13 +87,12 @@ class RecordArchive:
                 self._thread.start()
             self._condition.notify_all()
 
-    def put_progress(self, page: ProgressPage, record: JobRecord) -> None:
+    def put_progress(self, rank: RankStatus, record: JobRecord) -> None:
         """Write a rank's progress and the record with the next record, or when the last write is some minutes ago."""
         with self._condition:
             if self._entry:
-                step = None if page.step < 0 else page.step
-                seconds = round(page.step_seconds, 6) or None
-                self._entry = replace(self._entry, record=record, step=step, step_seconds=seconds)
+                step = None if rank.step < 0 else rank.step
+                self._entry = replace(self._entry, record=record, step=step, step_seconds=rank.step_seconds)
 
     def flush(self, seconds: float) -> None:
         """Wait at most ``seconds`` until the latest record is written, which is tried at once."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flk_runtime.contract import log_format, pod_layout, telemetry_archive, user_env
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, SlowRank, Standstill
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodUsage
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.history import former_attempts, job_record, new_record
@@ -97,29 +98,29 @@ class RecordWriter:
         found = former_attempts(entry, self._settings.pod_name, self._settings.started)
         return found, again or bool(entry.record.attempts)
 
-    def keep_progress(self, pages: Mapping[int, ProgressPage], usage: PodUsage | None = None) -> None:
-        """Show the progress of ranks, by their numbers, in the metrics, and keep the first one's in the cluster.
+    def keep_progress(self, ranks: Sequence[RankStatus], usage: PodUsage | None = None) -> None:
+        """Show the progress of this pod's ranks in the metrics, and keep the first one's in the cluster.
 
         The goodput goes with it, and to the log when it is much older there. ``usage`` is what this pod uses.
         """
-        first = next(iter(pages.values()), None)
+        first = next(iter(ranks), None)
         if first:
             self.keep_steps(first)
         goodput = self._goodput(self._latest)
         if self._latest and goodput and goodput.total >= self._renew_at:
             self._log_record(self._latest)
         if self._metrics:
-            self._metrics.put_progress(pages, goodput, usage)
+            self._metrics.put_progress(ranks, goodput, usage)
         if self._kept and first and self._latest:
             self._kept.put_progress(first, self._dated(self._latest))
 
-    def keep_steps(self, page: ProgressPage) -> None:
+    def keep_steps(self, rank: RankStatus | ProgressPage) -> None:
         """Remember which checkpoints a rank has saved, or else has restored, for the records from now on."""
-        for name, step in ("saved", max(page.saved, page.restored)), ("stored", page.stored):
+        for name, step in ("saved", max(rank.saved, rank.restored)), ("stored", rank.stored):
             if step > 0:
                 self.saved[name] = step
         if self.telemetry:
-            self.telemetry.note_saves(page.saved, page.stored)
+            self.telemetry.note_saves(rank.saved, rank.stored)
 
     def mark_attempt(self, number: int) -> None:
         """Write that an attempt begins, so that readers of the log know to which attempt each later line belongs."""

@@ -31,6 +31,7 @@ from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.history import new_record
 from flk_runtime.launcher.logs import redirected_stderr
 from flk_runtime.launcher.output import Output
+from flk_runtime.launcher.preload import preload
 from flk_runtime.launcher.record_writer import write_termination_message
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import Wakeup
@@ -126,7 +127,7 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     try:
         if settings.fork:
             strategies = os.environ.get(user_env.STRATEGY, "") + os.environ.get(pod_env.DILOCO_OPTIONS, "")
-            forkserver.preload(script, strategies, makes_steps=settings.makes_steps)
+            preload(script, settings.preload, strategies, makes_steps=settings.makes_steps)
         elif (settings.gpus and settings.pod == 0) or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - its build is checked, or the exception says that it is not there
     except ImportError as error:

@@ -87,11 +87,6 @@ def open_group(rank_info: RankInfo, options: RunOptions) -> list[RankReport]:
         timeout=timedelta(seconds=options.timeout),
         **bound,
     )
-    if rank_info.nodes > 2 and rank_info.local_rank == 0:
-        with contextlib.suppress(ModuleNotFoundError):  # a job of one or two pods has not got it
-            from flk_runtime.run.links import check
-
-            check(options.skipped, reports)
     return reports
 
 

@@ -8,7 +8,6 @@ system call.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import mmap
 import os
@@ -18,28 +17,20 @@ from pathlib import Path
 from typing import Final
 
 from flk_runtime.contract import pod_env
+from flk_runtime.contract.phase import Phase as Phase
 
 _SIZE: Final = mmap.PAGESIZE
 _POLL: Final = 0.002  # seconds between two looks of a rank that waits
-_SECONDS: Final = 20  # index of the seconds that the rank has spent in the first phase; the other phases follow
+_SECONDS: Final = 20  # index of the seconds that the rank has spent in the first phase; those in the others follow
 # Indexes of fields.
 _PHASE, _STEP, _STEP_TIME, _STEP_SECONDS, _BOUNDARY, _WAITING, _HOLD, _TARGET = 0, 1, 2, 3, 6, 7, 8, 9
 _WEIGHT: Final = 0.1  # of the latest step in the mean step time
 
 
-class Phase(enum.IntEnum):
-    """The phase that a rank is in, as far as flk's library knows."""
-
-    STARTING = 0  # the script has not called `flk_runtime.init`, and perhaps never does
-    RENDEZVOUS = 1  # the ranks meet, compare their settings and open the process group
-    TRAINING = 2
-    SAVING = 3  # a checkpoint
-    MEETING = 4  # a round with the other workers of strategy diloco
-    RESTORING = 5  # a checkpoint
-    EVALUATING = 6  # a loop over the loader of `Run.evaluation`, or inside `Loop.evaluating`
-
-
-_EVALUATING: Final = int(Phase.EVALUATING)
+# The page has the place of the phase in this tuple.
+_PHASES: Final = tuple(Phase)
+_PLACES: Final = {phase: place for place, phase in enumerate(_PHASES)}
+_LEFT_BY_A_STEP: Final = (_PLACES[Phase.FIRST_STEP], _PLACES[Phase.EVALUATING])
 
 
 class _Int:
@@ -68,21 +59,26 @@ class _Float:
         page._floats[self._index] = value
 
 
-class _PhaseField(_Int):
+class _PhaseField:
     """The field with the phase of the rank. Whoever sets it adds the time since the last change to the former phase."""
 
-    def __set__(self, page: ProgressPage, value: int) -> None:
-        now, former = time.monotonic(), self.__get__(page, ProgressPage)
+    def __get__(self, page: ProgressPage, owner: type) -> Phase:
+        return _PHASES[page._ints[_PHASE]]
+
+    def __set__(self, page: ProgressPage, phase: Phase) -> None:
+        if phase in (Phase.FIRST_STEP, Phase.TRAINING):
+            phase = Phase.TRAINING if page.step_time else Phase.FIRST_STEP
+        now = time.monotonic()
         began, page.phase_time = page.phase_time, now
-        page._floats[_SECONDS + former] += now - began
-        super().__set__(page, value)
+        page._floats[_SECONDS + page._ints[_PHASE]] += now - began
+        page._ints[_PHASE] = _PLACES[phase]
 
 
 class ProgressPage:
     """The page of one rank in one attempt. Times are in seconds, by time.monotonic, which all processes share."""
 
     # The rank writes these.
-    phase = _PhaseField(_PHASE)  # a Phase
+    phase = _PhaseField()
     phase_time = _Float(18)  # when the rank came into its phase
     step = _Int(_STEP)  # optimizer steps done, steps before a resume included; -1: no step in this attempt
     step_time = _Float(_STEP_TIME)  # when the latest step was done; 0: no step in this attempt
@@ -96,7 +92,7 @@ class ProgressPage:
     restored_from = _Int(15)  # index in SOURCES
     first_step = _Int(16)  # the first step done in this attempt; -1: none
     first_step_time = _Float(17)  # when it was done
-    data_wait = _Float(27)  # share of the time between its latest lines of metrics that it waited for batches; -1: none
+    data_wait = _Float(30)  # share of the time between its latest lines of metrics that it waited for batches; -1: none
     grouped = _Int(29)  # 1: it has opened a process group; -1: it has ended without one; 0: not known
     # The rank's observer writes these, a few times a second.
     samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
@@ -154,7 +150,7 @@ class ProgressPage:
             self.first_step, self.first_step_time = step, now
         ints[_STEP] = step
         floats[_STEP_TIME] = now
-        if ints[_PHASE] == _EVALUATING:  # the script has left the loop without its end
+        if ints[_PHASE] in _LEFT_BY_A_STEP:  # the script may have left an evaluation without its end
             self.phase = Phase.TRAINING
         call = self.on_step  # another thread may take it away
         if call is not None:
@@ -163,7 +159,7 @@ class ProgressPage:
     def seconds_in(self, phase: Phase, now: float) -> float:
         """The seconds that the rank has spent in ``phase`` until ``now``."""
         current = now - self.phase_time if self.phase == phase else 0.0
-        return self._floats[_SECONDS + phase] + max(0.0, current)
+        return self._floats[_SECONDS + _PLACES[phase]] + max(0.0, current)
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

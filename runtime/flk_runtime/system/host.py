@@ -95,24 +95,6 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/m
     return total
 
 
-def free_memory(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/meminfo")) -> int:
-    """Bytes of memory that this container may still take, with what the kernel can free; 0 if unknown (Linux only)."""
-    available = re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())
-    free = int(available[1]) << 10 if available else 0
-    for limit, stat, names in (
-        (root / "memory.max", root / "memory.stat", ("anon", "shmem")),  # cgroup v2
-        (
-            root / "memory" / "memory.limit_in_bytes",
-            root / "memory" / "memory.stat",
-            ("total_rss", "total_shmem"),
-        ),  # v1
-    ):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # it is the other version, or there is no limit
-            used = dict(line.split() for line in stat.read_text().splitlines())
-            return min(free, int(limit.read_text()) - sum(int(used[name]) for name in names))
-    return free
-
-
 def resident_bytes(process: int) -> int:
     """Bytes of memory that this process has resident; 0 if it is unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):

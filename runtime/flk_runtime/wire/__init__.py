@@ -1,7 +1,6 @@
 """The transport of flk: authenticated messages and bulk data between launchers, ranks and workers.
 
 - `session`: both ends greet each other with the version of the protocol, agree on a key, and authenticate each frame
-- `bulk_code`: the codes of bulk data
 - `registry`: a set of messages, each a dataclass, and how they travel as JSON
 - `connection`: a non-blocking end of a connection, for a loop that serves many
 - `stream`: a blocking end, for threads, which also carries bulk data

@@ -94,6 +94,7 @@ SAMPLES: dict[str, list[Any]] = {
     "pip": [["torchmetrics>=1.4", "a @ https://example.com/a.whl?x=$(B)"]],
     "requirements": ["needs//all.txt", "/image/r.txt"],
     "accelerate_config": ["a//accelerate.yaml", "/image/accelerate.yaml"],
+    "preload": ["transformers", "timm.data a_b.c1"],
     "on_restart": ["--init_from=resume", "--name 'a b'"],
     "setup": ["echo \"$HOME\" 'a' <b\n&& c\\d"],
     "command": ["train.py --lr 3e-4", ["-m", "team.train"]],

@@ -10,7 +10,7 @@ from typing import Any, Final
 from flk.observe.model import Evidence, Finding
 from flk.observe.observation import FoundCause, Observation, StateChange
 from flk.observe.progress import Progress
-from flk_runtime.contract import foreign
+from flk_runtime.contract import foreign, typed
 from flk_runtime.contract.record import JobRecord
 
 SCHEMA: Final = "flk.dev/evidence/v1"
@@ -53,7 +53,7 @@ def _from_dict(data: Mapping[str, Any]) -> Observation:
         time=float(data["updated"]),
         replaced_pods=dict(data["replaced_pods"]),
         events=list(data["events"]),
-        record=JobRecord.from_dict(data["record"]) if data["record"] else None,
+        record=typed.read(JobRecord, data["record"]) if data["record"] else None,
         gone=data["deleted"],
         logs={pod: list(lines) for pod, lines in data["lines"].items()},
         log_times={pod: list(times) for pod, times in data.get("line_times", {}).items()},

@@ -22,9 +22,8 @@ from flk_runtime.launcher.coordinator.failures import Failures, faults_of_storag
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
-from flk_runtime.launcher.hangs.detector import HangDetector
+from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.hangs.phases import PhaseLimits
-from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory
@@ -433,9 +432,7 @@ class Leader:
         )
         self._history = [*shorten(self._history), attempt]
         self._phase = _Phase.RUNNING
-        former, self._admitted = self._admitted, {pod: self._connected[pod] for pod in pods}
-        suspicious = bool(last and last.failure and last.failure.kind.suspicious)
-        links = suspicious or not self._admitted.items() <= former.items()
+        self._admitted = {pod: self._connected[pod] for pod in pods}
         self._failures.clear()
         self._secondary = None
         self._done.clear()
@@ -454,9 +451,7 @@ class Leader:
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()
-        self._send(
-            pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, links, again)
-        )
+        self._send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import enum
+import statistics
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import SlowRank, Standstill
-from flk_runtime.launcher.hangs import report, watchdog
+from flk_runtime.contract.status import Ranks, RankStatus, of_all
+from flk_runtime.contract.telemetry import PodStatus
+from flk_runtime.launcher.hangs import phases, report
 from flk_runtime.launcher.hangs.diagnosis import diagnose, told_with_waiting
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.hangs.snapshot import Snapshot
-from flk_runtime.launcher.hangs.status import PodStatus
-from flk_runtime.launcher.hangs.statuses import Statuses
-from flk_runtime.launcher.hangs.stragglers import Stragglers
 
 _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
 _AGAIN: Final = 60.0  # seconds between two looks at the same hang or standstill, if the attempt does not end
 STANDSTILL: Final = 30.0  # seconds without progress after which the ranks are looked at
 _SLOW_INTERVAL: Final = 30.0  # seconds between two changes of the list of slow ranks
 _SLOW_LIMIT: Final = 8  # ranks in the list
+_SAMPLES: Final = 40  # that a rank needs in the window: the share is then known to about 0.08
+_LOOKS: Final = 4  # that are kept of a window
+_EXCESS: Final = 0.2  # by which the share must exceed the median's; without it, ranks that only wait would be compared
 
 Asker = tuple[int, str]  # index of a pod, and a name that is its own business
 
@@ -45,6 +50,52 @@ class _Collection:
     askers: list[Asker] = field(default_factory=list)  # who wants to know
     snapshots: list[Snapshot] = field(default_factory=list)
     known: dict[str, Snapshot] = field(default_factory=dict)  # the first with each stack, by key
+
+
+class Stragglers:
+    """Finds ranks that are slower than the others, over a sliding window of time.
+
+    In synchronous training all ranks make the same number of steps in the same time: the fast ones wait for the slow
+    one in collectives. So a rank's own work is the share of time in which no collective of it is pending, and a
+    straggler is a rank that works much more of the time than the median rank does.
+    """
+
+    def __init__(self, factor: float, window: float) -> None:
+        """A rank counts as slow if it works ``factor`` times as long as the median in the last ``window`` seconds."""
+        self._factor = factor
+        self._window = window
+        self._seen: deque[tuple[float, dict[int, RankStatus]]] = deque()  # looks at all ranks
+        self.work: dict[int, float] = {}
+        """The share of the window in which each rank works, of those that are known well enough."""
+
+    def update(self, now: float, statuses: Iterable[RankStatus]) -> dict[int, float]:
+        """Add the statuses of all ranks at the time ``now``. Returns the slow ranks, each with its factor."""
+        seen = {status.rank: status for status in statuses}
+        if self._seen and self._seen[0][1].keys() != seen.keys():
+            self._seen.clear()  # other ranks than before
+        if not self._seen or now - self._seen[-1][0] >= self._window / _LOOKS:
+            self._seen.append((now, seen))
+        while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
+            self._seen.popleft()
+        since, first = self._seen[0]
+        self.work = work = {}
+        for rank, status in seen.items():
+            samples, pending = status.samples - first[rank].samples, status.pending - first[rank].pending
+            if samples >= _SAMPLES:
+                work[rank] = 1 - pending / samples
+        if now - since < self._window or len(work) < 2 or len(work) < len(seen):
+            return {}
+        usual = statistics.median_low(work.values())
+        return {
+            rank: round(share / max(usual, 0.01), 1)
+            for rank, share in work.items()
+            if share >= self._factor * usual and share - usual >= _EXCESS
+        }
+
+    def clear(self) -> None:
+        """Forget everything: a new attempt begins."""
+        self._seen.clear()
+        self.work = {}
 
 
 class HangDetector:
@@ -71,7 +122,7 @@ class HangDetector:
         nobody asks.
         """
         self._limits = limits
-        self._interval = watchdog.interval(limits.timeouts)  # seconds between two looks at all ranks
+        self._interval = phases.interval(limits.timeouts)  # seconds between two looks at all ranks
         self._stragglers = stragglers
         self._request = request
         self._answer = answer
@@ -80,7 +131,8 @@ class HangDetector:
         self._compare = compare
         self._attempt = -1  # -1: none runs
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node, by pod
-        self._statuses = Statuses()
+        self.ranks: Ranks = {}
+        """The latest status of each rank of the attempt, by pod."""
         self._collection: _Collection | None = None
         self._number = 0  # of the latest request
         self._look_at = 0.0  # time of the next look at all ranks
@@ -100,7 +152,7 @@ class HangDetector:
     def attempt_ended(self) -> None:
         """Note that no attempt runs."""
         self._attempt = -1
-        self._statuses.clear()
+        self.ranks = {}
         self._stragglers.clear()
         self._slow, self._slow_at = [], 0.0
         self._standstill, self._look_again = None, 0.0
@@ -110,7 +162,7 @@ class HangDetector:
     def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Note the status of a pod's ranks."""
         if status.attempt == self._attempt and pod in self._places:
-            self._statuses.put(pod, status.ranks)
+            self.ranks[pod] = status.ranks
 
     def want_stacks(self, asker: Asker, now: float) -> None:
         """Gather the stacks of all ranks, and send a report to ``asker``."""
@@ -136,17 +188,17 @@ class HangDetector:
         if self._attempt < 0 or now < self._look_at:
             return None
         self._look_at = now + self._interval
-        ranks = self._statuses
-        if ranks.pods == len(self._places):
-            self._find_slow(now)
+        if len(self.ranks) == len(self._places):
+            ranks = list(of_all(self.ranks))
+            self._find_slow(now, ranks)
             if self._compare:
                 self._compare(self._stragglers.work, self._slow)
             self._limits.note(ranks)
-            stands = watchdog.hangs(ranks, lambda phase: STANDSTILL)
+            stands = phases.hangs(ranks, lambda phase: STANDSTILL)
             if self._standstill and not stands:
                 self._standstill = None
                 self._show(self._slow, None)
-            if not (self._limits.off or self._collection) and watchdog.hangs(ranks, self._limits.limit):
+            if not (self._limits.off or self._collection) and phases.hangs(ranks, self._limits.limit):
                 self._start_collection(now, _Purpose.HANG)
             elif stands and not self._collection and now >= self._look_again:
                 self._look_again = now + _AGAIN
@@ -181,18 +233,18 @@ class HangDetector:
         found = report.to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
             self._answer(asker, found)
-        ranks = self._statuses
+        ranks = list(of_all(self.ranks))
         idle = min((min(status.idle, status.beat) for status in ranks), default=0.0)
         first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
-        if collection.purpose is _Purpose.STANDSTILL and watchdog.hangs(ranks, lambda phase: STANDSTILL):
+        if collection.purpose is _Purpose.STANDSTILL and phases.hangs(ranks, lambda phase: STANDSTILL):
             self._tell_standstill(
                 Standstill(time.time() - idle, told_with_waiting(diagnosis, snapshots), first.pod_name)
             )
-        if collection.purpose is not _Purpose.HANG or not watchdog.hangs(ranks, self._limits.limit):
+        if collection.purpose is not _Purpose.HANG or not phases.hangs(ranks, self._limits.limit):
             return None
         self._look_at = now + _AGAIN
         cause, *lines = report.lines_of(found)
-        phase = next((status.phase for status in ranks if status.rank == first.rank), "start")
+        phase = next((status.phase for status in ranks if status.rank == first.rank), Phase.STARTING)
         limit = self._limits.describe(phase)
         self._log(f"no rank has made progress for {idle:.0f} s ({limit}): {cause}")
         for line in lines:
@@ -222,9 +274,9 @@ class HangDetector:
             self._show(self._slow, found)
             self._log(found.summary)
 
-    def _find_slow(self, now: float) -> None:
-        found = self._stragglers.update(now, self._statuses)
-        pods = {status.rank: pod for pod, status in self._statuses.by_pod() if status.rank in found}
+    def _find_slow(self, now: float, ranks: Sequence[RankStatus]) -> None:
+        found = self._stragglers.update(now, ranks)
+        pods = {status.rank: status.pod for status in ranks if status.rank in found}
         slowest = sorted(found, key=lambda rank: (-found[rank], rank))[:_SLOW_LIMIT]
         if set(slowest) == {each.rank for each in self._slow} or now - self._slow_at < _SLOW_INTERVAL:
             return

@@ -1,20 +1,31 @@
-"""How long a job may make no progress in each phase: as the user says, or as the job's own history shows.
+"""When a job hangs: how long it may make no progress in each phase, and whether its ranks have made none for longer.
 
-`PHASES` is the one table of phases. Without a hang timeout of the user, a phase has a limit of its own. When the job
-has shown how long it is silent in a phase before it goes on, the limit is a multiple of the longest such silence, and
-never less than the table says. The leader keeps what it has learned for all attempts, also in the record of the job.
+A rank makes progress when it makes a step, calls `flk_runtime.heartbeat`, writes a line of output, or begins or ends a
+collective. Two cases need more than that:
+
+- A rank that computes for long without any of these (it evaluates, compiles, reads data) uses CPU time. That counts
+  without limit while no other rank waits for it, and CPU_PATIENCE times as long as the limit while one does: an endless
+  loop uses CPU time too, and torch's own timeouts end collectives then.
+- A rank that waits in a collective may use CPU time (NCCL spins) and write lines (from another thread). Neither counts.
+
+A job hangs when none of its ranks makes progress. One rank that works is enough: in training with collectives, the
+others cannot get further than one collective ahead, so a rank that is stuck soon stops them all.
+
+`LIMITS` has the limit of each phase where the user gives none. When the job has shown how long it is silent in a phase
+before it goes on, the limit is a multiple of the longest such silence, and never less than the table says. The leader
+keeps what it has learned for all attempts, also in the record of the job.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from flk_runtime.contract.hang_timeout import ALL
+from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import NO_SILENCES, Silences
-from flk_runtime.launcher.hangs.status import RankStatus
-from flk_runtime.shared.progress import Phase, ProgressPage
+from flk_runtime.contract.status import RankStatus
 
 CPU_PATIENCE: Final = 4  # with a limit of 8 minutes a little more than torch's 30 minutes for gloo
 _ENOUGH: Final = 100  # times that the job went on in a phase before the limit becomes less than the default
@@ -29,32 +40,16 @@ class Row(NamedTuple):
     patience: int = 1  # by which the user's limit of all phases is multiplied: a slow volume is no hang
 
 
-PHASES: Final = {
-    "start": Row(480, 480, 3),  # until the run begins; all of a script without flk's library and without collectives
-    "first-step": Row(1800, 480, 3),  # torch compiles, kernels are tuned, datasets are opened
-    "step": Row(480, 240, 10),  # below the 10 minutes after which NCCL aborts a rank
-    "evaluation": Row(1800, 480, 3),
-    "save": Row(480 * CPU_PATIENCE, 480, 3, CPU_PATIENCE),
-    "restore": Row(1800, 480, 3),
-    "round": Row(480, 480, 3),  # of strategy diloco: rank 0 waits for the other workers
+LIMITS: Final = {
+    Phase.STARTING: Row(480, 480, 3),  # all of a script without flk's library and without collectives
+    Phase.RENDEZVOUS: Row(480, 480, 3),
+    Phase.FIRST_STEP: Row(1800, 480, 3),
+    Phase.TRAINING: Row(480, 240, 10),  # below the 10 minutes after which NCCL aborts a rank
+    Phase.EVALUATING: Row(1800, 480, 3),
+    Phase.SAVING: Row(480 * CPU_PATIENCE, 480, 3, CPU_PATIENCE),
+    Phase.RESTORING: Row(1800, 480, 3),
+    Phase.MEETING: Row(480, 480, 3),
 }
-_NAMES: Final = {
-    Phase.SAVING: "save",
-    Phase.RESTORING: "restore",
-    Phase.EVALUATING: "evaluation",
-    Phase.MEETING: "round",
-}
-
-
-def phase_of(page: ProgressPage) -> str:
-    """The phase of the rank with this page, as in `PHASES`."""
-    phase = page.phase
-    if phase in _NAMES:
-        return _NAMES[Phase(phase)]
-    if phase == Phase.TRAINING:
-        return "step" if page.step_time else "first-step"
-    # A script without flk's library trains when it uses collectives.
-    return "step" if phase == Phase.STARTING and page.collective_time else "start"
 
 
 class PhaseLimits:
@@ -68,12 +63,12 @@ class PhaseLimits:
         self.timeouts = timeouts
         self.silences: dict[str, Silences] = {}
         """What was learned, by phase. Another thread may read it."""
-        self._silence: tuple[str, float] | None = None  # phase, and seconds at the last look
+        self._silence: tuple[Phase, float] | None = None  # phase, and seconds at the last look
 
     @property
     def off(self) -> bool:
         """Whether nothing is a hang."""
-        return all(self.limit(phase) == math.inf for phase in PHASES)
+        return all(self.limit(phase) == math.inf for phase in Phase)
 
     def resume(self, former: Mapping[str, Silences]) -> None:
         """Go on with what a former leader has learned. Call it before an attempt starts."""
@@ -94,17 +89,17 @@ class PhaseLimits:
             self.silences[phase] = Silences(max(longest, seconds), times + 1)
         self._silence = (latest.phase, latest.idle)
 
-    def limit(self, phase: str) -> float:
+    def limit(self, phase: Phase) -> float:
         """Seconds without progress after which a rank in this phase hangs."""
         return self._find(phase)[0]
 
-    def describe(self, phase: str) -> str:
+    def describe(self, phase: Phase) -> str:
         """The limit of a phase, and where it comes from: ``limit 480 s in phase step, the default``."""
         limit, source = self._find(phase)
         return f"limit {limit:g} s in phase {phase}, {source}"
 
-    def _find(self, phase: str) -> tuple[float, str]:
-        row = PHASES.get(phase, PHASES["start"])  # another version of flk may have others
+    def _find(self, phase: Phase) -> tuple[float, str]:
+        row = LIMITS[phase]
         if phase in self.timeouts:
             return self.timeouts[phase] or math.inf, "from the hang timeout of the phase"
         if ALL in self.timeouts:
@@ -114,3 +109,22 @@ class PhaseLimits:
         if learned > row.default or times >= _ENOUGH:
             return learned, f"learned from {longest:.0f} s"
         return row.default, "the default"
+
+
+def hangs(statuses: Sequence[RankStatus], limit: Callable[[Phase], float]) -> bool:
+    """Return whether no rank has made progress for the limit of its phase, in seconds. False if there is no rank."""
+    awaited = any(status.waits >= limit(status.phase) for status in statuses)
+    return bool(statuses) and not any(_progresses(each, limit(each.phase), awaited=awaited) for each in statuses)
+
+
+def _progresses(status: RankStatus, limit: float, *, awaited: bool) -> bool:
+    if status.waits >= limit:
+        return status.beat < limit
+    if status.idle < limit:
+        return True
+    return status.cpu_idle < limit and (not awaited or status.idle < CPU_PATIENCE * limit)
+
+
+def interval(timeouts: Mapping[str, float]) -> float:
+    """Seconds between two looks at the ranks, so that a hang is found soon after the shortest of the limits."""
+    return min(5.0, max(0.5, min(filter(None, timeouts.values()), default=20.0) / 4))

@@ -1,16 +1,48 @@
-"""Snapshot: the activity of a rank at one moment, as data that launchers send to each other."""
+"""Snapshot: the activity of a rank at one moment, as data that launchers send to each other, and how it is taken.
+
+The stacks of this pod's ranks come by a signal, their collectives by a socket, native calls from py-spy. Nothing here
+waits long for a rank that does not answer: snapshots have to show ranks that are stopped, or that hold Python's lock in
+native code.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+import linecache
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from flk_runtime.shared import observer
 from flk_runtime.shared.observer import Pending
+from flk_runtime.wire import MessageError
 
 FRAMES: Final = 40  # of one thread that are kept, from the innermost one
 OTHER_THREADS: Final = 6  # beside the main thread
+_STACKS_TIMEOUT: Final = 2.0  # seconds in which a process writes its stacks
+_SETTLED: Final = 0.05  # seconds without a change after which they are complete,
+_SETTLED_RUNNING: Final = 0.5  # and if the process wants to run, and the latest is what a stack ends with
+_LAST_FRAME: Final = " in <module>\n"  # of the main thread, whose stack is the last; modules being imported have it too
+_ANSWER_TIMEOUT: Final = 2.0  # seconds in which a rank tells its collectives
+_NATIVE_TIMEOUT: Final = 8.0  # seconds for py-spy, which reads the symbols of libtorch
+_NATIVE_LIMIT: Final = 6000  # characters of its output
+_WORKERS: Final = 8  # processes of a rank whose stacks are read
+_WORKERS_TIMEOUT: Final = 3.0  # seconds for all of them
+_OTHER_FRAMES: Final = 12  # of other threads and of processes
+_TEXT_LIMIT: Final = 120  # characters of a line of source
+_THREADS: Final = 16  # ranks that are looked at at the same time
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_LAUNCHER = re.compile(r"(^|/)flk_runtime/launcher/(rank_process|forkserver)\.py$")
+_LIBRARY_FOLDER = re.compile(r"^.*/(site-packages|dist-packages|lib(?=/python3\.\d+/))/")
+_OBSERVER = re.compile(r"(^|/)flk_runtime/shared/observer\.py$")
 
 
 class Frame(NamedTuple):
@@ -58,3 +90,189 @@ class Snapshot:
     def to_dict(self) -> dict[str, Any]:
         """The snapshot for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ObservedRank:
+    """A rank of this pod to look at."""
+
+    rank: int
+    pid: int
+    path: str  # FLK_OBSERVER of the rank
+    step: int = -1
+    idle: float = 0.0
+
+
+def take(ranks: Sequence[ObservedRank], pod: int, pod_name: str, node: str, folder: str) -> list[Snapshot]:
+    """Snapshots of the ranks, within 15 seconds. ``folder`` is their working folder, which is cut from paths."""
+    if not ranks:
+        return []
+
+    def one(observed: ObservedRank) -> Snapshot:
+        return _take_one(observed, pod, pod_name, node, folder)
+
+    with ThreadPoolExecutor(min(_THREADS, len(ranks))) as pool:
+        return list(pool.map(one, ranks))
+
+
+def _take_one(observed: ObservedRank, pod: int, pod_name: str, node: str, folder: str) -> Snapshot:
+    stacks = Path(observed.path + observer.STACKS)
+    threads = parse_stacks(_ask_for_stacks(observed.pid, stacks), folder)
+    answer = _ask_for_collectives(observed.path)
+    workers = []
+    deadline = time.monotonic() + _WORKERS_TIMEOUT
+    for worker in _descendants(observed.pid)[:_WORKERS]:
+        if time.monotonic() < deadline:
+            workers += [stack[:_OTHER_FRAMES] for stack in parse_stacks(_ask_for_stacks(worker, stacks), folder)[-1:]]
+    state = process_state(observed.pid)
+    return Snapshot(
+        observed.rank,
+        pod,
+        pod_name,
+        node,
+        state=state,
+        main=threads[-1] if threads else (),  # faulthandler writes the main thread last
+        threads=tuple(stack[:_OTHER_FRAMES] for stack in threads[:-1][:OTHER_THREADS]),
+        workers=tuple(workers),
+        native=_native_stack(observed.pid) if state != "T" and (answer is None or not threads) else "",
+        answers=answer is not None,
+        groups=answer.groups if answer else {},
+        pending=answer.pending if answer else (),
+        step=observed.step,
+        idle=round(observed.idle, 1),
+    )
+
+
+def parse_stacks(text: str, folder: str = "") -> list[tuple[Frame, ...]]:
+    """The stacks of all threads in the text of faulthandler, without the stack of the observer's own thread."""
+    stacks: list[list[Frame]] = []
+    in_launcher = False  # the frames that started the script, and all frames outside of them
+    for line in text.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            stacks.append([])
+            in_launcher = False
+        elif stacks and (match := _FRAME.match(line)):
+            in_launcher = in_launcher or bool(_LAUNCHER.search(match[1]))
+            if not in_launcher and len(stacks[-1]) < FRAMES:
+                stacks[-1].append(_frame(*match.groups(), folder=folder))
+    return [tuple(stack) for stack in stacks if not any(_OBSERVER.search(frame.file) for frame in stack)]
+
+
+def process_state(pid: int) -> str:
+    """The state of a process as in /proc (R, S, D, T, Z); empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].upper()
+    return ""
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all its descendants so far, in seconds."""
+    ticks = 0
+    for each in (pid, *_descendants(pid)):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(value) for value in fields[11:15])  # utime, stime, and both for ended children
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in _listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError):
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                found += [int(child), *_descendants(int(child))]
+    return found
+
+
+def _listdir(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _ask_for_stacks(pid: int, stacks: Path) -> str:
+    """The text that a process writes to ``stacks`` after the signal; empty if it is stopped or has no handler."""
+    if not _handles_signal(pid) or process_state(pid) == "T":
+        return ""
+    begin = _size(stacks)
+    try:
+        os.kill(pid, observer.stack_signal())
+    except OSError:
+        return ""
+    deadline = time.monotonic() + _STACKS_TIMEOUT
+    size, changed = begin, time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(_SETTLED / 5)
+        latest = _size(stacks)
+        if latest != size:
+            size, changed = latest, time.monotonic()
+        elif size > begin:
+            needed = _SETTLED
+            if process_state(pid) == "R":  # on a busy node it may be in the middle of them, for as long as others run
+                ends = _read(stacks, begin, size).endswith(_LAST_FRAME)
+                needed = _SETTLED_RUNNING if ends else _STACKS_TIMEOUT
+            if time.monotonic() - changed > needed:
+                break
+    return _read(stacks, begin, size)
+
+
+def _read(path: Path, begin: int, end: int) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(begin)
+        return file.read(end - begin).decode(errors="replace")
+    return ""
+
+
+def _handles_signal(pid: int) -> bool:
+    """Return whether the process has a handler for the signal; without one the signal would end it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(value, 16) >> (observer.stack_signal() - 1) & 1)
+    return False
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _ask_for_collectives(path: str) -> observer.Collectives | None:
+    """The answer of the observer of the rank with this FLK_OBSERVER; None if there is none in time."""
+    deadline = time.monotonic() + _ANSWER_TIMEOUT
+    data = b""
+    try:
+        with observer.connect(path, _ANSWER_TIMEOUT) as connection:
+            connection.sendall(b"\n")
+            while True:
+                connection.settimeout(max(0.01, deadline - time.monotonic()))
+                chunk = connection.recv(1 << 16)
+                if not chunk:
+                    break
+                data += chunk
+        return observer.ANSWERS.decode(data)
+    except (OSError, MessageError):
+        return None
+
+
+def _native_stack(pid: int) -> str:
+    """The stack of a process with native calls, from py-spy; empty if py-spy is not installed or not permitted."""
+    program = shutil.which("py-spy")
+    if not program:
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = [program, "dump", "--native", "--pid", str(pid)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_NATIVE_TIMEOUT)
+        return done.stdout[:_NATIVE_LIMIT] if done.returncode == 0 else ""
+    return ""
+
+
+def _frame(file: str, line: str, function: str, *, folder: str) -> Frame:
+    number = int(line) if line.isdigit() else 0
+    text = "" if file.startswith("<") else linecache.getline(os.path.join(folder, file), number).strip()[:_TEXT_LIMIT]
+    prefix = folder.rstrip("/") + "/"
+    return Frame(_LIBRARY_FOLDER.sub("", file.removeprefix(prefix) if folder else file), number, function, text)

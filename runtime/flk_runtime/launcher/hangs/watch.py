@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.telemetry import PodUsage
-from flk_runtime.launcher.hangs import collect, watchdog
-from flk_runtime.launcher.hangs.phases import phase_of
+from flk_runtime.contract.phase import Phase
+from flk_runtime.contract.status import NEVER, RankStatus
+from flk_runtime.contract.telemetry import PodStatus, PodUsage
+from flk_runtime.launcher.hangs import phases, snapshot
 from flk_runtime.launcher.hangs.snapshot import Snapshot
-from flk_runtime.launcher.hangs.status import CpuMeter, PodStatus, RankStatus, age
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.progress import Phase, ProgressPage
+from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 
 _MAX_INTERVAL: Final = 5.0  # seconds between two statuses
+_BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use to count as busy
 
 
 class Process(Protocol):
@@ -49,6 +50,22 @@ class Meter(Protocol):
 
     @property
     def latest(self) -> PodUsage | None: ...
+
+
+class CpuMeter:
+    """Notes when a process last used CPU time."""
+
+    def __init__(self, now: float) -> None:
+        self._time, self._seconds = now, 0.0
+        self.busy_time = now
+
+    def update(self, now: float, seconds: float) -> None:
+        """``seconds`` is the CPU time so far of the process and of the processes that it started."""
+        if now <= self._time:
+            return
+        if seconds - self._seconds >= _BUSY * (now - self._time):
+            self.busy_time = now
+        self._time, self._seconds = now, seconds
 
 
 @dataclass
@@ -82,9 +99,11 @@ class Watch:
         self._post_status = post_status
         self._report_stacks = report_stacks
         self._received_at = received_at
-        self._interval = min(_MAX_INTERVAL, watchdog.interval(settings.hang_timeouts))
+        self._interval = min(_MAX_INTERVAL, phases.interval(settings.hang_timeouts))
         self._watched: dict[int, _Watched] = {}  # by process id
         self.due = time.monotonic()  # time of the next `update`
+        self.ranks: list[RankStatus] = []
+        """The latest status of each rank of this pod."""
 
     def update(self, attempt: int, ranks: Iterable[Process]) -> None:
         """Tell the leader how the ranks that run progress."""
@@ -93,21 +112,22 @@ class Watch:
         watched = {}
         for rank in ranks:
             each = self._watched.get(rank.pid) or _Watched(rank, now, CpuMeter(now))
-            each.meter.update(now, collect.cpu_seconds(rank.pid))
+            each.meter.update(now, snapshot.cpu_seconds(rank.pid))
             watched[rank.pid] = each
         self._watched = watched
         usage = self._meter.latest if self._meter else None
         if usage and usage.time == self._usage_time:
             usage = None
         self._usage_time = usage.time if usage else self._usage_time
-        self._post_status(PodStatus(attempt, [self._status(each, now) for each in watched.values()], usage))
+        self.ranks = [self._status(each, now) for each in watched.values()]
+        self._post_status(PodStatus(attempt, self.ranks, usage))
 
     def take_stacks(self, number: int) -> None:
         """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""
         settings = self._settings
         now = time.monotonic()
         targets = [
-            collect.ObservedRank(
+            snapshot.ObservedRank(
                 each.process.rank,
                 each.process.pid,
                 each.process.environment[pod_env.OBSERVER],
@@ -118,7 +138,7 @@ class Watch:
         ]
 
         def run() -> None:
-            found = collect.take(targets, settings.pod, settings.pod_name, settings.node, settings.work)
+            found = snapshot.take(targets, settings.pod, settings.pod_name, settings.node, settings.work)
             self._report_stacks(number, found)
 
         threading.Thread(target=run, name="stacks", daemon=True).start()
@@ -132,19 +152,25 @@ class Watch:
         since_output, since_collective = age(process.output_time, now), age(page.collective_time, now)
         idle = min(*beats, since_output, since_collective, now - watched.started)
         waits = since_collective if page.pending else 0.0
+        # A script without flk's library trains when it uses collectives.
+        trains = page.phase is Phase.STARTING and page.collective_time
         return RankStatus(
             process.rank,
+            self._settings.pod,
             page.step,
+            Phase.TRAINING if trains else page.phase,
+            step_seconds=round(page.step_seconds, 6) or None,
+            memory=host.resident_bytes(process.pid) if self._meter else None,
+            data_wait=None if page.data_wait < 0 else page.data_wait,
+            saved=page.saved,
+            stored=page.stored,
+            restored=page.restored,
             idle=round(idle, 2),
             beat=round(min(beats), 2),
             cpu_idle=round(now - watched.meter.busy_time, 2),
             waits=round(waits, 2),
             samples=page.samples,
             pending=page.pending_samples,
-            phase=phase_of(page),
-            step_seconds=round(page.step_seconds, 6),
-            memory=host.resident_bytes(process.pid) >> 20 if self._meter else 0,
-            data_wait=page.data_wait,
         )
 
 
@@ -153,3 +179,8 @@ def _file_age(path: str) -> float:
     with contextlib.suppress(OSError):
         return max(0.0, time.time() - os.stat(path).st_mtime)
     return age(0.0)
+
+
+def age(moment: float, now: float | None = None) -> float:
+    """Seconds since ``moment``, by time.monotonic; NEVER if it is 0."""
+    return NEVER if not moment else max(0.0, (time.monotonic() if now is None else now) - moment)

@@ -8,30 +8,108 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from flk_runtime.contract import metrics_line
 from flk_runtime.contract.record import SlowRank
+from flk_runtime.contract.status import Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import (
+    HISTORY_LIMIT,
     PODS_LIMIT,
     RANKS_LIMIT,
     SAVES_LIMIT,
+    PodStatus,
     PodUsage,
-    RankMeasurements,
     Sample,
     Save,
     Telemetry,
+    overlaid,
 )
 from flk_runtime.contract.telemetry_archive import thinned
-from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
-from flk_runtime.launcher.hangs.statuses import Statuses
-from flk_runtime.launcher.telemetry.history import History
-from flk_runtime.launcher.telemetry.idle import IdleGpus
 
 _LOOK: Final = 10.0  # seconds between two looks at the steps of all ranks
-MIB: Final = 1 << 20
+_KEPT: Final = ("time", "attempt", "step", "slowest_rank", "memory")
+_MEASURED: Final = [field.name for field in fields(Sample) if field.name not in _KEPT]
+BUSY: Final = 0.05  # share of the time in which a kernel ran, from which on a GPU does something
+_FRESH: Final = 120.0  # seconds for which a reading counts: where the driver hangs, the launcher tells no new one
+
+
+class History:
+    """The samples of a job in the order of their steps: at most ``limit`` samples. The latest one is never merged."""
+
+    def __init__(self, limit: int = HISTORY_LIMIT, samples: Sequence[Sample] = ()) -> None:
+        """Begin with ``samples`` of former launchers."""
+        self._limit = limit
+        self._merged: list[tuple[Sample, int]] = []  # each with the number of samples that it stands for
+        self._per_entry = 1  # samples that one entry stands for at most
+        self.latest: Sample | None = None
+        for sample in samples:
+            self.add(sample)
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample. It replaces the samples of the same and of later steps: these are done again.
+
+        Two samples of a step in the same attempt become one, with the values of both.
+        """
+        latest = self.latest
+        if latest and sample.step == latest.step and sample.attempt == latest.attempt:
+            self.latest = overlaid(latest, sample)
+            return
+        if latest and sample.step > latest.step:
+            self._keep(latest)
+        else:
+            while self._merged and self._merged[-1][0].step >= sample.step:
+                self._merged.pop()
+        self.latest = sample
+
+    def samples(self) -> list[Sample]:
+        """All samples, the oldest first."""
+        return [sample for sample, _ in self._merged] + ([self.latest] if self.latest else [])
+
+    def _keep(self, sample: Sample) -> None:
+        if self._merged and self._merged[-1][1] < self._per_entry and self._merged[-1][0].attempt == sample.attempt:
+            self._merged[-1] = _mean(self._merged[-1], (sample, 1))
+        else:
+            self._merged.append((sample, 1))
+        if len(self._merged) >= self._limit:
+            self._merged = halved(self._merged)
+            self._per_entry *= 2
+
+
+class IdleGpus:
+    """Looks at the GPUs of all pods that take part in an attempt. Times are in seconds by the clock of the caller."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # None: one does something, or the GPUs of a pod are not known
+        self._pods: frozenset[int] = frozenset()
+        self._read: dict[int, tuple[float, float]] = {}  # of each pod: when it was told, and its busiest GPU
+
+    def start_attempt(self, pods: Collection[int]) -> None:
+        """Look at these pods from now on."""
+        self._pods, self._read, self._since = frozenset(pods), {}, None
+
+    def add(self, pod: int, usage: PodUsage, now: float) -> None:
+        """Add what a pod uses."""
+        if pod in self.unknown(now):
+            self._since = None  # it may have been busy since its last reading
+        if usage.gpus:
+            self._read[pod] = now, max(gpu.busy for gpu in usage.gpus)
+        else:
+            self._read.pop(pod, None)
+        if self.unknown(now) or max((busy for _, busy in self._read.values()), default=1.0) >= BUSY:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+
+    def since(self, now: float) -> float | None:
+        """Since when no GPU does anything; None: one does, or the GPUs of a pod are not known."""
+        return None if self.unknown(now) else self._since
+
+    def unknown(self, now: float) -> list[int]:
+        """The pods whose GPUs are not known."""
+        return sorted(pod for pod in self._pods if pod not in self._read or now - self._read[pod][0] > _FRESH)
 
 
 class Keeper:
@@ -46,7 +124,7 @@ class Keeper:
         self._diverged: int | None = None
         self._history = History()
         self._places: Mapping[int, tuple[str, str]] = {}  # names of pod and node, by pod
-        self._ranks = Statuses()
+        self._ranks: Ranks = {}
         self._usage: dict[int, PodUsage] = {}
         self._work: Mapping[int, float] = {}
         self._slow: Mapping[int, float] = {}
@@ -74,7 +152,7 @@ class Keeper:
             self._idle.start_attempt(places)
             self._newest = {}
             self._usage = {pod: usage for pod, usage in self._usage.items() if pod in places}
-            self._ranks.clear()
+            self._ranks = {}
             self._work, self._slow, self._of_all, self._look_at = {}, {}, {}, 0.0
 
     def add_line(self, line: bytes) -> None:
@@ -98,7 +176,7 @@ class Keeper:
                 self._idle.add(pod, status.usage, time.monotonic())
             if status.attempt != self._attempt or pod not in self._places:
                 return
-            self._ranks.put(pod, status.ranks)
+            self._ranks[pod] = status.ranks
             step, now = max((rank.step for rank in status.ranks), default=-1), time.monotonic()
             if pod == 0 and now >= self._sample_at and self._is_ahead(step):
                 self._look(now)
@@ -130,7 +208,7 @@ class Keeper:
     def read(self) -> Telemetry:
         """The measurements until now."""
         with self._lock:
-            ranks = sorted((self._measurements(pod, status) for pod, status in self._ranks.by_pod()), key=_worst)
+            ranks = sorted(map(self._compared, of_all(self._ranks)), key=_worst)
             pods = dict.fromkeys([rank.pod for rank in ranks if rank.pod in self._usage])
             pods |= dict.fromkeys(sorted(self._usage))
             return Telemetry(
@@ -154,18 +232,9 @@ class Keeper:
         latest = self._history.latest
         return step >= 0 and (latest is None or step > latest.step or latest.attempt != self._attempt)
 
-    def _measurements(self, pod: int, status: RankStatus) -> RankMeasurements:
-        return RankMeasurements(
-            status.rank,
-            pod,
-            status.step,
-            status.phase,
-            status.step_seconds or None,
-            self._work.get(status.rank),
-            self._slow.get(status.rank),
-            status.memory * MIB or None,
-            None if status.data_wait < 0 else status.data_wait,
-        )
+    def _compared(self, status: RankStatus) -> RankStatus:
+        """The status with what is known only by a comparison of all ranks."""
+        return replace(status, work=self._work.get(status.rank), slow=self._slow.get(status.rank))
 
     def _named(self, usage: PodUsage) -> PodUsage:
         """The usage with the names that the leader knows: a pod may have been replaced since."""
@@ -177,7 +246,7 @@ class Keeper:
         if now < self._look_at:
             return
         self._look_at = now + _LOOK
-        seconds = {rank.rank: rank.step_seconds for rank in self._ranks if rank.step_seconds > 0}
+        seconds = {rank.rank: rank.step_seconds for rank in of_all(self._ranks) if rank.step_seconds}
         self._of_all = {}
         if memory := max((each.memory or 0 for each in self._usage.values()), default=0):
             self._of_all["memory"] = float(memory)
@@ -189,6 +258,27 @@ class Keeper:
             self._of_all |= {"slowest_rank": slowest, "slowest_seconds": round(works[slowest], 6)}
 
 
-def _worst(rank: RankMeasurements) -> tuple[float, float, int, float, int]:
+def _worst(rank: RankStatus) -> tuple[float, float, int, float, int]:
     """A key that sorts ranks: those that the others wait for first, then those that work longest or are behind."""
     return -(rank.slow or 0.0), -(rank.work or 0.0), rank.step, -(rank.step_seconds or 0.0), rank.rank
+
+
+def halved(entries: Sequence[tuple[Sample, int]]) -> list[tuple[Sample, int]]:
+    """The entries with each pair of neighbours merged into one."""
+    pairs = [_mean(*pair) for pair in zip(entries[::2], entries[1::2], strict=False)]
+    return pairs + list(entries[len(pairs) * 2 :])
+
+
+def _mean(former: tuple[Sample, int], later: tuple[Sample, int]) -> tuple[Sample, int]:
+    """One entry for two, at the later step: the means of what was measured, the slower rank and the larger memory."""
+    (first, few), (second, more) = former, later
+    means: dict[str, float | None] = {}
+    for name in _MEASURED:
+        one, other = getattr(first, name), getattr(second, name)
+        if one is None or other is None:
+            means[name] = other if one is None else one
+        else:
+            means[name] = (one * few + other * more) / (few + more)
+    slowest = max(first, second, key=lambda each: each.slowest_seconds or 0.0).slowest_rank
+    memory = max(first.memory or 0.0, second.memory or 0.0) or None
+    return Sample(second.time, second.attempt, second.step, slowest_rank=slowest, memory=memory, **means), few + more

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
-from flk_runtime.launcher.hangs.status import PodStatus
+from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.settings import Settings

@@ -9,9 +9,8 @@ from typing import Any, Final
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
-from flk_runtime.contract.telemetry import Telemetry
+from flk_runtime.contract.telemetry import PodStatus, Telemetry
 from flk_runtime.launcher.hangs.snapshot import Snapshot
-from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import CheckpointId, Copy, Inventory, MemoryPlan, ShardId
 from flk_runtime.launcher.thread import ThreadFailed
@@ -205,7 +204,6 @@ class AttemptStarted(FromLeader):
     """The rank that reads each shard of the checkpoint in memory; empty: the rank that wrote it."""
     memory: MemoryPlan | None = None
     """None: no checkpoints are kept in memory. It travels before this message, which is the same for all pods."""
-    measures_links: bool = True  # the network between nodes: not where the attempt before has shown that it is in order
     again: bool = False  # it is not the first one of the job
 
     @property

@@ -115,8 +115,8 @@ MISTAKES = {
     ),
     "phase": (
         ["--hang-timeout", "train=5m"],
-        "error: --hang-timeout: must name phases of start, first-step, step, evaluation, save, restore, round "
-        "(is 'train=5m')\n",
+        "error: --hang-timeout: must name phases of start, rendezvous, first-step, step, evaluation, save, restore, "
+        "round (is 'train=5m')\n",
     ),
     "namespace": (
         ["--namespace", "A"],

@@ -16,13 +16,15 @@ from flk.jobs import telemetry
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
-from flk_runtime.contract.telemetry import RankMeasurements, Sample, Telemetry
+from flk_runtime.contract.phase import Phase
+from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.telemetry import Sample, Telemetry
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import NOW, JobBuilder
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
 MEASURED = Telemetry(
-    NOW, 0, 100, [Sample(NOW, 0, 40, 2.5, 64.0, step_seconds=0.5)], [RankMeasurements(0, 0, 40, "step")]
+    NOW, 0, 100, [Sample(NOW, 0, 40, 2.5, 64.0, step_seconds=0.5)], [RankStatus(0, 0, 40, Phase.TRAINING)]
 )
 
 

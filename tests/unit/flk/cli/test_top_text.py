@@ -14,12 +14,12 @@ from flk.cli.top_text import JOB_SORTS, SORTS, Line, TopData, job_lines, jobs_li
 from flk.jobs.state import State
 from flk.observe.progress import Progress
 from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import (
     PODS_LIMIT,
     RANKS_LIMIT,
     GpuUsage,
     PodUsage,
-    RankMeasurements,
     Sample,
     Telemetry,
 )
@@ -50,7 +50,7 @@ def telemetry(pods: int = 4, processes: int = 2, slow: int = 3) -> Telemetry:
         for each in range(50)
     ]
     ranks = [
-        RankMeasurements(
+        RankStatus(
             each,
             each // processes,
             490 if each != slow else 488,

@@ -101,9 +101,9 @@ def test_a_whole_number_may_be_text() -> None:
 
 @pytest.mark.parametrize("error", [RecursionError, MemoryError, OverflowError, IndexError, KeyError, AttributeError])
 def test_a_reader_of_a_class_raises_what_it_likes(error: type[Exception]) -> None:
+    @dataclass
     class Strange:
-        @classmethod
-        def from_dict(cls, data: dict[str, Any]) -> Strange:
+        def __post_init__(self) -> None:
             raise error("x")
 
     with pytest.raises(foreign.ForeignError, match=error.__name__):

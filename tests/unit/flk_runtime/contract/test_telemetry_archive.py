@@ -8,12 +8,13 @@ import zlib
 
 import pytest
 
+from flk_runtime.contract.phase import Phase
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import (
     HISTORY_LIMIT,
     SAVES_LIMIT,
     GpuUsage,
     PodUsage,
-    RankMeasurements,
     Sample,
     Save,
     Telemetry,
@@ -30,7 +31,7 @@ def large() -> Telemetry:
         for step in range(HISTORY_LIMIT)
     ]
     ranks = [
-        RankMeasurements(n, n // 8, 10, "step", value(), value(), value(), int(value() * 1e10), value())
+        RankStatus(n, n // 8, 10, Phase.TRAINING, value(), value(), value(), int(value() * 1e10), value())
         for n in range(256)
     ]
     gpus = [GpuUsage(value(), int(value() * 1e10), 80 << 30, value(), value()) for _ in range(8)]

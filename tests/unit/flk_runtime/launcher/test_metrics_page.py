@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, Standstill
-from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Telemetry
+from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
 from flk_runtime.launcher import http_server, metrics_page
 from flk_runtime.launcher.metrics_page import METRICS, MetricsPage
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.progress import ProgressPage
 from tests.support.ports import held_ports
 
 SETTINGS = Settings(("train.py",), namespace="team", job="gpt", pod_name="gpt-worker-0", node="n1")
@@ -33,7 +34,7 @@ JOB = Telemetry(
         Sample(2.0, 2, 4, loss=1.5, tokens_per_s=70.0, slowest_seconds=0.25, slowest_rank=6),
         Sample(3.0, 2, 1_234_567, step_seconds=0.5),
     ],
-    [RankMeasurements(rank, rank // 8, 5, "step") for rank in range(256)],
+    [RankStatus(rank, rank // 8, 5, Phase.TRAINING) for rank in range(256)],
 )
 USAGE = PodUsage(0, "gpt-worker-0", "n1", 1.0, 1.5, 2.0, 70, gpus=[GpuUsage(0.0, 1, 2), GpuUsage(0.5, 1, 2, 300.0)])
 RECORD = JobRecord("running", 0, attempts=[Attempt(0, 1.0)])
@@ -57,11 +58,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     return page
 
 
-def progress(step: int = -1) -> ProgressPage:
-    page = ProgressPage.private()
-    if step >= 0:
-        page.step, page.step_seconds, page.saved, page.stored = step, 0.25, step - 1, step - 2
-    return page
+def progress(step: int = -1, rank: int = 0) -> RankStatus:
+    if step < 0:
+        return RankStatus(rank, 0)
+    return RankStatus(rank, 0, step, step_seconds=0.25, saved=step - 1, stored=step - 2)
 
 
 def values(page: MetricsPage) -> dict[str, float]:
@@ -86,17 +86,17 @@ def test_the_latest_value_of_the_running_attempt_is_shown(make: Make) -> None:
 def test_every_line_has_namespace_job_and_the_name_of_the_pod(make: Make) -> None:
     page = make()
     page.put_record(RECORD)
-    page.put_progress({0: progress(3)}, None, USAGE)
+    page.put_progress([progress(3)], None, USAGE)
     lines = [line for line in page.text().splitlines() if not line.startswith("#")]
     assert all(line.partition("{")[2].startswith(BASE) for line in lines)
     unknown = make(namespace="", node="")
-    unknown.put_progress({0: progress(3)})
+    unknown.put_progress([progress(3)])
     assert 'flk_step{job="gpt",pod="gpt-worker-0",rank="0"} 3' in unknown.text()
 
 
 def test_the_usage_of_the_pod_and_of_its_gpus(make: Make) -> None:
     page = make()
-    page.put_progress({}, None, USAGE)
+    page.put_progress([], None, USAGE)
     found = values(page)
     assert found['flk_pod_cpu_cores{node="n1"}'] == 1.5
     assert found['flk_pod_gpu_busy_ratio{node="n1"}'] == 0.25
@@ -108,7 +108,7 @@ def test_the_usage_of_the_pod_and_of_its_gpus(make: Make) -> None:
 
 def test_ranks_have_their_numbers_and_exact_steps(make: Make) -> None:
     page = make(pod=1, processes=2, pods=2)
-    page.put_progress({2: progress(1_234_567), 3: progress()})
+    page.put_progress([progress(1_234_567, 2), progress(rank=3)])
     found = values(page)
     assert found['flk_step{rank="2",node="n1"}'] == 1_234_567
     assert found['flk_saved_step{rank="2",node="n1"}'] == 1_234_566
@@ -144,7 +144,7 @@ def test_progress_is_made_while_an_attempt_runs_and_does_not_stand_still(
         return values(page)["flk_making_progress"]
 
     assert makes_progress() == 0  # waits for its pods
-    page.put_progress({0: progress()})
+    page.put_progress([progress()])
     assert makes_progress() == 1
     page.put_record(replace(RECORD, standstill=Standstill(1.0, "all wait for rank 3", "gpt-worker-1")))
     assert makes_progress() == 0
@@ -167,7 +167,7 @@ def full(make: Make, **settings: Any) -> MetricsPage:
     if settings.get("pod", 0) == 0:
         page.put_record(RECORD)
     goodput = Goodput(9.0, {"computing": 3.0}, 0, 3)
-    page.put_progress({rank: progress(3) for rank in range(8)}, goodput, replace(USAGE, memory_limit=1, received=1.0,
+    page.put_progress([progress(3, rank) for rank in range(8)], goodput, replace(USAGE, memory_limit=1, received=1.0,
         sent=1.0, disk_read=1.0, disk_written=1.0, gpus=[gpu] * 8))  # fmt: skip
     return page
 

@@ -20,13 +20,13 @@ from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord, Silences
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher import record_archive, record_place
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.history import former_attempts
 from flk_runtime.launcher.record_archive import RecordArchive, opened, sealed
 from flk_runtime.launcher.record_place import ConfigMap
 from flk_runtime.launcher.settings import Limits, Settings
-from flk_runtime.shared.progress import ProgressPage
 from tests.support.api_server import FakeApiServer
 from tests.support.certificates import make_certificate
 
@@ -105,11 +105,9 @@ def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, li
 
 
 def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: Any, tmp_path: Path) -> None:
-    page = ProgressPage.create(tmp_path / "page")
-    page.step, page.step_seconds = 120, 0.25
     kept, log = keeper([*(f"[rank 0] step {number}" for number in range(100)), '[pod 0] flk-record {"outcome":"x"}'])
     kept.put_record(RUNNING)
-    kept.put_progress(page, RUNNING)
+    kept.put_progress(RankStatus(0, 0, 120, step_seconds=0.25), RUNNING)
     kept.put_record(FAILED)
     kept.flush(8.0)
     entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
@@ -160,11 +158,9 @@ def test_the_attempts_of_launchers_that_were_killed_are_read(
     server: Any, keeper: Any, tmp_path: Path, step: int
 ) -> None:
     """After the kernel has killed the only container of a job, nobody else knows that an attempt ran."""
-    page = ProgressPage.create(tmp_path / "page")
-    page.step = step
     kept, log = keeper()
     kept.put_record(RUNNING)
-    kept.put_progress(page, RUNNING)
+    kept.put_progress(RankStatus(0, 0, step), RUNNING)
     kept.put_record(replace(RUNNING, attempts=[replace(RUNNING.attempts[0], restored=5)]))
     kept.flush(8.0)
     entry = keeper()[0].read()

@@ -15,6 +15,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record, parse_telemetry
 from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Silences, Standstill
+from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher import record_archive, record_writer
 from flk_runtime.launcher.record_writer import RecordWriter
 from flk_runtime.launcher.settings import Limits, Settings
@@ -81,15 +82,14 @@ def test_goodput_goes_to_the_log_the_cluster_and_the_termination_message(
     records = writer(lines, tmp_path)
     clock.now += 100
     records.write_running(RUNNING)
-    page = ProgressPage.private()
-    records.keep_progress({0: page})
+    records.keep_progress([RankStatus(0, 0)])
     assert logged(lines) == [Goodput(1100, {"waiting": 100})]
     clock.now += 9  # less than a tenth more: the log is new enough
-    records.keep_progress({0: page})
+    records.keep_progress([RankStatus(0, 0)])
     assert len(logged(lines)) == 1
     assert archive.kept == Goodput(1109, {"waiting": 109})
     clock.now += 9
-    records.keep_progress({0: page})
+    records.keep_progress([RankStatus(0, 0)])
     assert logged(lines)[1:] == [Goodput(1118, {"waiting": 118})]
     clock.now += 1
     records.finish_stopped(15, None, RUNNING)
@@ -112,7 +112,7 @@ def test_a_standstill_is_no_computing_while_it_lasts(archive: Archive, clock: Si
     assert told
     assert told.seconds == {"starting": 10.0, "computing": 30.0, "hanging": 60.0}
     clock.now = 1200.0
-    records.keep_progress({0: page})
+    records.keep_progress([RankStatus(0, 0)])
     assert archive.kept
     assert archive.kept.seconds == {"starting": 10.0, "computing": 30.0, "hanging": 160.0}
     records.write_waits([], None)  # a rank makes progress again
@@ -135,11 +135,8 @@ def test_the_record_says_which_checkpoints_there_are(
     lines: list[str] = []
     records = writer(lines, tmp_path)
     records.write_running(RUNNING)
-    ours = ProgressPage.private()
-    for name, value in page.items():
-        setattr(ours, name, value)
     clock.now += 400
-    records.keep_progress({0: ours})
+    records.keep_progress([RankStatus(0, 0, **page)])
     told = [record for line in lines if (record := parse_record(line.rstrip()))][-1]
     assert (told.saved, told.stored) == (saved, stored)
     assert records.telemetry
@@ -215,7 +212,7 @@ def test_other_launchers_keep_no_goodput(archive: Archive, tmp_path: Path, setti
     lines: list[str] = []
     records = writer(lines, tmp_path, **settings)
     records.write_running(RUNNING)
-    records.keep_progress({0: ProgressPage.private()})
+    records.keep_progress([RankStatus(0, 0)])
     assert logged(lines) == [None]
 
 

@@ -98,26 +98,3 @@ def test_the_exit_code_of_a_process_that_somebody_waits_for_is_not_taken_away() 
     host.reap_orphans()
     with pytest.raises(ChildProcessError):
         os.waitpid(adopted, os.WNOHANG)
-
-
-def test_free_memory_is_what_the_limit_leaves_beside_what_cannot_be_freed(tmp_path: Path) -> None:
-    info = tmp_path / "meminfo"
-    info.write_text("MemTotal: 9000 kB\n")
-    assert host.free_memory(tmp_path, info) == 0
-    info.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
-    assert host.free_memory(tmp_path, info) == 4000 << 10
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.stat").write_text("anon 1000\nfile 900000\nshmem 24\n")
-    assert host.free_memory(tmp_path, info) == 4000 << 10
-    (tmp_path / "memory.max").write_text("2048\n")
-    assert host.free_memory(tmp_path, info) == 1024
-
-
-def test_free_memory_under_cgroup_v1(tmp_path: Path) -> None:
-    (info := tmp_path / "meminfo").write_text("MemAvailable: 4000 kB\n")
-    (group := tmp_path / "memory").mkdir()
-    (group / "memory.limit_in_bytes").write_text("4096\n")
-    (group / "memory.stat").write_text("rss 5\nshmem 5\ntotal_cache 900000\ntotal_rss 1000\ntotal_shmem 24\n")
-    assert host.free_memory(tmp_path, info) == 3072
-    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # there is none
-    assert host.free_memory(tmp_path, info) == 4000 << 10

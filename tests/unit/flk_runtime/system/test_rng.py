@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flk_runtime.launcher.forkserver import draw_anew
+from flk_runtime.launcher.forkserver import become_own
 from flk_runtime.system import rng
 
 
@@ -29,7 +29,7 @@ def test_what_torch_begins_a_process_with_is_no_seed_of_the_script() -> None:
     torch.default_generator.seed()
     assert rng.script_seed() is None
     torch.manual_seed(7)
-    draw_anew()  # as in a rank that is a fork
+    become_own()  # as in a rank that is a fork
     assert rng.script_seed() is None
 
 

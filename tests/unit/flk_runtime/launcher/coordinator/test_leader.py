@@ -169,29 +169,6 @@ def test_a_failure_ends_the_attempt_in_all_pods_at_once(job: Job) -> None:
     assert job.latest(0).history[0].failure == failure
 
 
-@pytest.mark.parametrize(
-    ("kind", "measures"), [(Kind.KILLED, False), (Kind.EXCEPTION, False), (Kind.HANG, True), (Kind.CONNECTION, True)]
-)
-def test_only_an_attempt_after_a_suspicious_one_measures_the_network_again(
-    job: Job, kind: Kind, measures: bool
-) -> None:
-    assert job.start().measures_links
-    job.leader.received(1, FailureReport(0, Failure(kind, 1, 1)), job.now)
-    job.wait(1.0)
-    job.join(0, 1, 2)
-    assert (job.latest(0).number, job.latest(0).measures_links) == (1, measures)
-    assert job.latest(2) is job.latest(0), "all ranks agree"
-
-
-def test_an_attempt_with_another_launcher_measures_the_network_again(job: Job) -> None:
-    job.start()
-    job.fail(1)
-    job.leader.disconnected(1, "the connection was closed", job.now)
-    job.join(0, 2)
-    job.arrive(1, incarnation="second")
-    assert (job.latest(0).number, job.latest(0).measures_links) == (1, True)
-
-
 def test_a_secondary_failure_ends_the_attempt_after_half_a_second(job: Job) -> None:
     job.start()
     secondary = job.fail(0, secondary=True)

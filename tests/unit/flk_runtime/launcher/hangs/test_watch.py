@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import user_env
-from flk_runtime.launcher.hangs.status import NEVER, PodStatus
+from flk_runtime.contract.phase import Phase
+from flk_runtime.contract.status import NEVER
+from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.progress import Phase, ProgressPage
+from flk_runtime.shared.progress import ProgressPage
 
 
 @dataclass
@@ -49,3 +51,31 @@ def test_bytes_of_a_checkpoint_are_progress_of_a_rank_that_restores_or_stores_it
     before, after = (status.ranks[0].beat for status in received.statuses)
     assert before == NEVER
     assert (after < NEVER) == counts
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "collective", "expected"),
+    [
+        (Phase.STARTING, False, False, Phase.STARTING),
+        (Phase.STARTING, False, True, Phase.TRAINING),  # a script without flk's library
+        (Phase.RENDEZVOUS, False, True, Phase.RENDEZVOUS),
+        (Phase.TRAINING, False, True, Phase.FIRST_STEP),
+        (Phase.TRAINING, True, True, Phase.TRAINING),
+        (Phase.EVALUATING, True, True, Phase.EVALUATING),
+        (Phase.SAVING, True, True, Phase.SAVING),
+        (Phase.RESTORING, False, True, Phase.RESTORING),
+        (Phase.MEETING, True, True, Phase.MEETING),
+    ],
+)
+def test_the_status_has_the_phase_of_the_page(
+    tmp_path: Path, phase: Phase, step: bool, collective: bool, expected: Phase
+) -> None:
+    watch = Watch(Settings(("train.py",), pod=2), lambda _: None, lambda *_: None, float)
+    rank = Rank(ProgressPage.private(), {user_env.HEARTBEAT: str(tmp_path / "none")}, rank=5)
+    if step:
+        rank.progress.record_step(3)
+    rank.progress.phase, rank.progress.collective_time = phase, float(collective)
+    watch.update(0, [rank])
+    (status,) = watch.ranks
+    assert (status.rank, status.pod, status.phase, status.step) == (5, 2, expected, 3 if step else -1)
+    assert (status.step_seconds, status.data_wait, status.saved) == (None, None, -1)

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
+from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import SlowRank
-from flk_runtime.contract.telemetry import PODS_LIMIT, RANKS_LIMIT, SAVES_LIMIT, PodUsage, Sample, Telemetry
-from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
-from flk_runtime.launcher.telemetry.keeper import MIB, Keeper
+from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.telemetry import (
+    PODS_LIMIT,
+    RANKS_LIMIT,
+    SAVES_LIMIT,
+    GpuUsage,
+    PodStatus,
+    PodUsage,
+    Sample,
+    Telemetry,
+)
+from flk_runtime.launcher.telemetry.keeper import History, IdleGpus, Keeper
 from flk_runtime.metrics.logging import line
+
+MIB = 1 << 20
 
 
 def status(rank: int, step: int = 4, seconds: float = 0.5) -> RankStatus:
-    return RankStatus(rank, step, 0.0, 0.0, 0.0, 0.0, 50, 10, "step", seconds, 100)
+    return RankStatus(rank, rank // 2, step, Phase.TRAINING, seconds, memory=100 * MIB)
 
 
 def keeper(pods: int = 2) -> Keeper:
@@ -78,7 +91,7 @@ def test_a_clock_that_is_set_back_stops_no_samples(monkeypatch: pytest.MonkeyPat
 
 def test_a_rank_that_does_not_tell_how_long_it_waits_for_data_has_no_share() -> None:
     made = keeper()
-    made.heartbeat(0, PodStatus(0, [status(0), status(1)._replace(data_wait=0.25)]))
+    made.heartbeat(0, PodStatus(0, [status(0), replace(status(1), data_wait=0.25)]))
     assert {each.rank: each.data_wait for each in made.read().ranks} == {0: None, 1: 0.25}
 
 
@@ -155,3 +168,106 @@ def test_the_lists_of_a_large_job_are_bounded_and_are_json() -> None:
     found = made.read()
     assert (len(found.ranks), len(found.pods)) == (RANKS_LIMIT, PODS_LIMIT)
     json.dumps([vars(each) for each in found.history], allow_nan=False)
+
+
+# The history ----------------------------------------------------------------------------------------------------
+
+
+def test_a_long_history_is_merged_evenly_and_keeps_the_latest_sample() -> None:
+    history = History(limit=10)
+    for step in range(1, 1001):
+        history.add(Sample(float(step), 0, step, loss=float(step)))
+    found = history.samples()
+    assert 5 <= len(found) <= 11
+    assert found[-1] == Sample(1000.0, 0, 1000, loss=1000.0)
+    steps = [sample.step for sample in found]
+    assert steps == sorted(steps)
+    gaps = [after - before for before, after in zip([0, *steps[:-2]], steps[:-1], strict=True)]
+    assert max(gaps[:-1]) <= 2 * min(gaps[:-1])
+    assert found[0].loss == pytest.approx((1 + found[0].step) / 2)  # the mean of the samples that it stands for
+
+
+def test_steps_that_are_done_again_replace_the_former_ones() -> None:
+    history = History(samples=[Sample(step, 0, step, loss=1.0) for step in range(6)])
+    history.add(Sample(10, 1, 3, loss=2.0))
+    assert [(each.step, each.loss) for each in history.samples()] == [(0, 1), (1, 1), (2, 1), (3, 2)]
+
+
+def test_two_lines_of_a_step_become_one_sample() -> None:
+    history = History(samples=[Sample(1, 0, 5, loss=1.0), Sample(2, 0, 5, mfu=0.5)])
+    assert history.samples() == [Sample(2, 0, 5, loss=1.0, mfu=0.5)]
+
+
+def test_a_value_that_only_some_samples_have_stays_when_they_are_merged() -> None:
+    history = History(limit=2, samples=[Sample(1, 0, 1, loss=4.0), Sample(2, 0, 2), Sample(3, 0, 3)])
+    assert history.samples() == [Sample(2, 0, 2, loss=4.0), Sample(3, 0, 3)]
+
+
+def test_merged_samples_have_the_slower_rank_and_the_larger_memory() -> None:
+    slow, quick = (
+        Sample(1, 0, 1, slowest_seconds=9.0, slowest_rank=7, memory=2.0),
+        Sample(2, 0, 2, slowest_seconds=1.0, slowest_rank=3, memory=5.0),
+    )
+    merged = History(limit=2, samples=[slow, quick, Sample(3, 0, 3)]).samples()[0]
+    assert (merged.slowest_rank, merged.memory) == (7, 5.0)
+
+
+# Idle GPUs ----------------------------------------------------------------------------------------------------
+
+
+def gpu_usage(*busy: float) -> PodUsage:
+    return PodUsage(0, "", "", 0.0, gpus=[GpuUsage(each, 0, 1) for each in busy])
+
+
+def test_all_gpus_of_all_pods_must_do_nothing() -> None:
+    idle = IdleGpus()
+    idle.start_attempt([0, 2])
+    idle.add(0, gpu_usage(0.0, 0.04), 10.0)
+    assert (idle.since(10.0), idle.unknown(10.0)) == (None, [2])
+    idle.add(2, gpu_usage(0.0), 20.0)
+    idle.add(0, gpu_usage(0.01, 0.0), 30.0)
+    assert (idle.since(30.0), idle.unknown(30.0)) == (20.0, [])
+    idle.add(2, gpu_usage(0.0, 0.06), 40.0)
+    assert idle.since(40.0) is None
+    idle.add(2, gpu_usage(0.0, 0.0), 50.0)
+    assert idle.since(50.0) == 50.0
+
+
+def test_a_pod_whose_gpus_are_not_known_any_more_may_be_busy() -> None:
+    idle = IdleGpus()
+    idle.start_attempt([0])
+    idle.add(0, gpu_usage(0.0), 10.0)
+    idle.add(0, gpu_usage(), 20.0)
+    assert (idle.since(20.0), idle.unknown(20.0)) == (None, [0])
+
+
+def test_an_attempt_begins_anew_and_pods_that_take_no_part_do_not_count() -> None:
+    idle = IdleGpus()
+    idle.start_attempt([0, 1])
+    idle.add(0, gpu_usage(0.0), 10.0)
+    idle.start_attempt([1])
+    idle.add(0, gpu_usage(0.9), 20.0)
+    idle.add(1, gpu_usage(0.0), 30.0)
+    assert idle.since(30.0) is None
+
+
+def test_readings_that_have_stopped_say_nothing() -> None:
+    """Where the driver hangs, or the thread that reads has ended, GPUs may be busy."""
+    idle = IdleGpus()
+    idle.start_attempt([0, 1])
+    for now in (10.0, 20.0):
+        idle.add(0, gpu_usage(0.0), now)
+        idle.add(1, gpu_usage(0.0), now)
+    assert idle.since(100.0) == 10.0
+    assert (idle.since(141.0), idle.unknown(141.0)) == (None, [0, 1])
+    idle.add(0, gpu_usage(0.0), 150.0)
+    idle.add(1, gpu_usage(0.0), 160.0)
+    assert idle.since(170.0) == 160.0
+
+
+def test_a_pod_alone_that_was_not_known_for_a_time_is_idle_since_it_is_known_again() -> None:
+    idle = IdleGpus()
+    idle.start_attempt([0])
+    for now in (10.0, 20.0, 2000.0):
+        idle.add(0, gpu_usage(0.0), now)
+    assert idle.since(2000.0) == 2000.0

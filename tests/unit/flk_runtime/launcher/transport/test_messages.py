@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import Attempt, JobRecord, QuarantinedNode, SlowRank, Standstill
-from flk_runtime.contract.telemetry import GpuUsage, PodUsage, RankMeasurements, Sample, Telemetry
+from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.telemetry import GpuUsage, PodStatus, PodUsage, Sample, Telemetry
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
-from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, Restore, ShardId
@@ -54,7 +55,7 @@ from tests.support.messages import check_types, replaced
 FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
 SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
 PLAN = MemoryPlan("c3d4", 1, 0, {1: ("10.0.0.2", 80)}, Restore(SHARD.checkpoint, {1: [1, 0]}), [SHARD.checkpoint])
-STACK = (Frame("train.py", 7, "step", "loss.backward()"), Frame("train.py", 9, "<module>"))
+STACK = (Frame("train.py", 7, Phase.TRAINING, "loss.backward()"), Frame("train.py", 9, "<module>"))
 COLLECTIVE = Pending("nccl:0", 812, "all_reduce", "[[4]]")
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 
@@ -67,7 +68,7 @@ EXAMPLES: list[Message] = [
     FailureReport(3, FAILURE),
     SuccessReport(3),
     Heartbeat(),
-    Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
+    Heartbeat(PodStatus(3, [RankStatus(0, 1, 12, beat=0.5, samples=3, pending=1)])),
     Heartbeat(PodStatus(3, [], PodUsage(1, "gpt-worker-1", "node-a", 1.5, 0.5, gpus=[GpuUsage(0.5, 1, 2)]))),
     StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
     Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7, topology="a/b"),
@@ -84,7 +85,7 @@ EXAMPLES: list[Message] = [
     RanksEnded(3, 8),
     RanksEnded(3, None),
     AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY, order="0"),
-    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, "1,0", [1, 0], measures_links=False),
+    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, "1,0", [1, 0]),
     PLAN,
     AttemptEnded(3, FAILURE),
     JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
@@ -100,7 +101,9 @@ EXAMPLES: list[Message] = [
     StacksRequested(1),
     StacksGathered("a", {"cause": ""}),
     TelemetryWanted("a"),
-    TelemetryGathered("a", Telemetry(1.5, 2, 100, [Sample(1.0, 2, 7, loss=0.5)], [RankMeasurements(0, 0, 7, "step")])),
+    TelemetryGathered(
+        "a", Telemetry(1.5, 2, 100, [Sample(1.0, 2, 7, loss=0.5)], [RankStatus(0, 0, 7, Phase.TRAINING)])
+    ),
     WaitsChanged([SlowRank(3, "gpt-worker-1", "node-a", 2.5)], Standstill(7.5, "rank 1 sleeps", "gpt-worker-1")),
     Release(),
 ]
@@ -135,12 +138,14 @@ def test_a_message_decodes_to_itself(message: Message) -> None:
 
 def test_a_heartbeat_with_more_than_this_version_knows_is_read() -> None:
     """A launcher of a newer flk may tell more of its ranks."""
-    values = [0, 12, 0.5, 0.5, 0, 0, 3, 1, "step", 0.5, 700, 0.25]
-    data = {"status": {"attempt": 2, "ranks": [[*values, "later"]], "later": 1}, "later": 2}
-    assert MESSAGES.decode(json.dumps(["Heartbeat", data]).encode()) == Heartbeat(PodStatus(2, [RankStatus(*values)]))
+    values = {"rank": 0, "pod": 1, "step": 12, "phase": Phase.TRAINING, "step_seconds": 0.5, "memory": 700}
+    data = {"status": {"attempt": 2, "ranks": [{**values, "later": 1}], "later": 1}, "later": 2}
+    assert MESSAGES.decode(json.dumps(["Heartbeat", data]).encode()) == Heartbeat(PodStatus(2, [RankStatus(**values)]))
 
 
-@pytest.mark.parametrize("ranks", [[[0]], [["many"] * 8], "all", [None]])
+@pytest.mark.parametrize(
+    "ranks", [[{"rank": 0}], [{"rank": "many", "pod": 0}], [{"rank": 0, "pod": 0, "phase": "x"}], "all", [None]]
+)
 def test_a_heartbeat_with_other_values_is_refused_before_it_reaches_the_leader(ranks: object) -> None:
     with pytest.raises(MessageError):
         MESSAGES.decode(json.dumps(["Heartbeat", {"status": {"attempt": 2, "ranks": ranks}}]).encode())

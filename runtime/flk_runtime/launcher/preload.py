@@ -1,0 +1,136 @@
+"""What the fork server has imported before it forks the ranks.
+
+An import costs each rank of each attempt its time again unless it is made here. Only what the ranks would import anyway
+is worth it, and only what is the same in all of them: a package that starts threads would make every fork unsafe, and
+one that reads RANK when it is imported would give all ranks one value.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from flk_runtime.contract import pod_env
+from flk_runtime.contract.strategies import AUTO
+from flk_runtime.errors import SetupError
+
+TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
+# The constructor of every torch optimizer imports this, which takes a second.
+FOR_OPTIMIZERS = ("torch._dynamo",)
+# The sharding strategies import these, which takes half a second.
+FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
+# The modules that a script with flk's library has imported by its first step: they take a fifth of a second.
+FOR_LIBRARY = (
+    "flk_runtime.run.init",
+    "flk_runtime.checkpoint.gather",
+    "flk_runtime.checkpoint.load",
+    "flk_runtime.checkpoint.save",
+)
+# Packages that scripts of training import, that take long to import, and that are known to leave no threads and to read
+# no variable of a rank then (Lightning reads RANK: `forkserver.become_own` sets it again). A job may name others.
+PACKAGES = (
+    "torch",
+    "numpy",
+    "transformers",
+    "datasets",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "torchvision",
+    "timm",
+    "torchtitan",
+)
+
+
+def preload(script: Path | None, names: Sequence[str] = (), strategy: str = "", *, makes_steps: bool = True) -> None:
+    """Import what the ranks will need: torch, and ``names`` or what ``script`` imports of `PACKAGES` at its top.
+
+    The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script.
+    The modules for sharding are imported if the script contains ``shard`` or the job's ``strategy`` shards or may do
+    so. The modules of flk's library are imported if the script contains ``flk_runtime``. Ranks that make no steps of
+    training need torch alone.
+
+    Raises ImportError without torch, and SetupError for one of ``names`` that cannot be imported. Other modules that
+    are not installed are skipped: the script may do without them.
+    """
+    text = script.read_bytes() if script else b"optim" * makes_steps
+    may_shard = makes_steps and (strategy == AUTO or ("shard" in strategy and strategy != "no_shard"))
+    shards = b"shard" in text or may_shard
+    modules = TORCH + FOR_OPTIMIZERS * (b"optim" in text) + FOR_SHARDING * shards
+    modules += FOR_LIBRARY * (b"flk_runtime" in text)
+    # Imports make hardly any garbage. Collecting it takes a tenth of the time of torch's import, a quarter of Dynamo's.
+    gc.disable()
+    try:
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except ImportError:
+                if module == "torch":
+                    raise
+        if names:
+            _import_named(names, script)
+        elif script:
+            for module, attributes in leading_imports(script):
+                try:
+                    # As the statement does it: packages such as transformers import a module when a name is taken.
+                    __import__(module, fromlist=attributes)
+                except Exception:  # noqa: S112 - the rank that needs it fails with the script's own traceback
+                    continue
+    finally:
+        gc.enable()
+
+
+def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield what a script imports of `PACKAGES` at its top: the names of modules, and those taken from each.
+
+    The top ends at the first statement that is more than an import, because it may set what a later import reads
+    (``os.environ["HF_HOME"] = ...``), and at the first import of a module beside the script, which may do the same.
+    Such a module also hides a package of its name: a script's own ``datasets`` is not the installed one.
+    """
+    try:
+        with warnings.catch_warnings():  # the ranks print them, with the name of the file
+            warnings.simplefilter("ignore")
+            body = ast.parse(script.read_bytes()).body
+    except (SyntaxError, ValueError):  # each rank fails with it
+        return
+    for node in body:
+        match node:
+            case ast.Expr(value=ast.Constant()):  # the docstring
+                continue
+            case ast.Import(names=names):
+                statements: list[tuple[str, list[str]]] = [(name.name, []) for name in names]
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                statements = [(module, [name.name for name in names])]
+            case _:
+                return
+        for module, attributes in statements:
+            if _is_beside(module, script):
+                return
+            if module.partition(".")[0] in PACKAGES:
+                yield module, attributes
+
+
+def _import_named(names: Sequence[str], script: Path | None) -> None:
+    for name in names:
+        if script and _is_beside(name, script):
+            raise SetupError(
+                f"{pod_env.PRELOAD} names {name}, which is in the script's folder: each rank imports that itself, "
+                "since it may read what differs between ranks; name installed packages"
+            )
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise SetupError(
+                f"{pod_env.PRELOAD} names {name}, which {sys.executable} cannot import: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _is_beside(module: str, script: Path) -> bool:
+    """Whether a module is found in the script's folder, which Python searches first."""
+    return PathFinder.find_spec(module.partition(".")[0], [str(script.resolve().parent)]) is not None
