@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from flk_runtime.parallel.recompute import find_recomputed
 from torch import nn
 
 from flk_plan.calibration import UNMEASURED, Calibration
