@@ -44,6 +44,7 @@ class DistributedOptimizer(Optimizer):
         self._optimizer = optimizer
         self._hooked: set[torch.Tensor] = set()
         self._ready: set[torch.Tensor] = set()  # they have got a gradient since the latest averages
+        self._trained = 0  # the number of parameters that the pass gives gradients
         self._is_held = self._has_averages = False  # in no_sync(); for the next step
         self._averages = begin("DistributedOptimizer")  # there are several ranks
         if self._averages:
@@ -103,8 +104,10 @@ class DistributedOptimizer(Optimizer):
         if not self._is_held:
             if parameter in self._ready:
                 self._check()
+            if not self._ready:  # the first of a pass
+                self._trained = sum(each.requires_grad for each in parameters_in(self))
             self._ready.add(parameter)
-            if all(each in self._ready for each in parameters_in(self) if each.requires_grad):
+            if len(self._ready) == self._trained:
                 self.synchronize()
 
     def _evaluated(self, closure: Callable[[], Any]) -> Any:
