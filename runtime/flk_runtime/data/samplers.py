@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ class DrawnOrders:
             )
         self._sampler, self._name, self.batched = sampler, name, batched
         self._drawn = 0  # iterations of the sampler
-        length = len(sampler) if hasattr(sampler, "__len__") else 0
+        length = len(sampler) if isinstance(sampler, Sized) else 0
         self._most = _REPEATS * max(samples, length) + _FEW  # entries of an epoch
         self._latest: SampledOrder | None = None
 

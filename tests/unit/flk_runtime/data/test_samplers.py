@@ -136,7 +136,11 @@ def test_a_sampler_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SetupError, match="the Endless has given more than 1048736 entries in an epoch, as one without"):
         next(iter(Loader(DATA, loader_context(4, sampler=Endless()))))
     monkeypatch.setattr(samplers, "_FEW", 0)
-    for own in ({"batch_sampler": itertools.repeat([1])}, {"sampler": itertools.chain(range(40), Endless())}):
+    more: list[dict[str, Any]] = [
+        {"batch_sampler": itertools.repeat([1])},
+        {"sampler": itertools.chain(range(40), Endless())},
+    ]
+    for own in more:
         with pytest.raises(SetupError, match="has given more than 160 entries in an epoch"):
             next(iter(Loader(DATA, loader_context(4 if "sampler" in own else None, **own))))
     many = Loader(DATA, loader_context(4, sampler=list(range(40)) * 9))
