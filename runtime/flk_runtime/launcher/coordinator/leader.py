@@ -6,7 +6,6 @@ members send and what time it is.
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -22,12 +21,12 @@ from flk_runtime.launcher.coordinator.failures import Failures, faults_of_storag
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
+from flk_runtime.launcher.coordinator.round import Actions, LatestAttempt, Round
 from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory
-from flk_runtime.launcher.replication.plan import CheckpointId
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import Message
@@ -43,12 +42,6 @@ _PROGRESS_INTERVAL = 30.0  # seconds between two lines about pods that have not 
 _MOST_CLOCKS = 3  # pods whose clocks differ that a record names
 _LEADER = 0  # the pod whose launcher leads
 _LEADS = "not retried: pod 0 leads the job, and would start on the same node again"
-
-
-class _Phase(enum.Enum):
-    JOINING = enum.auto()  # waits for members to be ready for the next attempt
-    RUNNING = enum.auto()  # an attempt runs
-    DONE = enum.auto()  # the job has ended
 
 
 class Leader:
@@ -73,33 +66,19 @@ class Leader:
         measurements of the job; None: nobody asks. ``limits`` may have learned of former launchers.
         """
         self._settings = settings
-        self._send = send
-        self._serve_attempt_store = serve_attempt_store
-        self._log = log
+        self._do = Actions(send, serve_attempt_store, log)
         self._telemetry = telemetry
-        self._phase = _Phase.JOINING
         self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
-        self._membership = Membership(settings)
-        self._checkpoints: dict[CheckpointId, CheckpointId] = {}  # in the memory of the members that have joined
         self._joined: dict[int, messages.Join] = {}  # members that are ready for the next attempt, spares included
-        self._waiting: dict[int, float] = {}  # pods that joined while an attempt ran without them, and when
+        self._membership = Membership(settings)
         self._drain = Drain()
         self._memory_plans = MemoryPlans(settings.processes, log)
-        self._admitted: dict[int, str] = {}  # incarnations that take part in the latest attempt
-        self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of the admitted pods
-        self._done: set[int] = set()  # pods whose ranks have all ended with success
-        self._grouped = False  # a rank of them had opened a process group
-        self._left: set[int] = set()  # pods that know how the job ended
         self._history: list[Attempt] = []
         self._failures = Failures()  # in the latest attempt, of all pods
-        self._secondary: Failure | None = None  # has been reported and will end the attempt
-        self._preemption: Preemption | None = None  # of the running attempt
-        self._urgent = False  # the preemption happens because a pod has to stop
-        self._end_at = 0.0  # time at which the secondary failure ends the attempt
-        self._record: JobRecord | None = None
-        self._join_deadline = self._progress_at = self._joining_since = now
-        self._call_until: float | None = None  # when the next attempt starts with the members that have joined by then
-        self._start_at: float | None = None  # when the next attempt starts, after a delay; its members are known
+        self._latest = LatestAttempt()
+        self._round: Round | None = None  # None: an attempt runs, or the job has ended
+        self._record: JobRecord | None = None  # of a job that has ended
+        self._left: set[int] = set()  # pods that know it
         self._hang_detector = HangDetector(
             limits or PhaseLimits(settings.hang_timeouts),
             Stragglers(settings.slow_factor, settings.slow_window),
@@ -126,17 +105,17 @@ class Leader:
         if closed:
             self._failures.add_closed(pod)
         lost = self._lost(pod, f"{messages.DISCONNECTED}: {reason}")
-        trains = self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done
-        if trains and self._preemption:
-            if self._preemption.failure.kind.meaning.planned:
+        trains = self._runs and pod in self._latest.training
+        if trains and self._latest.preemption:
+            if self._latest.preemption.failure.kind.meaning.planned:
                 self._failures.add(lost)  # nobody has asked for that
-            if self._preemption.lose(pod):
-                self._end_attempt(self._preemption.failure, now)
+            if self._latest.preemption.lose(pod):
+                self._end_attempt(self._latest.preemption.failure, now)
         elif trains:
             self._end_attempt(lost, now)
         elif (
-            self._phase is _Phase.JOINING
-            and pod in self._admitted
+            self._round
+            and pod in self._latest.admitted
             and pod not in self._joined
             and pod not in self._membership.leaving
         ):
@@ -150,33 +129,33 @@ class Leader:
         """Handle a message of a member."""
         match message:
             case messages.Join() | messages.DrainRequest() if self._record:  # the job has ended
-                self._send([pod], messages.JobEnded(self._record))
+                self._do.send([pod], messages.JobEnded(self._record))
             case messages.Join():
                 self._join(pod, message, now)
             case messages.FailureReport(attempt, failure) if self._is_current(attempt):
                 self._handle_failure(failure, now)
             case messages.SuccessReport(attempt, grouped) if self._is_current(attempt):
-                self._done.add(pod)
-                self._grouped = self._grouped or grouped
-                if len(self._done) == len(self._admitted):
+                self._latest.done.add(pod)
+                self._latest.grouped = self._latest.grouped or grouped
+                if len(self._latest.done) == len(self._latest.admitted):
                     self._history = self._ended(None)
-                    ranks = len(self._admitted) * self._settings.processes
+                    ranks = len(self._latest.admitted) * self._settings.processes
                     record = job_record(None, self._history, self._settings.limits)
-                    self._end_job(replace(record, alone=0 if self._grouped or ranks == 1 else ranks))
+                    self._end_job(replace(record, alone=0 if self._latest.grouped or ranks == 1 else ranks))
                 else:
                     self._handle_ranks_end(pod, None, now)
             case messages.PreemptionRequest(attempt, failure) if self._is_current(attempt):
                 self._membership.leave(pod)
                 self._start_preemption(replace(failure, kind=self._stop_kind), urgent=True)
-            case messages.BoundaryReport(attempt, boundaries) if self._is_current(attempt) and self._preemption:
-                self._send_target(self._preemption.add_boundaries(pod, boundaries))
+            case messages.BoundaryReport(attempt, boundaries) if self._is_current(attempt) and self._latest.preemption:
+                self._send_target(self._latest.preemption.add_boundaries(pod, boundaries))
             case messages.RanksEnded(attempt, saved) if self._is_current(attempt):
                 self._handle_ranks_end(pod, saved, now)
             case messages.Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
                 last = self._history[-1]
                 reached = step if last.step is None or last.step == last.restored else max(step, last.step)
                 self._history[-1] = replace(last, restored=step, restored_from=source, step=reached)
-                if self._phase is _Phase.RUNNING:
+                if self._runs:
                     self._move_spares()
             case messages.DrainRequest(memory):
                 self._start_drain(pod, memory, now)
@@ -200,67 +179,66 @@ class Leader:
                 self._hang_detector.want_stacks((pod, asker), now)
             case messages.TelemetryWanted(asker):
                 found = self._telemetry.read() if self._telemetry else Telemetry(time.time())
-                self._send([pod], messages.TelemetryGathered(asker, found))
+                self._do.send([pod], messages.TelemetryGathered(asker, found))
 
     def tick(self, now: float) -> None:
         """Do all that is due at the time ``now``."""
         hang = self._hang_detector.tick(now)
         if hang and self._is_current(hang.attempt):
             self._end_attempt(hang, now)
-        if self._phase is _Phase.RUNNING and self._secondary and now >= self._end_at:
-            self._end_attempt(self._secondary, now)
-        elif self._phase is _Phase.RUNNING:
+        if self._runs and self._latest.secondary and now >= self._latest.end_at:
+            self._end_attempt(self._latest.secondary, now)
+        elif self._runs:
             grows_at = self._grows_at()
             if grows_at is not None and now >= grows_at:
                 self._admit_waiting()
-        elif self._phase is _Phase.JOINING and self._start_at is not None:
-            if now >= self._start_at:
-                self._finish_joining(now)
-        elif self._phase is _Phase.JOINING:
-            if now >= min(self._join_deadline, self._call_until or self._join_deadline):
-                self._finish_joining(now)
-            elif now >= self._progress_at:
-                self._progress_at = now + _PROGRESS_INTERVAL
+        elif self._round and self._round.start_at is not None:
+            if now >= self._round.start_at:
+                self._finish_joining(self._round, now)
+        elif self._round:
+            if now >= self._round.ends_at:
+                self._finish_joining(self._round, now)
+            elif now >= self._round.progress_at:
+                self._round.progress_at = now + _PROGRESS_INTERVAL
                 missing = self._membership.missing(self._joined)
                 if missing and decide(self._history, self._settings.limits).restart:
                     count = f"{len(self._joined)} of {self._settings.pods}"
-                    self._log(f"{count} pods have joined; waiting for pod {missing[0]}")
+                    self._do.log(f"{count} pods have joined; waiting for pod {missing[0]}")
 
     def due(self) -> float | None:
         """The time at which `tick` has something to do; None if nothing is planned."""
         times = [self._hang_detector.due()]
-        if self._phase is _Phase.RUNNING:
-            times += [self._end_at if self._secondary else None, self._grows_at()]
-        elif self._phase is _Phase.JOINING and self._start_at is not None:
-            times.append(self._start_at)
-        elif self._phase is _Phase.JOINING:
-            times += [self._join_deadline, self._progress_at, self._call_until]
+        if self._runs:
+            times += [self._latest.end_at if self._latest.secondary else None, self._grows_at()]
+        elif self._round and self._round.start_at is not None:
+            times.append(self._round.start_at)
+        elif self._round:
+            times += [self._round.ends_at, self._round.progress_at]
         return min((each for each in times if each is not None), default=None)
 
     @property
     def all_know_the_end(self) -> bool:
         """Whether the job has ended and every member of the latest attempt, or that is connected, knows the record."""
-        return self._phase is _Phase.DONE and self._left >= {*self._admitted, *self._connected}
+        return self._record is not None and self._left >= {*self._latest.admitted, *self._connected}
 
     # Rounds ------------------------------------------------------------------------------------------------------
 
     def _start_joining(self, now: float) -> None:
         restart = decide(self._history, self._settings.limits).restart
-        self._phase = _Phase.JOINING
-        self._joining_since, self._start_at, self._call_until = now, None, None
-        self._join_deadline = now + (self._settings.join_timeout if restart else _LAST_REPORTS_TIMEOUT)
-        self._progress_at = now + _PROGRESS_INTERVAL
+        timeout = self._settings.join_timeout if restart else _LAST_REPORTS_TIMEOUT
+        self._round = Round(now, now + timeout, now + _PROGRESS_INTERVAL)
 
     def _join(self, pod: int, join: messages.Join, now: float) -> None:
         if pod in self._drain.pods:  # its launcher had begun to join when it was told to stop
             self._failures.add(*join.failures)
             return
-        self._joined[pod] = join.compact(self._checkpoints)
-        if self._phase is _Phase.RUNNING:
-            if pod not in self._admitted and not join.fault:  # else it had succeeded, and lost its connection then
-                self._waiting[pod] = now
+        self._joined[pod] = replace(join, history=[])  # only `_learn` needs it
+        if self._runs:
+            # A pod that was admitted had succeeded and lost its connection then: it does not wait to take part.
+            if pod not in self._latest.admitted and not join.fault:
+                self._latest.waiting[pod] = now
             return
-        if not self._admitted and join.history:
+        if not self._latest.admitted and join.history:
             self._learn(pod, join.history, now)
         self._failures.add(*join.failures)
         self._start_if_ready(now)
@@ -274,24 +252,25 @@ class Leader:
             return
         self._history = history
         self._membership.resume(history[-1].pods)
-        if not decide(history, self._settings.limits).restart:
-            self._join_deadline = now + _LAST_REPORTS_TIMEOUT
+        if self._round and not decide(history, self._settings.limits).restart:
+            self._round.deadline = now + _LAST_REPORTS_TIMEOUT
 
     def _unjoin(self, pod: int) -> None:
         """Note that a member is not ready for the next attempt any more."""
-        self._waiting.pop(pod, None)
-        if self._joined.pop(pod, None):
-            self._start_at = None
+        self._latest.waiting.pop(pod, None)
+        if self._joined.pop(pod, None) and self._round:
+            self._round.start_at = None
 
     def _start_drain(self, pod: int, memory: Inventory, now: float) -> None:
         """Have a launcher that has to stop transfer the shards that only it holds, before the next attempt starts."""
         self._membership.leave(pod)
         self._drain.add(pod, memory)
         self._unjoin(pod)
-        self._start_at = None
-        if self._phase is _Phase.RUNNING and pod in self._admitted.keys() - self._done:
+        if self._round:
+            self._round.start_at = None
+        if self._runs and pod in self._latest.training:
             # It received the signal between two attempts, and this one has started with it.
-            name, node = self._places[pod]
+            name, node = self._latest.places[pod]
             lost = self._lost(pod, "received SIGTERM")
             self._end_attempt(replace(lost, kind=self._stop_kind, pod_name=name, node=node), now)
         self._start_if_ready(now)
@@ -300,40 +279,41 @@ class Leader:
         """Tell the launchers that have to stop what they do next, if it is known which shards the others hold."""
         if not self._drain.unfinished:
             return
-        if self._phase is _Phase.RUNNING:
+        if self._runs:
             staying = {}  # the pods that train hold what the attempt needs
         elif self._connected.keys() <= self._joined.keys() | self._drain.pods:
             staying = {pod: join.memory for pod, join in self._joined.items()}
         else:
             return
         for pod, message in self._drain.decide(staying):
-            self._send([pod], message)
+            self._do.send([pod], message)
 
     def _start_if_ready(self, now: float) -> None:
         """Start the next attempt, or note when it may start, if enough members have joined."""
-        if self._phase is _Phase.DONE:
+        if self._record:
             return
         self._advance_drain()
+        joining = self._round
+        if joining is None:
+            return
         if self._drain.unfinished or self._drains_follow:
-            self._call_until = None
-            return
-        if self._phase is not _Phase.JOINING or self._start_at is not None:
-            return
-        self._call_until = self._membership.ready_at(self._joined, self._connected, now)
-        if self._call_until is not None and now >= self._call_until:
-            self._finish_joining(now)
+            joining.call_until = None
+        elif joining.start_at is None:
+            joining.call_until = self._membership.ready_at(self._joined, self._connected, now)
+            if joining.call_until is not None and now >= joining.call_until:
+                self._finish_joining(joining, now)
 
-    def _finish_joining(self, now: float) -> None:
+    def _finish_joining(self, joining: Round, now: float) -> None:
         """Start an attempt or end the job, since enough members have joined or the time for it is over."""
-        self._start_at = self._call_until = None
+        joining.start_at = joining.call_until = None
         self._forgive_nodes()
         if self._history:
-            replaced = [pod for pod in self._joined if self._admitted.get(pod) != self._connected.get(pod)]
-            self._history[-1] = self._failures.explain(self._history[-1], self._joined, self._places, replaced)
+            replaced = [pod for pod in self._joined if self._latest.admitted.get(pod) != self._connected.get(pod)]
+            self._history[-1] = self._failures.explain(self._history[-1], self._joined, self._latest.places, replaced)
         decision = decide(self._history, self._settings.limits)
-        deadline = self._joining_since + self._settings.join_timeout
+        deadline = joining.since + self._settings.join_timeout
         if decision.restart and self._lacks_pods and now < deadline:
-            self._join_deadline = deadline  # the first failure was final, and the cause is not
+            joining.deadline = deadline  # the first failure was final, and the cause is not
             return
         record = self._final_record(decision)
         if record:
@@ -341,10 +321,10 @@ class Leader:
         elif unhealthy := {pod: fault for pod, join in self._joined.items() if (fault := join.fault)}:
             self._refuse(unhealthy, decision, now)
         elif self._replace_unusable_pods():
-            self._join_deadline = now + self._settings.join_timeout
-        elif now < self._joining_since + decision.delay:
-            self._start_at = self._joining_since + decision.delay
-            self._log(f"the next attempt starts in {self._start_at - now:.0f} s")
+            joining.deadline = now + self._settings.join_timeout
+        elif now < joining.since + decision.delay:
+            joining.start_at = joining.since + decision.delay
+            self._do.log(f"the next attempt starts in {joining.start_at - now:.0f} s")
         else:
             self._start_attempt(decision, now)
 
@@ -354,7 +334,7 @@ class Leader:
         found = faults_of_storage(self._joined)
         if found:
             pods = f"{len(found)} of {plural(len(self._joined), 'pod')}"
-            self._log(f"{pods}: {found[0].message}; it is the storage that fails, so no pod is replaced for it")
+            self._do.log(f"{pods}: {found[0].message}; it is the storage that fails, so no pod is replaced for it")
             self._failures.forget(found)
             for pod, join in self._joined.items():
                 self._joined[pod] = replace(join, failures=[each for each in join.failures if each not in found])
@@ -367,7 +347,7 @@ class Leader:
         unusable = {}
         for failure in self._failures:
             pod = failure.pod
-            same = self._admitted.get(pod) == self._connected.get(pod)  # else it has been replaced already
+            same = self._latest.admitted.get(pod) == self._connected.get(pod)  # else it has been replaced already
             if failure.kind.meaning.needs_new_pod and pod in self._joined and same:
                 unusable[pod] = failure
         self._send_away(unusable)
@@ -377,7 +357,7 @@ class Leader:
         for pod, failure in pods.items():
             self._joined.pop(pod)
             record = new_record("replaced", ExitCode.UNUSABLE, failure, self._history, self._settings.limits)
-            self._send([pod], messages.JobEnded(record))
+            self._do.send([pod], messages.JobEnded(record))
 
     def _refuse(self, unhealthy: Mapping[int, Failure], decision: Decision, now: float) -> None:
         """Send away pods on unhealthy nodes. It counts as an attempt, so that the restart policy bounds how often.
@@ -394,7 +374,7 @@ class Leader:
         if _LEADER in unhealthy:
             self._end_job(job_record(cause, self._history, self._settings.limits, _LEADS))
             return
-        self._log(f"{cause.summary}; another pod has to replace it")
+        self._do.log(f"{cause.summary}; another pod has to replace it")
         self._send_away(unhealthy)
         self._start_joining(now)
 
@@ -407,12 +387,12 @@ class Leader:
         """Send away spares on nodes that pods avoid. The attempt has restored, so it needs nothing that they hold."""
         avoided, number = self._avoided(), self._history[-1].number
         moved = {}
-        spares = {pod: join for pod, join in self._joined.items() if pod not in self._admitted}
+        spares = {pod: join for pod, join in self._joined.items() if pod not in self._latest.admitted}
         for pod in self._membership.movable(spares, avoided):
             join = self._joined[pod]
             why = Failure(Kind.UNHEALTHY, pod, None, join.pod_name, join.node, number, time.time())
             moved[pod] = replace(why, message=f"{join.node} is in quarantine: {avoided[join.node]}")
-            self._waiting.pop(pod, None)
+            self._latest.waiting.pop(pod, None)
         self._send_away(moved)
 
     def _start_attempt(self, decision: Decision, now: float) -> None:
@@ -431,57 +411,55 @@ class Leader:
             clocks=", ".join(f"{join.pod_name} on {join.node} {join.ahead:+.0f} s" for join in skewed),
         )
         self._history = [*shorten(self._history), attempt]
-        self._phase = _Phase.RUNNING
-        self._admitted = {pod: self._connected[pod] for pod in pods}
+        self._round = None
         self._failures.clear()
-        self._secondary = None
-        self._done.clear()
-        self._grouped = False
-        self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
-        self._hang_detector.attempt_started(number, self._places, now)
+        self._latest = LatestAttempt(
+            admitted={pod: self._connected[pod] for pod in pods},
+            places={pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods},
+        )
+        self._hang_detector.attempt_started(number, self._latest.places, now)
         if self._telemetry:
-            self._telemetry.start_attempt(number, self._places)
+            self._telemetry.start_attempt(number, self._latest.places)
         plans, readers = self._memory_plans.make(pods, self._joined)
         for pod, plan in plans:
-            self._send([pod], plan)
+            self._do.send([pod], plan)
         again = number > 0 or any(join.again for join in self._joined.values())
         for pod in pods:
             del self._joined[pod]
-        self._checkpoints.clear()
-        self._waiting = dict.fromkeys(self._joined, now)
+        self._latest.waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
-        port = self._serve_attempt_store()
-        self._send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
+        port = self._do.serve_attempt_store()
+        self._do.send(pods, messages.AttemptStarted(number, address, port, self._history, order, readers, None, again))
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if failure.kind.meaning.saves:
             self._start_preemption(failure, urgent=True)
         elif not failure.secondary:
             self._end_attempt(failure, now)
-        elif self._secondary is None:
+        elif self._latest.secondary is None:
             # The rank that failed first may still be ending. Its launcher must not end it before that is known.
-            self._secondary, self._end_at = failure, now + _PRIMARY_TIMEOUT
+            self._latest.secondary, self._latest.end_at = failure, now + _PRIMARY_TIMEOUT
 
     def _start_preemption(self, failure: Failure, *, urgent: bool) -> None:
         """Have all ranks save after the same step and end; ``urgent``: within the grace period."""
-        first = self._preemption is None
+        first = self._latest.preemption is None
         if first:
-            self._preemption = Preemption(self._admitted.keys() - self._done, failure)
-        if first or (urgent and not self._urgent):
-            self._urgent = urgent
-            self._send(self._admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
+            self._latest.preemption = Preemption(self._latest.training, failure)
+        if first or (urgent and not self._latest.urgent):
+            self._latest.urgent = urgent
+            self._do.send(self._latest.admitted, messages.PreemptionStarted(self._history[-1].number, failure, urgent))
 
     def _grows_at(self) -> float | None:
         """The time at which pods that wait are admitted to the attempt that runs; None if that is not planned."""
-        if self._preemption or self._done or self._secondary:
+        if self._latest.preemption or self._latest.done or self._latest.secondary:
             return None
-        return self._membership.grows_at(self._waiting)
+        return self._membership.grows_at(self._latest.waiting)
 
     def _admit_waiting(self) -> None:
         """End the attempt after a step, so that the next one starts with the pods that wait."""
-        pod = min(self._waiting)
-        join, size = self._joined[pod], len(self._admitted)
-        more = min(len(self._waiting), self._settings.most_pods - size)
+        pod = min(self._latest.waiting)
+        join, size = self._joined[pod], len(self._latest.admitted)
+        more = min(len(self._latest.waiting), self._settings.most_pods - size)
         message = f"joined: {size} → {plural(size + more, 'pod')}"
         number = self._history[-1].number
         cause = Failure(
@@ -491,35 +469,39 @@ class Leader:
 
     def _send_target(self, step: int | None) -> None:
         if step is not None:
-            self._send(self._admitted, messages.SaveAt(self._history[-1].number, step))
+            self._do.send(self._latest.admitted, messages.SaveAt(self._history[-1].number, step))
 
     def _handle_ranks_end(self, pod: int, saved: int | None, now: float) -> None:
-        if self._preemption:
-            self._send_target(self._preemption.add_end(pod, saved))
-            if self._preemption.over:
-                self._end_attempt(self._preemption.failure, now)
+        if self._latest.preemption:
+            self._send_target(self._latest.preemption.add_end(pod, saved))
+            if self._latest.preemption.over:
+                self._end_attempt(self._latest.preemption.failure, now)
 
     def _end_attempt(self, failure: Failure, now: float) -> None:
         self._failures.add(failure)
-        if self._preemption:
-            self._failures.add(self._preemption.failure)
-            self._preemption = None
+        if self._latest.preemption:
+            self._failures.add(self._latest.preemption.failure)
+            self._latest.preemption = None
         self._history = self._ended(failure)
-        self._send(self._admitted, messages.AttemptEnded(failure.attempt, failure))
+        self._do.send(self._latest.admitted, messages.AttemptEnded(failure.attempt, failure))
         self._hang_detector.attempt_ended()
         self._membership.start_round()
         self._start_joining(now)
 
     def _end_job(self, record: JobRecord) -> None:
-        self._phase = _Phase.DONE
-        self._record = record
+        self._round, self._record = None, record
         self._hang_detector.attempt_ended()
-        self._send(self._connected, messages.JobEnded(record))
+        self._do.send(self._connected, messages.JobEnded(record))
 
     # Facts -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _runs(self) -> bool:
+        """Whether an attempt runs."""
+        return self._round is None and self._record is None
+
     def _is_current(self, attempt: int) -> bool:
-        return self._phase is _Phase.RUNNING and self._history[-1].number == attempt
+        return self._runs and self._history[-1].number == attempt
 
     def _ended(self, failure: Failure | None) -> list[Attempt]:
         """The history with the end of the latest attempt."""

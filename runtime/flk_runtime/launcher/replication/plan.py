@@ -6,7 +6,6 @@ all shards were written in the same attempt, so shards of two states never meet.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -57,18 +56,6 @@ class Inventory:
         for checkpoint, rank in sorted(shards):
             held.setdefault(checkpoint, []).append(rank)
         return cls(host, port, [Held(*each) for each in held.items()])
-
-    def compact(self, known: dict[CheckpointId, CheckpointId]) -> Inventory:
-        """An equal inventory in less memory: a leader keeps one of each pod, and all hold the same checkpoints.
-
-        ``known`` are the checkpoints of the inventories before this one.
-        """
-        ranks: dict[tuple[int, ...], array[int]] = {}  # a pod holds the same ranks of each of its checkpoints
-        held = [
-            Held(known.setdefault(checkpoint, checkpoint), ranks.setdefault(tuple(each), array("q", each)))
-            for checkpoint, each in self.held
-        ]
-        return replace(self, held=held)
 
     @property
     def shards(self) -> list[ShardId]:

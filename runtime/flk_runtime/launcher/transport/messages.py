@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,11 +11,10 @@ from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.telemetry import PodStatus, Telemetry
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.replication.plan import CheckpointId, Copy, Inventory, MemoryPlan, ShardId
+from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
 from flk_runtime.launcher.thread import ThreadFailed
 from flk_runtime.wire import Refused, Registry
 
-_NONE: Final[list[Any]] = []  # in messages that a leader keeps
 DISCONNECTED: Final = "lost the connection to pod 0"  # what a pod did whose connection to the leader broke
 BEFORE_FIRST: Final = -1  # the attempt of a failure that was found before this launcher took part in one
 
@@ -59,16 +57,6 @@ class Join(FromMember):
     def fault(self) -> Failure | None:
         """The fault of its node that the launcher has found before its first attempt; None: there is none."""
         return next((failure for failure in self.failures if failure.attempt == BEFORE_FIRST), None)
-
-    def compact(self, known: dict[CheckpointId, CheckpointId]) -> Join:
-        """The message as a leader keeps it: without the history, and what many of them have in common is one object.
-
-        ``known`` are the checkpoints of those before this one.
-        """
-        names = sys.intern(self.pod_name), sys.intern(self.node)  # as in the attempt before
-        memory = self.memory and self.memory.compact(known)
-        place, rest = sys.intern(self.topology), (self.ahead, self.again)
-        return Join(*names, _NONE, self.failures or _NONE, memory, self.step, place, *rest)
 
 
 @dataclass(frozen=True)
