@@ -37,7 +37,7 @@ COVERED = {
     "tests/local/test_init.py": (
         "flk_runtime.preflight.options flk_runtime.run.group flk_runtime.run.init flk_runtime.run.training"
     ),
-    "tests/local/test_launcher.py": ("flk_runtime.__main__ flk_runtime.launcher.coordinator"),
+    "tests/local/test_launcher.py": "flk_runtime.__main__ flk_runtime.launcher.build flk_runtime.launcher.coordinator",
     "tests/local/test_memory.py": (
         "flk_runtime.launcher.coordinator.memory_plans flk_runtime.launcher.replication.messages "
         "flk_runtime.launcher.replication.service"
@@ -181,6 +181,8 @@ COVERED = {
         "flk_runtime.launcher.hangs.report flk_runtime.launcher.hangs.snapshot"
     ),
     "tests/unit/flk_runtime/launcher/hangs/test_phases.py": "flk_runtime.contract.hang_timeout",
+    "tests/unit/flk_runtime/launcher/hangs/test_watch.py": "flk_runtime.contract.phase flk_runtime.contract.status",
+    "tests/unit/flk_runtime/launcher/coordinator/test_leader.py": "flk_runtime.launcher.coordinator.round",
     "tests/unit/flk_runtime/launcher/test_record_archive.py": "flk_runtime.contract.record",
     "tests/unit/flk_runtime/launcher/test_failures.py": (
         "flk_runtime.contract.failure flk_runtime.contract.failure_text flk_runtime.launcher.rank_failure "
@@ -203,7 +205,6 @@ COVERED = {
     "tests/unit/flk_runtime/test_errors.py": ("flk_runtime.checkpoint.memory flk_runtime.shared.failure_report"),
     "tests/unit/flk_runtime/test_variable.py": "flk_runtime.contract.variable",
     "tests/unit/flk_runtime/wire/test_registry.py": "flk_runtime.contract.typed",
-    "tests/unit/flk_runtime/wire/test_stream.py": "flk_runtime.wire.session",
 }
 ROWS = [(test, module) for test, modules in COVERED.items() for module in modules.split()]
 

@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,13 +21,11 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import SOURCES, JobRecord
-from flk_runtime.errors import StorageError
-from flk_runtime.launcher import coordinator
+from flk_runtime.launcher import health
 from flk_runtime.launcher.control import Control
-from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
+from flk_runtime.launcher.forkserver import ServerDiedError
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.logs import is_readable
-from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.ranks import RankProcess, Ranks
@@ -36,7 +33,7 @@ from flk_runtime.launcher.record_writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
 from flk_runtime.launcher.thread import ThreadFailed, start_thread
-from flk_runtime.launcher.transport import Member, messages
+from flk_runtime.launcher.transport import Member, Server, messages
 from flk_runtime.launcher.transport.messages import Event
 from flk_runtime.shared import failure_report
 from flk_runtime.system import host
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.hub import HubProcess
     from flk_runtime.launcher.replication.plan import Copy
     from flk_runtime.launcher.replication.service import MemoryService
-    from flk_runtime.launcher.telemetry.usage import Meter
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
@@ -83,79 +79,57 @@ class Agent:
     """The launcher of one pod."""
 
     def __init__(
-        self, settings: Settings, wakeup: Wakeup, server: ForkServer, output: Output, error_folder: str
+        self,
+        settings: Settings,
+        wakeup: Wakeup,
+        records: RecordWriter,
+        ranks: Ranks,
+        member: Member,
+        watch: Watch,
+        control: Control,
+        *,
+        rendezvous: Server | None = None,
+        memory: MemoryService | None = None,
+        hub: HubProcess | None = None,
     ) -> None:
-        """``error_folder`` is for files of the ranks."""
+        """All parts are ready, see `flk_runtime.launcher.build`. ``rendezvous`` is None where another pod leads."""
         self.settings = settings
         self.wakeup = wakeup
-        self.server = server
-        self.deadline = time.monotonic() + settings.seconds_left(time.time())
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(wakeup.socket, selectors.EVENT_READ)
-        self.selector.register(server.socket, selectors.EVENT_READ)
-        self.records = RecordWriter(settings, output.write_stderr, output.last_lines)
-        self.hub = _start_hub(settings, self.records.log) if settings.hub_port else None
-        telemetry = self.records.telemetry
-        look = telemetry.add_line if telemetry else None
-        self.ranks = Ranks(
-            settings,
-            server,
-            self.selector,
-            output,
-            error_folder=error_folder,
-            count_lines=self.records.count_lines,
-            hub=self.hub,
-            look=look,
-            log=self.records.log,
-        )
+        self.records = records
+        self.ranks = ranks
+        self.member = member
+        self.watch = watch
+        self.control = control
+        self.rendezvous = rendezvous
+        self.memory = memory
+        self.hub = hub
         self.phase = _Phase.JOINING
-        self._told_of_gpus = False  # the log says that the GPUs of a pod are not known
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
-        self.saved: bool | None = None  # a rank of this pod has saved through flk, or restored; None: none has ended
         self.final_record: JobRecord | None = None  # of a job that has ended
-        self.rendezvous = None
-        if settings.pod == 0:
-            self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log, telemetry, self.records.limits)
-        port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
-        self.memory = self._open_memory(wakeup) if settings.trains else None
-        inventory = self.memory.inventory if self.memory else lambda: None
-        self.member = Member(
-            settings, port, wakeup.post, self.records.log, inventory, self.records.former, self._check_health
-        )
-        send = self.member.send
-        questions = {
-            "stacks": lambda asker: send(messages.StacksWanted(asker)),
-            "metrics": lambda asker: send(messages.TelemetryWanted(asker)),
-        }
-        self.control = Control(error_folder, questions, self.records.log)
-        self.meter = _start_meter(settings) if settings.telemetry else None
-        self.watch = Watch(
-            settings,
-            self.member.post_status,
-            lambda number, snapshots: send(messages.StacksReport(number, snapshots)),
-            lambda: self.memory.received_at if self.memory else 0.0,
-            self.meter,
-        )
+        self.deadline = time.monotonic() + settings.seconds_left(time.time())
 
     def run(self) -> int:
         """Run attempts until the job ends or a signal stops this launcher. Returns the exit code."""
+        selector, server = self.ranks.selector, self.ranks.server
+        selector.register(self.wakeup.socket, selectors.EVENT_READ)
+        selector.register(server.socket, selectors.EVENT_READ)
         if self.rendezvous:
             self.rendezvous.start()
         self.member.start()
         code = None
         while code is None:
             rank_ended = False
-            for key, _ in self.selector.select(self._select_timeout()):
+            for key, _ in selector.select(self._select_timeout()):
                 if key.fileobj is self.wakeup.socket:
                     self.wakeup.clear()
                     self.ranks.pause_or_resume()
-                elif key.fileobj is self.server.socket:
+                elif key.fileobj is server.socket:
                     rank_ended = True
                 elif rank := self.ranks.read(int(key.fd)):
                     self._handle_report(rank)
-            while self.server.pending or (rank_ended and is_readable(self.server.socket.fileno())):
-                exited = self.server.ended()
+            while server.pending or (rank_ended and is_readable(server.socket.fileno())):
+                exited = server.ended()
                 self._handle_rank_exit(exited.pid, exited.status)
             while self.wakeup.signals:
                 self._handle_signal(self.wakeup.signals.pop(0))
@@ -168,7 +142,7 @@ class Agent:
 
     def _waited_for(self) -> list[int]:
         """The child processes for which others in this process wait."""
-        return [self.server.pid, *(self.hub.pids() if self.hub else ())]
+        return [self.ranks.server.pid, *(self.hub.pids() if self.hub else ())]
 
     def _go_on(self) -> int | None:
         """When no process of this pod's ranks is left: join the next attempt, or return the launcher's exit code."""
@@ -188,27 +162,13 @@ class Agent:
         """Join the next attempt. If a broken node may have ended this one, the health of this pod is checked before."""
 
         def join() -> None:
-            found = self._check_health(attempt.started.number) if attempt.suspicious else []
+            found = health.check(self.settings, attempt.started.number) if attempt.suspicious else []
             self.member.join_next_round([*attempt.all_failures, *found], attempt.step)
 
         if attempt.suspicious:
             start_thread("health", join, self.wakeup.post)
         else:
             join()
-
-    def _check_health(self, attempt: int = messages.BEFORE_FIRST) -> list[Failure]:
-        """The fault of this pod's node, if there is one. Takes milliseconds, or seconds where something hangs."""
-        settings = self.settings
-        if not (settings.health and settings.trains):
-            return []
-        from flk_runtime.launcher import health  # not every job needs it
-
-        fault = health.of_pod(settings, os.environ)
-        place = settings.pod, None, settings.pod_name, settings.node
-        failure = Failure(Kind.UNHEALTHY, *place, attempt, time.time(), message=fault.message)
-        if fault.of_storage:
-            failure = replace(failure, type=StorageError.__name__)
-        return [failure] if fault.message else []
 
     # Events of the rendezvous ------------------------------------------------------------------------------------
 
@@ -265,6 +225,7 @@ class Agent:
                 raise event.error
 
     def _start_attempt(self, attempt: messages.AttemptStarted) -> None:
+        former = self.attempt
         self.phase, self.attempt = _Phase.RUNNING, PodAttempt(attempt)
         if self.stop:
             return
@@ -275,7 +236,7 @@ class Agent:
             size = f"{plural(len(attempt.pods) * settings.processes, 'rank')} on {plural(len(attempt.pods), 'pod')}"
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
-            if self.saved is False and not (attempt.memory and attempt.memory.restore):
+            if former and not self.records.saved and not (attempt.memory and attempt.memory.restore):
                 reason += (
                     "; no rank has saved through flk, so it begins at step 0 unless the script finds a state itself"
                 )
@@ -296,18 +257,7 @@ class Agent:
         if self.records.ledger:
             self.records.ledger.start_attempt(next(iter(self.ranks)).progress, time.monotonic())
 
-    def _open_memory(self, wakeup: Wakeup) -> MemoryService | None:
-        from flk_runtime.launcher.replication.service import MemoryService  # not every job needs it
-
-        return MemoryService.open(
-            self.settings,
-            wake=wakeup.wake,
-            post=wakeup.post,
-            unreadable=self._tell_unreadable,
-            log=self.records.log,
-        )
-
-    def _tell_unreadable(self, attempt: int, copies: list[Copy]) -> None:
+    def tell_unreadable(self, attempt: int, copies: list[Copy]) -> None:
         """Tell the leader, from any thread, while the attempt runs: once it is over, its end may be why."""
         running = self._running
         if running and running.started.number == attempt:
@@ -366,7 +316,6 @@ class Agent:
         self._handle_report(rank)
         attempt.end_rank(rank.progress)
         self.records.keep_steps(rank.progress)
-        self.saved = bool(self.records.saved)
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
             attempt.finished.append(self.ranks.failure_of_exit(rank, 0))
@@ -464,8 +413,7 @@ class Agent:
             self._report_end_of_ranks(attempt)
         if time.monotonic() >= self.watch.due:
             self.watch.update(attempt.started.number, self.ranks)
-            usage = self.meter.latest if self.meter else None
-            self.records.keep_progress(self.watch.ranks, usage)
+            self.records.keep_progress(self.watch.ranks, self.watch.usage)
         if not attempt.failures and time.monotonic() >= self.deadline:
             message = f"{self.settings.deadline:g} s since the job started"
             self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
@@ -481,9 +429,9 @@ class Agent:
             attempt.idle = True
             self.member.report_failure(attempt.started, replace(self.ranks.new_failure(Kind.IDLE), message=message))
         elif not unknown:
-            attempt.gpus_known_at, self._told_of_gpus = now, False
-        elif not self._told_of_gpus and now - attempt.gpus_known_at >= (limit if self.settings.gpus else 0.0):
-            self._told_of_gpus = True
+            attempt.gpus_known_at, attempt.told_of_gpus = now, False
+        elif not attempt.told_of_gpus and now - attempt.gpus_known_at >= (limit if self.settings.gpus else 0.0):
+            attempt.told_of_gpus = True
             measured = f" while the GPUs of pod {unknown[0]} cannot be measured"
             why = measured if self.settings.gpus else ": the pods request no GPU"
             self.records.log(f"{pod_env.IDLE_TIMEOUT} ends nothing{why}")
@@ -514,7 +462,7 @@ class Agent:
 
     def _select_timeout(self) -> float | None:
         """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""
-        if self.server.pending:
+        if self.ranks.server.pending:
             return 0.0
         times = [self.ranks.next_kill]
         if self.stop and not self.ranks:
@@ -554,17 +502,3 @@ class Agent:
         if self.hub:
             self.hub.close(code)
         return code
-
-
-def _start_hub(settings: Settings, log: Callable[[str], None]) -> HubProcess:
-    from flk_runtime.launcher.hub import HubProcess  # not every job needs it
-
-    return HubProcess(settings, os.environ, log)
-
-
-def _start_meter(settings: Settings) -> Meter:
-    from flk_runtime.launcher.telemetry.usage import Meter  # not every job needs it
-
-    meter = Meter(settings)
-    meter.start()
-    return meter

@@ -11,13 +11,17 @@ import os
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from flk_runtime.contract import user_env
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import is_address
+from flk_runtime.errors import StorageError
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport.messages import BEFORE_FIRST
 from flk_runtime.system.faults import DISK_ERRNOS
 
 # Numbers of errors of a disk where a regular file is written. A script has them also of a terminal or a FIFO.
@@ -35,6 +39,17 @@ class Fault(NamedTuple):
     message: str  # one sentence; empty: nothing is wrong
     of_storage: bool = False
     """Only storage that all pods share has failed, which may be its own fault rather than the node's."""
+
+
+def check(settings: Settings, attempt: int = BEFORE_FIRST) -> list[Failure]:
+    """The fault of this pod or its node, as a failure of ``attempt``, if there is one and the pod is to be checked."""
+    if not (settings.health and settings.trains):
+        return []
+    fault = of_pod(settings, os.environ)
+    place = settings.pod, None, settings.pod_name, settings.node
+    type_ = StorageError.__name__ if fault.of_storage else ""
+    failure = Failure(Kind.UNHEALTHY, *place, attempt, time.time(), type=type_, message=fault.message)
+    return [failure] if fault.message else []
 
 
 def of_pod(settings: Settings, environ: Mapping[str, str]) -> Fault:

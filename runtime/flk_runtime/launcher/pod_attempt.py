@@ -26,6 +26,7 @@ class PodAttempt:
     ranks_ended: bool = False  # all have, and the leader does not know yet
     idle: bool = False  # the leader has been told that no GPU does anything
     gpus_known_at: float = field(default_factory=time.monotonic)  # when all were known last, or the attempt began
+    told_of_gpus: bool = False  # the log says that they are not
     grouped: bool = False  # a rank that has ended had opened a process group, or it is not known whether it had
     preemption: PodPreemption | None = None
     end: Failure | None = None  # why the attempt ended in all pods

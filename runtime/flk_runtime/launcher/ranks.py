@@ -90,17 +90,17 @@ class Ranks:
         look: Callable[[bytes], None] | None = None,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``selector`` watches the ranks' pipes, and ``output`` passes on their content.
+        """``selector`` watches the ranks' pipes, and ``output`` passes on their content. ``server`` starts the ranks.
 
         ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written, and
         ``look`` with lines of rank 0 that may be metrics. ``log`` gets lines of the launcher itself.
         """
         self._look, self._log = look, log
         self._settings = settings
-        self._server = server
+        self.server = server
         self._kept = host.children()  # that ranks have not left: the setup command may have, or the image's entrypoint
         self._hub = hub
-        self._selector = selector
+        self.selector = selector
         self._output = output
         self._paused = False  # the ranks' output is not read, because the launcher's own output is full
         self._error_folder = error_folder
@@ -149,10 +149,10 @@ class Ranks:
         )
         for fd in pipes.read_ends:
             if not (self._paused and fd in pipes.output_ends):
-                self._selector.register(fd, selectors.EVENT_READ)
+                self.selector.register(fd, selectors.EVENT_READ)
         command = settings.command + (settings.on_restart if attempt.again else ())
         try:
-            pid = self._server.launch(command, environment, settings.work, *pipes.write_ends)
+            pid = self.server.launch(command, environment, settings.work, *pipes.write_ends)
         except OSError:
             for fd in pipes.read_ends:
                 self._stop_watching(fd)
@@ -223,11 +223,11 @@ class Ranks:
                 if self._paused:
                     self._stop_watching(fd)
                 else:
-                    self._selector.register(fd, selectors.EVENT_READ)
+                    self.selector.register(fd, selectors.EVENT_READ)
 
     def _stop_watching(self, fd: int) -> None:
         with contextlib.suppress(KeyError):  # it is paused
-            self._selector.unregister(fd)
+            self.selector.unregister(fd)
 
     def report_of(self, rank: RankProcess) -> tuple[Failure, str] | None:
         """The exception that the rank has reported, if there is a new one, and what the rank has not printed of it."""
@@ -257,7 +257,7 @@ class Ranks:
         since = self._orphans_since or now
 
         def keep() -> list[int]:
-            return [self._server.pid, *self._kept, *(self._hub.pids() if self._hub else ())]
+            return [self.server.pid, *self._kept, *(self._hub.pids() if self._hub else ())]
 
         found = host.kill_adopted(keep, spare_trackers=now < since + _TRACKERS_TIMEOUT)
         self._orphans_since = since if found else None

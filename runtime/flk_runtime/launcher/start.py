@@ -23,7 +23,7 @@ from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher import forkserver
-from flk_runtime.launcher.agent import Agent
+from flk_runtime.launcher.build import build_agent
 from flk_runtime.launcher.control import FOLDER_PREFIX
 from flk_runtime.launcher.coordinator.policy import final_reason
 from flk_runtime.launcher.environment import prepare_environment, resolve_python_path
@@ -93,7 +93,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
         redirected_stderr(Path(folder, "launcher.log")) as stderr,
     ):
         output = Output(1, stderr, wakeup.wake)
-        agent = Agent(settings, wakeup, server, output, folder)
+        agent = build_agent(settings, wakeup, server, output, folder)
         _tell_of_threads(agent.records.log, settings.secrets)
         if unsafe:
             agent.records.log(f"falling back to {user_env.START}=spawn: {unsafe}")

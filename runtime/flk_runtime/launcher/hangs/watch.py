@@ -122,6 +122,11 @@ class Watch:
         self.ranks = [self._status(each, now) for each in watched.values()]
         self._post_status(PodStatus(attempt, self.ranks, usage))
 
+    @property
+    def usage(self) -> PodUsage | None:
+        """What the pod used at the latest reading; None: nobody reads it, or there is none yet."""
+        return self._meter.latest if self._meter else None
+
     def take_stacks(self, number: int) -> None:
         """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""
         settings = self._settings

@@ -59,7 +59,7 @@ def test_ranks_that_cannot_be_started_are_a_failure_of_the_attempt(
     for name, value in {
         "ranks": ranks,
         "stop": None,
-        "records": SimpleNamespace(mark_attempt=lambda number: None, ledger=None),
+        "records": SimpleNamespace(mark_attempt=lambda number: None, ledger=None, saved={}),
         "rendezvous": None,
         "memory": None,
     }.items():
@@ -108,10 +108,10 @@ def test_copies_that_nobody_gave_before_the_attempt_ended_are_not_unreadable(
     sent: list[object] = []
     monkeypatch.setattr(agent.member, "send", sent.append, raising=False)
     copies = [(0, ShardId(CheckpointId("first", 5, 2, 1), 1))]
-    agent._tell_unreadable(3, copies)
-    agent._tell_unreadable(2, copies)  # the next attempt has begun
+    agent.tell_unreadable(3, copies)
+    agent.tell_unreadable(2, copies)  # the next attempt has begun
     agent.phase = launcher._Phase.ENDING
-    agent._tell_unreadable(3, copies)
+    agent.tell_unreadable(3, copies)
     assert sent == [messages.CopiesUnreadable(copies)]
 
 
@@ -126,7 +126,6 @@ def test_the_log_says_each_time_that_idle_gpus_end_nothing(
     keeper = SimpleNamespace(idle=lambda: (None, unknown))
     records = SimpleNamespace(telemetry=keeper, log=lambda line: lines.append((now, line)))
     monkeypatch.setattr(agent, "records", records, raising=False)
-    monkeypatch.setattr(agent, "_told_of_gpus", False, raising=False)
     agent.settings = Settings(("train.py",), gpus=gpus, idle_timeout=600.0)
     attempt = PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0"), gpus_known_at=0.0)
     for now in (0.0, 600.0, 700.0, 2000.0, 2100.0, 2600.0, 2700.0):
