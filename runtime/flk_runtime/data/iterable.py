@@ -316,16 +316,19 @@ class _Workers:
     def __init__(self, reader: ShareReader, workers: int, options: Mapping[str, Any]) -> None:
         """``options``: of DataLoader, for all workers together."""
         begin = options.get("worker_init_fn")
+        self._reader, self._readers = reader, [reader.of_worker(number) for number in range(workers)]
         self._loaders = [
             DataLoader(
-                reader.of_worker(number),
+                each,
                 batch_size=None,
                 **{**options, "num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)},
             )
-            for number in range(workers)
+            for number, each in enumerate(self._readers)
         ]
 
     def __iter__(self) -> Iterator[Any]:
+        for each in self._readers:
+            each.start = self._reader.start
         running = [iter(each) for each in self._loaders]
         while running:
             for each in list(running):
