@@ -265,7 +265,7 @@ class _GetLayout:
     __slots__ = ()
 
     def __call__(self, name: str) -> Any:
-        return torch.serialization._get_layout(name)  # type: ignore[no-untyped-call]
+        return next(each for each in vars(torch).values() if isinstance(each, torch.layout) and str(each) == name)
 
 
 class _GetMember:

@@ -8,7 +8,8 @@ whole stream and keeps its own elements, unless it has shards: see `parts`. The 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -64,18 +65,20 @@ class IterableLoader(EpochLoader):
         common: dict[str, Any] = {"generator": self._generator, **options}
         batches: dict[str, Any] = {"pin_memory": context.device.type == "cuda", **common, "collate_fn": collate}
 
-        def make_source() -> DataLoader[Any]:
+        def make_source() -> Iterable[Any]:
             if not split:
                 data = _SplitDataset(dataset, self._reader.position)
                 return DataLoader(data, batch_size=context.options.rank_size, drop_last=drop_last, **batches)
-            if self._workers < 2 or self._reader.is_divided:
+            if self._workers < 2:
                 return DataLoader(self._reader, batch_size=None, **batches)
+            if self._reader.is_divided:
+                return _Workers(self._reader, self._workers, batches)
             reads = {**common, "num_workers": 1, "pin_memory": False}
             shares = DataLoader(self._reader, batch_size=None, collate_fn=_as_it_is, **reads)
             return DataLoader(_Given(), batch_size=None, sampler=shares, **batches)
 
         self._make_source = make_source
-        self._sources: dict[bool, tuple[DataLoader[Any], Any]] = {}  # for shards and for all else, with their starts
+        self._sources: dict[bool, tuple[Iterable[Any], Any]] = {}  # for shards and for all else, with their starts
         self._compared = 0  # steps in which all ranks had read the same; -1: they need not
         # Its reader stays where the last iteration was left: it cannot begin again, or does not in its workers.
         self._is_iterator = isinstance(dataset, Iterator)
@@ -301,6 +304,45 @@ class _SplitDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._dataset, int(self._position[1]))
         return iter(self._dataset)
+
+
+class _Workers:
+    """Shares of a reader whose workers read parts of their own, each worker in turn.
+
+    Each has a DataLoader of its own, as the only worker: a dataset that splits itself over the workers of a DataLoader
+    would leave out the elements of the others.
+    """
+
+    def __init__(self, reader: ShareReader, workers: int, options: Mapping[str, Any]) -> None:
+        """``options``: of DataLoader, for all workers together."""
+        begin = options.get("worker_init_fn")
+        self._reader, self._readers = reader, [reader.of_worker(number) for number in range(workers)]
+        self._loaders = [
+            DataLoader(
+                each,
+                batch_size=None,
+                **{**options, "num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)},
+            )
+            for number, each in enumerate(self._readers)
+        ]
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in self._readers:
+            each.start = self._reader.start
+        running = [iter(each) for each in self._loaders]
+        while running:
+            for each in list(running):
+                try:
+                    share = next(each)
+                except StopIteration:
+                    running.remove(each)
+                else:
+                    yield share
+
+
+def _begin_worker(begin: Callable[[int], None], number: int, _: int) -> None:
+    """Call the script's ``worker_init_fn`` with the number of a worker among all."""
+    begin(number)
 
 
 class _Given(Dataset[Any]):

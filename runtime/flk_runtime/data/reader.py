@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import sys
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils import worker
+from torch.utils.data import IterableDataset
 
 from flk_runtime.data import parts
 from flk_runtime.data.fingerprint import StreamFingerprint
@@ -90,6 +88,7 @@ class ShareReader(IterableDataset[MarkedShare]):
         self._step_size, self._drop_last = step_size, drop_last
         self.has_state = parts.has_state(dataset)
         self._shards = shards
+        self._lane = 0  # the number of the worker that reads, of those that read parts of their own
         lanes = world_size * max(1, workers)
         divides = lanes > 1 and shards > 1
         self.unread: ReadState = ([parts.UNREAD] * parts.count_parts(shards, lanes) if divides else [], False, None)
@@ -102,6 +101,12 @@ class ShareReader(IterableDataset[MarkedShare]):
         """This reader with a copy of the dataset, which can be read beside it."""
         twin = copy.copy(self)
         twin._dataset = copy.copy(self._dataset)
+        return twin
+
+    def of_worker(self, number: int) -> ShareReader:
+        """This reader for one of several workers. They share the position."""
+        twin = copy.copy(self)
+        twin._lane = number
         return twin
 
     def begin(self, seed: int, epoch: int, consumed: int) -> None:
@@ -185,11 +190,9 @@ class ShareReader(IterableDataset[MarkedShare]):
             yield share[0], fingerprint.value, *share[1:]
 
     def _read_shares(self, seed: int, epoch: int, consumed: int, fingerprint: StreamFingerprint) -> Iterator[ReadShare]:
-        worker_info = get_worker_info()
-        with _hidden_worker():
-            set_epoch(self._dataset, epoch)
+        set_epoch(self._dataset, epoch)
         if self.is_divided:
-            _, own = self._lanes()[worker_info.id if worker_info else 0]
+            _, own = self._lanes()[self._lane]
             return PartsReader(own, self._states, partial(self._open, seed, epoch)).full_shares(self._own_size)
         if self._states:
             rest = PartsReader(range(len(self._states)), self._states, partial(self._open, seed, epoch))
@@ -219,8 +222,7 @@ class ShareReader(IterableDataset[MarkedShare]):
 
     def _open(self, seed: int, epoch: int, part: int, state: PartState) -> tuple[Iterator[Any], Callable[[], Any]]:
         rng.seed_cpu(rng.derive_seed("stream", seed, epoch, part, state[0] if state[2] is not None else 0))
-        with _hidden_worker():
-            dataset = parts.part_of(self._dataset, part, len(self._states), epoch)
+        dataset = parts.part_of(self._dataset, part, len(self._states), epoch)
         skip, _, data = state
         resumes = parts.has_state(dataset)
         if resumes and data is not None:
@@ -230,27 +232,5 @@ class ShareReader(IterableDataset[MarkedShare]):
 
 
 def _read(dataset: Iterable[Any], skip: int = 0) -> Iterator[Any]:
-    """Yield the elements of ``dataset`` after the first ``skip``, as if there were no DataLoader workers.
-
-    A dataset that splits itself over workers would leave out the elements of the other workers.
-    """
-    with _hidden_worker():
-        iterator = iter(dataset)
-    for number in range(sys.maxsize):
-        with _hidden_worker():
-            try:
-                element = next(iterator)
-            except StopIteration:
-                return
-        if number >= skip:
-            yield element
-
-
-@contextmanager
-def _hidden_worker() -> Iterator[None]:
-    """Make get_worker_info() return None inside."""
-    info, worker._worker_info = worker._worker_info, None
-    try:
-        yield
-    finally:
-        worker._worker_info = info
+    """Yield the elements of ``dataset`` after the first ``skip``."""
+    yield from itertools.islice(iter(dataset), skip, None)

@@ -9,15 +9,14 @@ import contextlib
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from flk_runtime.errors import CheckpointError, RuntimeFailure, SetupError
 from flk_runtime.system import device as devices
+from flk_runtime.system import torch_private
 
 T = TypeVar("T")
 
@@ -38,7 +37,7 @@ def world_size() -> int:
 
 def store() -> Any:
     """The store of the process group, or one of this process alone where no group is open."""
-    return distributed_c10d._get_default_store() if dist.is_initialized() else dist.HashStore()  # type: ignore[attr-defined]
+    return torch_private.default_store() if dist.is_initialized() else dist.HashStore()
 
 
 def on_main(function: Callable[[], T]) -> T:
@@ -191,18 +190,12 @@ class Timeouts:
         devices.synchronize()
         # The timeout changes while no collective is under way, so that it is the same on all ranks.
         dist.barrier()
-        for group in list(_groups()):
-            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+        torch_private.set_timeouts(seconds)
 
 
 def can_set_timeout() -> bool:
-    """Whether this torch has the private function that changes the timeout of a group."""
-    return hasattr(distributed_c10d, "_set_pg_timeout")
-
-
-def _groups() -> list[Any]:
-    """All groups that this rank is a member of, including the groups of device meshes."""
-    return [group for group in distributed_c10d._world.pg_map if not distributed_c10d._rank_not_in_group(group)]
+    """Whether this torch can change the timeout of a group."""
+    return torch_private.has_timeouts()
 
 
 def leave(*, at_once: bool) -> None:
@@ -216,8 +209,7 @@ def leave(*, at_once: bool) -> None:
     errors = (RuntimeError,) if at_once else ()  # the GPU may have the error that ends this rank, and NCCL meets it too
     with contextlib.suppress(*errors):
         if at_once and "nccl" in str(dist.get_backend_config()):
-            # Destroying NCCL communicators waits for kernels, which do not end if a peer is dead.
-            distributed_c10d._abort_process_group()
+            torch_private.abort_group()
         else:
             dist.destroy_process_group()
 

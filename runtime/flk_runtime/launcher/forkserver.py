@@ -273,7 +273,6 @@ def _run_forked(command: Sequence[str]) -> int:
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     become_own()
-    rank_process.keep_destroyed_groups()
     return rank_process.run_exit_handlers(rank_process.run(command))
 
 

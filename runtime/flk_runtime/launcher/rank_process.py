@@ -7,7 +7,6 @@ import builtins
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import gc
 import importlib.util
 import inspect
@@ -76,7 +75,8 @@ def _tell_of_groups() -> None:
     """Tell the launcher whether this rank, which ends, has ever been in a group with the others."""
     page, c10d = progress.own_page(), sys.modules.get(_C10D)
     if not page.grouped:
-        joined = "horovod" in sys.modules or (c10d is not None and c10d.is_initialized())
+        # torch's hook for exceptions stays when the script has destroyed its group.
+        joined = "horovod" in sys.modules or (c10d is not None and (c10d.is_initialized() or sys.excepthook != _hook()))
         page.grouped = 1 if joined else -1
 
 
@@ -129,38 +129,6 @@ def _ignore_ended_children() -> None:
     for _ in range(2):
         with contextlib.suppress(Exception):  # what the handler raises for a signal that has come already
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def keep_destroyed_groups() -> None:
-    """Patch torch so that process groups which the script destroys live until this process ends with os._exit.
-
-    torch has no hook that is called when a group is destroyed.
-
-    The destructor of a gloo group waits, while it holds Python's GIL, for a thread that may need the GIL. torch 2.13
-    hung there about once in a few hundred jobs. A DistributedDataParallel may hold the last reference, so the
-    destructor may run at the end of any function of the script.
-    """
-    if _C10D in sys.modules:
-        _patch_destroy(sys.modules[_C10D])
-        sys.modules["torch.distributed"].destroy_process_group = (  # type: ignore[attr-defined]
-            sys.modules[_C10D].destroy_process_group
-        )
-    else:
-        sys.meta_path.insert(0, _AfterImport(_C10D, _patch_destroy))  # torch.distributed then exports the patched one
-
-
-def _patch_destroy(c10d: Any) -> None:
-    destroy = c10d.destroy_process_group
-    kept: list[Any] = []
-
-    @functools.wraps(destroy)
-    def destroy_process_group(group: Any = None) -> None:
-        if c10d.is_initialized():
-            progress.own_page().grouped = 1
-        kept.extend(c10d._world.pg_map)
-        destroy(group)
-
-    c10d.destroy_process_group = destroy_process_group
 
 
 class _AfterImport:
@@ -338,5 +306,4 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the working folder, from -m; _run inserts the folder that the script expects
     if not platform.LINUX:
         host.die_with_parent(os.getppid())
-    keep_destroyed_groups()
     os._exit(run_exit_handlers(run(sys.argv[1:])))

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from flk_runtime.system import pytree
+from flk_runtime.system.torch_private import dispatch_mode
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -242,7 +242,7 @@ class Meter:
         self.steps, self._since = 0, time.perf_counter()
 
 
-class _Recomputed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recomputed(dispatch_mode()):  # type: ignore[misc]
     """Adds up what ``counter``, entered before, counts for activations that the backward pass recomputes."""
 
     def __init__(self, counter: FlopCounterMode) -> None:

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from flk_runtime.distributed import synchronize
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.system.torch_private import rebuild_buckets
 
 
 class DDPModel(ParallelModel):
@@ -98,20 +99,12 @@ class GradientOrder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make DDP assign gradients to buckets in a saved order. Collective."""
-        module: Any = self._module
         names = state["names"]
-        if module.find_unused_parameters or set(names) != self._trained.keys():
+        if self._module.find_unused_parameters or set(names) != self._trained.keys():
             return
         self._names = names
         self._finish()
-        places = {id(self._trained[name]): place for place, name in enumerate(names)}
-        found = zip(*module._build_params_for_reducer(), strict=True)  # parameters, and which gradients are sparse
-        parameters, sparse = zip(*sorted(found, key=lambda each: places[id(each[0])]), strict=True)
-        mapping = module._build_debug_param_to_name_mapping(parameters)
-        # A reducer takes this order of its parameters for the one in which the gradients became ready.
-        module._ddp_init_helper(list(parameters), list(sparse), mapping, static_graph=False)
-        module.reducer._push_all_rebuilt_params()
-        module._has_rebuilt_buckets = bool(module.reducer._rebuild_buckets())
+        rebuild_buckets(self._module, {id(self._trained[name]): place for place, name in enumerate(names)})
 
     def _note(self, name: str, _: torch.Tensor) -> None:
         if self._module.require_backward_grad_sync:

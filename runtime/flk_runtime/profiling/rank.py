@@ -17,6 +17,7 @@ import time
 from typing import Any, Final
 
 from flk_runtime.shared.progress import ProgressPage
+from flk_runtime.system import torch_private
 
 _POLL: Final = 0.1  # seconds between two looks whether the profile goes on
 _MEMORY_ENTRIES: Final = 100_000  # of the history of memory that torch keeps
@@ -45,7 +46,7 @@ def _answer(connection: socket.socket, page: ProgressPage, arguments: dict[str, 
 
     if arguments["memory"] and not torch.cuda.is_available():
         return {"error": "no CUDA"}
-    if torch.autograd.profiler._is_profiler_enabled:
+    if torch_private.is_profiled():
         return {"error": "profiled"}
     profile = Profile(page, arguments)
     try:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from flk_runtime.system import rng
+from flk_runtime.system.torch_private import skip_code
 
 DRAWN = (
     "random numbers drawn between {call} and the first pass of a model are those of the first attempt, as is right for "
@@ -27,8 +28,6 @@ def at_first_pass(modules: Iterable[nn.Module], begin: Callable[[], None]) -> Ca
     if not modules:
         begin()
         return lambda: None
-    from torch._dynamo.eval_frame import skip_code  # takes long to import, as the first optimizer does
-
     # The compiler would trace the hook of a compiled module by itself. In the graph of a function it still does, as
     # without a break there: with fullgraph=True the script would fail.
     skip_code(_FirstPass.__call__.__code__)

@@ -20,7 +20,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from typing import Any, Final
 
 from flk_runtime.contract import platform, pod_env
 from flk_runtime.shared.progress import Phase, ProgressPage, own_page
+from flk_runtime.system import torch_private
 from flk_runtime.wire import Registry, accept
 
 STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
@@ -221,11 +221,11 @@ def _traces(*, entries: bool) -> dict[str, dict[str, Any]]:
 
     NCCL has a recorder of its own, and torch before 2.8 has no other one as JSON.
     """
-    c10d = sys.modules.get("torch._C._distributed_c10d")
     traces = {}
     for name in (_OTHERS, _NCCL):
-        with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
-            trace = json.loads(getattr(c10d, name)(entries, False))
+        recorder = torch_private.flight_recorder(name)
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            trace = json.loads(recorder(entries, False)) if recorder else None
             if isinstance(trace, dict):
                 traces[name] = trace
     return traces

@@ -16,6 +16,7 @@ from flk_runtime.checkpoint.values import Path
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.pytree import leaves
+from flk_runtime.system.torch_private import loads_by_itself
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -103,9 +104,7 @@ class ModuleState(DistributedStateful):
     def _resizes(self, buffer: torch.Tensor) -> bool:
         """Whether a module with ``buffer`` has a way of its own to load, which may give it another shape."""
         return any(
-            type(each)._load_from_state_dict is not nn.Module._load_from_state_dict
-            or type(each).load_state_dict is not nn.Module.load_state_dict
-            or each._load_state_dict_pre_hooks
+            loads_by_itself(each)
             for each in self._module.modules()
             if any(_address(one) == _address(buffer) for one in each.buffers())
         )

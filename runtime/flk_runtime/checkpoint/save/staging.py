@@ -14,6 +14,7 @@ from flk_runtime.checkpoint.save.plan import Plan, cut
 from flk_runtime.checkpoint.shard import view_tensor
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.shared.shard_file import Entry, ShardFile, ShardHeader, shard_size
+from flk_runtime.system import torch_private
 
 
 class StagedShard:
@@ -41,7 +42,7 @@ class StagedShard:
         self._file.begin()
         sources = [cut(chunks[write.chunk].tensor, write) for write in self.plan.writes]
         if sources:
-            torch._foreach_copy_(self._views, sources, non_blocking=True)
+            torch_private.copy_all(self._views, sources)
         if any(source.is_cuda for source in sources):
             torch.cuda.synchronize()
         self.values = values

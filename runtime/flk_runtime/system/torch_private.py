@@ -1,0 +1,119 @@
+"""All private names of torch that the runtime uses, each with its reason and the release in which it may go.
+
+Nothing here replaces a part of torch. torch is imported inside of functions: a rank imports this module before torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+
+def default_store() -> Any:
+    """The store of the default process group: a script may have opened it with one that flk does not know.
+
+    May go with 2.13 as the oldest torch, whose ProcessGroup has get_group_store().
+    """
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+
+
+def has_timeouts() -> bool:
+    """Whether this torch has what `set_timeouts` needs. May go with that function."""
+    from torch.distributed import distributed_c10d
+
+    return hasattr(distributed_c10d, "_set_pg_timeout")
+
+
+def set_timeouts(seconds: float) -> None:
+    """Set the timeout of all groups that this rank is a member of, including the groups of device meshes.
+
+    May go when a public function lists the groups; ProcessGroup has set_timeout() since 2.9.
+    """
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_map):
+        if not distributed_c10d._rank_not_in_group(group):
+            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+def abort_group() -> None:
+    """End NCCL's communicators without waiting for their kernels, which do not end if a peer is dead.
+
+    May go with 2.13 as the oldest torch, whose ProcessGroup has abort().
+    """
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._abort_process_group()
+
+
+def rebuild_buckets(module: DistributedDataParallel, places: Mapping[int, int]) -> None:
+    """Have DDP assign gradients to buckets in the order of ``places``, by the ids of the parameters. Collective.
+
+    DDP finds the order in its first backward pass. A resumed training needs it before: in other buckets, sums of three
+    ranks differ in the last bit. May go when DDP takes the order as an argument.
+    """
+    ddp: Any = module
+    found = zip(*ddp._build_params_for_reducer(), strict=True)  # parameters, and which gradients are sparse
+    parameters, sparse = zip(*sorted(found, key=lambda pair: places[id(pair[0])]), strict=True)
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    # A reducer takes this order of its parameters for the one in which the gradients became ready.
+    ddp._ddp_init_helper(list(parameters), list(sparse), names, static_graph=False)
+    ddp.reducer._push_all_rebuilt_params()
+    ddp._has_rebuilt_buckets = bool(ddp.reducer._rebuild_buckets())
+
+
+def flight_recorder(name: str) -> Callable[..., Any] | None:
+    """The function of torch's bindings that tells the traces of a recorder; None while torch is not imported.
+
+    May go when torch.distributed has a function for the traces of a running process.
+    """
+    return getattr(sys.modules.get("torch._C._distributed_c10d"), name, None)
+
+
+def skip_code(code: CodeType) -> None:
+    """Have the compiler not trace functions with ``code``. May go when torch.compiler.disable() skips hooks, too."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(code)
+
+
+def dispatch_mode() -> type[Any]:
+    """The class TorchDispatchMode, which torch documents, in a private module. May go when it is public."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
+def is_profiled() -> bool:
+    """Whether a profiler runs in this process, beside which another one fails. May go when torch.profiler says so."""
+    import torch
+
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy many tensors in few kernels, without waiting for a GPU. May go when torch has a public copy of lists."""
+    import torch
+
+    torch._foreach_copy_(targets, sources, non_blocking=True)
+
+
+def loads_by_itself(module: nn.Module) -> bool:
+    """Whether ``module`` loads a state in a way of its own. torch documents the method, which classes override."""
+    from torch import nn
+
+    return bool(
+        type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+        or type(module).load_state_dict is not nn.Module.load_state_dict
+        or module._load_state_dict_pre_hooks
+    )
