@@ -17,7 +17,8 @@ from flk_runtime.system.text import last_exception
 _STDERR_LINES = 20  # that are kept
 # In what faulthandler writes: frames that started the script, and a list of all extension modules; torch's C++ frames.
 _NOISE = re.compile(
-    r'\s*$|Extension modules: |frame #\d+: |  File ".*flk_runtime/(launcher/[\w/]+|__main__)\.py"|  File "<frozen runpy>"'
+    r"\s*$|Extension modules: |frame #\d+: "
+    r'|  File ".*flk_runtime/(launcher/[\w/]+|__main__)\.py"|  File "<frozen runpy>"'
 )
 # Lines on stderr of a process that a signal has ended, from the most to the least telling: a line of std::terminate,
 # a line of Python or the C library before they abort (not faulthandler's name of the signal), the innermost frame.
