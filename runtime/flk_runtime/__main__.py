@@ -23,7 +23,7 @@ def main() -> None:
         return
     if arguments == ["check"]:
         from flk_runtime import check
-        from flk_runtime.launcher import rank_process
+        from flk_runtime.launcher.processes import rank_process
 
         if not check.must_launch_ranks():
             os._exit(rank_process.run_exit_handlers(check.main()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from flk_runtime.launcher.gpu_health import Gpu, gpu_faults, read_gpus
+from flk_runtime.launcher.telemetry.gpu_health import Gpu, gpu_faults, read_gpus
 
 # A kernel that fails leaves an Xid error of the program in NVML's events.
 FAILS = "import torch; torch.zeros(4, device='cuda')[torch.full((4,), 9, device='cuda')]; torch.cuda.synchronize()"

@@ -15,7 +15,8 @@ from flk_runtime.contract.record import JobRecord
 LAUNCHER = """
 import pathlib, sys
 from flk_runtime.contract.telemetry import GpuUsage
-from flk_runtime.launcher import health, start
+from flk_runtime.launcher import start
+from flk_runtime.launcher.telemetry import health
 from flk_runtime.launcher.telemetry import gpus, usage
 
 def read():

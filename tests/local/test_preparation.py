@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.preparation import Preparation, PreparationError
+from flk_runtime.launcher.processes.preparation import Preparation, PreparationError
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import Wakeup
 from tests.local.test_run import Command, flk

@@ -16,8 +16,8 @@ import yaml
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
-from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.web.metrics_page import MetricsPage
 from scripts.chart.dashboard import PANELS
 from tests.support.chart import template
 from tests.support.install import all_of, needed

@@ -33,17 +33,16 @@ COVERED = {
         "flk_diloco.lead flk_diloco.messages flk_diloco.server flk_diloco.worker"
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
-    "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process",
+    "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.processes.rank_process",
     "tests/local/test_init.py": (
         "flk_runtime.preflight.options flk_runtime.run.group flk_runtime.run.init flk_runtime.run.training"
     ),
-    "tests/local/test_launcher.py": "flk_runtime.__main__ flk_runtime.launcher.build flk_runtime.launcher.coordinator",
+    "tests/local/test_launcher.py": "flk_runtime.__main__ flk_runtime.launcher.coordinator",
     "tests/local/test_memory.py": (
         "flk_runtime.launcher.coordinator.memory_plans flk_runtime.launcher.replication.messages "
         "flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
-    "tests/unit/flk_runtime/launcher/test_metrics_page.py": "flk_runtime.launcher.http_server",
     "tests/local/test_optimizer.py": (
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer"
     ),
@@ -56,7 +55,6 @@ COVERED = {
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
     "tests/unit/flk/health/test_maintenance.py": "flk.health.volume_nodes",
     "tests/local/test_plan.py": "flk.planning flk_plan.__main__",
-    "tests/local/test_preemption.py": "flk_runtime.launcher.signals",
     "tests/local/test_preflight.py": (
         "flk_runtime.contract.preflight flk_runtime.preflight.bootstrap flk_runtime.preflight.exchange "
         "flk_runtime.preflight.waiting"
@@ -183,12 +181,12 @@ COVERED = {
     "tests/unit/flk_runtime/launcher/hangs/test_phases.py": "flk_runtime.contract.hang_timeout",
     "tests/unit/flk_runtime/launcher/hangs/test_watch.py": "flk_runtime.contract.phase flk_runtime.contract.status",
     "tests/unit/flk_runtime/launcher/coordinator/test_leader.py": "flk_runtime.launcher.coordinator.round",
-    "tests/unit/flk_runtime/launcher/test_record_archive.py": "flk_runtime.contract.record",
-    "tests/unit/flk_runtime/launcher/test_failures.py": (
-        "flk_runtime.contract.failure flk_runtime.contract.failure_text flk_runtime.launcher.rank_failure "
+    "tests/unit/flk_runtime/launcher/records/test_archive.py": "flk_runtime.contract.record",
+    "tests/unit/flk_runtime/launcher/processes/test_failures.py": (
+        "flk_runtime.contract.failure flk_runtime.contract.failure_text flk_runtime.launcher.processes.rank_failure "
         "flk_runtime.system.faults flk_runtime.system.text"
     ),
-    "tests/unit/flk_runtime/launcher/test_trainer_forward.py": "flk_runtime.launcher.cluster_http",
+    "tests/unit/flk_runtime/launcher/web/test_trainer_forward.py": "flk_runtime.launcher.web.http",
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",
     "tests/unit/flk_runtime/launcher/test_settings.py": "flk_runtime.contract.pod_env",
     "tests/unit/flk_plan/test_capture.py": "flk_plan.fake",

@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext
 import pytest
 
 import flk
-from flk_runtime.launcher import preload
+from flk_runtime.launcher.processes import preload
 
 # What flk's own fork server preloads for a script with flk's library, and the launcher.
 OF_RANKS = [

@@ -13,7 +13,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.policy import decide
-from flk_runtime.launcher.history import new_record
+from flk_runtime.launcher.records.history import new_record
 from flk_runtime.launcher.settings import Limits
 from tests.support.api_server import FakeApiServer
 

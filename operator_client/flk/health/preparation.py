@@ -13,7 +13,7 @@ from flk_runtime.contract import user_env
 
 JOIN_TIMEOUT: Final = f"{user_env.JOIN_TIMEOUT} ({short_duration(user_env.JOIN_TIMEOUT.default)})"
 
-# The lines of flk_runtime.launcher.preparation.
+# The lines of flk_runtime.launcher.processes.preparation.
 _PIP: Final = re.compile(r"\[pod \d+\] (?:installing packages: |pip: )(.*)")
 _SETUP: Final = re.compile(r"\[pod \d+\] (?:running the setup command: |setup: )(.*)")
 

@@ -21,18 +21,17 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import SOURCES, JobRecord
-from flk_runtime.launcher import health
 from flk_runtime.launcher.control import Control
-from flk_runtime.launcher.forkserver import ServerDiedError
 from flk_runtime.launcher.hangs.watch import Watch
-from flk_runtime.launcher.logs import is_readable
-from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
-from flk_runtime.launcher.ranks import RankProcess, Ranks
-from flk_runtime.launcher.record_writer import RecordWriter
+from flk_runtime.launcher.processes.forkserver import ServerDiedError
+from flk_runtime.launcher.processes.logs import is_readable
+from flk_runtime.launcher.processes.pod_attempt import PodAttempt
+from flk_runtime.launcher.processes.ranks import RankProcess, Ranks
+from flk_runtime.launcher.records.writer import RecordWriter
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
-from flk_runtime.launcher.thread import ThreadFailed, start_thread
+from flk_runtime.launcher.signals import STACKS_SIGNAL, ThreadFailed, Wakeup, start_thread
+from flk_runtime.launcher.telemetry import health
 from flk_runtime.launcher.transport import Member, Server, messages
 from flk_runtime.launcher.transport.messages import Event
 from flk_runtime.shared import failure_report
@@ -92,7 +91,7 @@ class Agent:
         memory: MemoryService | None = None,
         hub: HubProcess | None = None,
     ) -> None:
-        """All parts are ready, see `flk_runtime.launcher.build`. ``rendezvous`` is None where another pod leads."""
+        """All parts are ready, see `flk_runtime.launcher.start`. ``rendezvous`` is None where another pod leads."""
         self.settings = settings
         self.wakeup = wakeup
         self.records = records

@@ -1,4 +1,4 @@
-"""Wakeup: signals, and events that threads of the rendezvous post, wake the launcher's loop."""
+"""What wakes the launcher's loop: signals, events that threads of the rendezvous post, and exceptions of threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import queue
 import signal
 import socket
-from typing import TYPE_CHECKING, Final
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -63,3 +66,27 @@ class Wakeup:
         """Make the socket readable, from any thread."""
         with contextlib.suppress(BlockingIOError):  # the socket's buffer is full, so the loop wakes up anyway
             self._write_end.send(b"\0")
+
+
+@dataclass(frozen=True)
+class ThreadFailed:
+    """A thread ended with an exception, which is a bug in flk."""
+
+    error: BaseException
+
+
+def start_thread(name: str, function: Callable[[], None], post: Callable[[ThreadFailed], None]) -> None:
+    """Run ``function`` in a daemon thread, and post ThreadFailed if it raises."""
+    threading.Thread(target=posting(function, post), name=name, daemon=True).start()
+
+
+def posting(function: Callable[..., None], post: Callable[[ThreadFailed], None]) -> Callable[..., None]:
+    """The function of a thread, which posts ThreadFailed where ``function`` raises."""
+
+    def run(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            post(ThreadFailed(error))
+
+    return run

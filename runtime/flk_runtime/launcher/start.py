@@ -1,10 +1,11 @@
-"""Entry point of the launcher: it reads the settings, unpacks the code, imports torch and runs the agent."""
+"""Entry point of the launcher: it reads the settings, unpacks the code, imports torch, builds and runs the agent."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+import selectors
 import signal
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from flk_runtime.contract import log_format, pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
@@ -22,22 +23,31 @@ from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.errors import SetupError
-from flk_runtime.launcher import forkserver
-from flk_runtime.launcher.build import build_agent
-from flk_runtime.launcher.control import FOLDER_PREFIX
+from flk_runtime.launcher import coordinator
+from flk_runtime.launcher.agent import Agent
+from flk_runtime.launcher.control import FOLDER_PREFIX, Control
 from flk_runtime.launcher.coordinator.policy import final_reason
-from flk_runtime.launcher.environment import prepare_environment, resolve_python_path
-from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
-from flk_runtime.launcher.history import new_record
-from flk_runtime.launcher.logs import redirected_stderr
-from flk_runtime.launcher.output import Output
-from flk_runtime.launcher.preload import preload
-from flk_runtime.launcher.record_writer import write_termination_message
+from flk_runtime.launcher.hangs.watch import Watch
+from flk_runtime.launcher.processes import forkserver
+from flk_runtime.launcher.processes.environment import prepare_environment, resolve_python_path
+from flk_runtime.launcher.processes.forkserver import ForkServer, ServerDiedError
+from flk_runtime.launcher.processes.logs import redirected_stderr
+from flk_runtime.launcher.processes.output import Output
+from flk_runtime.launcher.processes.preload import preload
+from flk_runtime.launcher.processes.ranks import Ranks
+from flk_runtime.launcher.processes.unpack import unpack
+from flk_runtime.launcher.records.history import new_record
+from flk_runtime.launcher.records.writer import RecordWriter, write_termination_message
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import Wakeup
-from flk_runtime.launcher.unpack import unpack
+from flk_runtime.launcher.telemetry import health
+from flk_runtime.launcher.transport import Member, messages
 from flk_runtime.shared import failure_report
 from flk_runtime.system import host
+
+if TYPE_CHECKING:
+    from flk_runtime.launcher.replication.plan import Copy
+    from flk_runtime.launcher.telemetry.usage import Meter
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
 
@@ -76,7 +86,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
         raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
     resolve_python_path(settings.work, os.environ)
     if any(os.environ.get(name) for name in pod_env.PREPARATION):
-        from flk_runtime.launcher.preparation import Preparation  # not every job needs it
+        from flk_runtime.launcher.processes.preparation import Preparation  # not every job needs it
 
         settings = Preparation(settings, wakeup).run()
     importlib.invalidate_caches()  # folders of the path that were not there before have modules now
@@ -104,6 +114,70 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
             return agent.fail_without_server(error)
         finally:
             output.flush(_FLUSH_TIMEOUT)
+
+
+def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: Output, error_folder: str) -> Agent:
+    """The launcher of a pod: its parts, and how they reach each other. Those that it does not need are not made.
+
+    What listens has its port when this returns. Nothing else is started but the hub, the service of checkpoints in
+    memory, and the reading of usage. ``error_folder`` is for files of the ranks.
+    """
+    records = RecordWriter(settings, output.write_stderr, output.last_lines)
+    telemetry, log = records.telemetry, records.log
+    hub = None
+    if settings.hub_port:
+        from flk_runtime.launcher.hub import HubProcess
+
+        hub = HubProcess(settings, os.environ, log)
+    ranks = Ranks(
+        settings,
+        server,
+        selectors.DefaultSelector(),
+        output,
+        error_folder=error_folder,
+        count_lines=records.count_lines,
+        hub=hub,
+        look=telemetry.add_line if telemetry else None,
+        log=log,
+    )
+    rendezvous = None
+    if settings.pod == 0:
+        rendezvous = coordinator.serve(settings, wakeup.post, log, telemetry, records.limits)
+    memory = None
+    if settings.trains:
+        from flk_runtime.launcher.replication.service import MemoryService
+
+        def tell_unreadable(attempt: int, copies: list[Copy]) -> None:  # an attempt runs, so the agent is there
+            agent.tell_unreadable(attempt, copies)
+
+        memory = MemoryService.open(settings, wake=wakeup.wake, post=wakeup.post, unreadable=tell_unreadable, log=log)
+    port = rendezvous.port if rendezvous else settings.rendezvous_port
+    inventory = memory.inventory if memory else lambda: None
+    member = Member(settings, port, wakeup.post, log, inventory, records.former, lambda: health.check(settings))
+    questions = {
+        "stacks": lambda asker: member.send(messages.StacksWanted(asker)),
+        "metrics": lambda asker: member.send(messages.TelemetryWanted(asker)),
+    }
+    watch = Watch(
+        settings,
+        member.post_status,
+        lambda number, snapshots: member.send(messages.StacksReport(number, snapshots)),
+        lambda: memory.received_at if memory else 0.0,
+        _started_meter(settings) if settings.telemetry else None,
+    )
+    control = Control(error_folder, questions, log)
+    agent = Agent(
+        settings, wakeup, records, ranks, member, watch, control, rendezvous=rendezvous, memory=memory, hub=hub
+    )
+    return agent
+
+
+def _started_meter(settings: Settings) -> Meter:
+    from flk_runtime.launcher.telemetry.usage import Meter
+
+    meter = Meter(settings)
+    meter.start()
+    return meter
 
 
 def _tell_of_threads(log: Callable[[str], None], secrets: Sequence[str]) -> None:

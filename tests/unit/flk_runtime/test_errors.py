@@ -37,7 +37,7 @@ from flk_runtime.errors import (
     StorageError,
     checkpoint_error,
 )
-from flk_runtime.launcher import rank_process
+from flk_runtime.launcher.processes import rank_process
 from flk_runtime.launcher.replication.store import NoRoomError, ShardStore
 from flk_runtime.preflight import bootstrap
 from flk_runtime.shared import failure_report, memory_messages

@@ -34,14 +34,14 @@ from flk_runtime.contract.record import (
     Standstill,
 )
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry
-from flk_runtime.launcher.history import former_attempts
-from flk_runtime.launcher.ledger import Ledger
-from flk_runtime.launcher.rank_failure import from_report
-from flk_runtime.launcher.record_place import Folder, _updated
+from flk_runtime.launcher.processes.rank_failure import from_report
+from flk_runtime.launcher.records.history import former_attempts
+from flk_runtime.launcher.records.ledger import Ledger
+from flk_runtime.launcher.records.place import Folder, _updated
 from flk_runtime.launcher.replication.messages import MESSAGES as replication
-from flk_runtime.launcher.trainer_forward import status_of
-from flk_runtime.launcher.trainer_status import line_of
 from flk_runtime.launcher.transport.messages import MESSAGES as rendezvous
+from flk_runtime.launcher.web.trainer_forward import status_of
+from flk_runtime.launcher.web.trainer_status import line_of
 from flk_runtime.shared.memory_messages import MESSAGES as memory
 from flk_runtime.wire import MessageError, Registry
 

@@ -24,8 +24,8 @@ from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reas
 from flk_runtime.launcher.coordinator.round import Actions, LatestAttempt, Round
 from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.hangs.phases import PhaseLimits
-from flk_runtime.launcher.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.preemption import Preemption
+from flk_runtime.launcher.records.history import job_record, new_record, progress, quarantine, shorten
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import messages

@@ -40,7 +40,7 @@ _OTHER_FRAMES: Final = 12  # of other threads and of processes
 _TEXT_LIMIT: Final = 120  # characters of a line of source
 _THREADS: Final = 16  # ranks that are looked at at the same time
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
-_LAUNCHER = re.compile(r"(^|/)flk_runtime/launcher/(rank_process|forkserver)\.py$")
+_LAUNCHER = re.compile(r"(^|/)flk_runtime/launcher/processes/(rank_process|forkserver)\.py$")
 _LIBRARY_FOLDER = re.compile(r"^.*/(site-packages|dist-packages|lib(?=/python3\.\d+/))/")
 _OBSERVER = re.compile(r"(^|/)flk_runtime/shared/observer\.py$")
 

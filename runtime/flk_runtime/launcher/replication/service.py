@@ -17,7 +17,7 @@ from flk_runtime.launcher.replication.partner import Partner
 from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId, copied_to_partner
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.thread import ThreadFailed, posting, start_thread
+from flk_runtime.launcher.signals import ThreadFailed, posting, start_thread
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer
 from flk_runtime.shared.shard_file import ShardError

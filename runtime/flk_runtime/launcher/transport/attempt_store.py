@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from flk_runtime.launcher.thread import start_thread
+from flk_runtime.launcher.signals import start_thread
 from flk_runtime.launcher.transport.messages import Event
 from flk_runtime.wire.listener import LOOPBACK, listen
 

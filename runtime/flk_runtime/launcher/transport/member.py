@@ -16,10 +16,10 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import PodStatus
-from flk_runtime.launcher.history import job_record, new_record
+from flk_runtime.launcher.records.history import job_record, new_record
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.thread import start_thread
+from flk_runtime.launcher.signals import start_thread
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
 from flk_runtime.wire import Backoff, Connection, Refused, Unreadable, VersionError, was_closed

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.thread import start_thread
+from flk_runtime.launcher.signals import start_thread
 from flk_runtime.launcher.transport.attempt_store import AttemptStore
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
 from flk_runtime.wire import Acceptor, Connection, Lease, Refused, Unreadable, listen, was_closed

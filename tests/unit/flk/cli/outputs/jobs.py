@@ -9,7 +9,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import RECORD_MARKER
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, QuarantinedNode, SlowRank
 from flk_runtime.launcher.coordinator.policy import decide
-from flk_runtime.launcher.history import job_record, new_record
+from flk_runtime.launcher.records.history import job_record, new_record
 from flk_runtime.launcher.settings import Limits
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import MADE, NOW, JobBuilder

@@ -15,7 +15,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import MEANINGS, Budget, Failure, Kind, Retry
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.coordinator.policy import QUICK, Decision, decide, made_progress
-from flk_runtime.launcher.history import shorten
+from flk_runtime.launcher.records.history import shorten
 from flk_runtime.launcher.settings import Limits
 
 RAISED = Failure(Kind.EXCEPTION, 1, rank=2, type="ValueError", message="sample 371 has no label")

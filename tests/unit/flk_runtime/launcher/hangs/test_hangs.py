@@ -244,8 +244,8 @@ Thread 0x00007e (most recent call first):
 Current thread 0x00007d (most recent call first):
   File "/usr/lib/site-packages/torch/nn/module.py", line ??? in forward
   File "/code/train.py", line 4 in <module>
-  File "/opt/flk_runtime/launcher/rank_process.py", line 110 in _run
-  File "/opt/flk_runtime/launcher/forkserver.py", line 200 in _become_rank
+  File "/opt/flk_runtime/launcher/processes/rank_process.py", line 110 in _run
+  File "/opt/flk_runtime/launcher/processes/forkserver.py", line 200 in _become_rank
 """
     assert parse_stacks(text, "/code") == [
         (Frame("python3.11/threading.py", 327, "wait"),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flk_runtime.contract.telemetry import GpuUsage
-from flk_runtime.launcher import nvml
+from flk_runtime.launcher.telemetry import gpus as nvml
 from flk_runtime.launcher.telemetry.gpus import open_gpus, read
 
 _UNKNOWN = 999  # NVML_ERROR_UNKNOWN

@@ -1,0 +1,348 @@
+"""The fork server: a process that has imported torch once and forks the ranks of every attempt.
+
+An import of torch takes a second of CPU time for each rank and attempt; a fork takes a few milliseconds. The server is
+not the launcher itself, because it must have neither threads nor open stores: ranks inherit only the imported modules.
+What it imports is decided once, before it starts (`preload`), because a process that serves cannot try an import: it
+cannot undo one that has started a thread. The server never uses CUDA, because CUDA cannot be used after a fork.
+
+With FLK_START=spawn, on macOS, or if the imported modules make a fork unsafe, the server is a new Python interpreter
+and starts another new one for each rank.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flk_runtime.contract import platform
+from flk_runtime.contract.failure import Kind, signal_name
+from flk_runtime.contract.ranges import plural
+from flk_runtime.errors import RuntimeFailure
+from flk_runtime.launcher.processes import rank_process
+from flk_runtime.launcher.signals import HANDLED_SIGNALS
+from flk_runtime.system import host
+
+_CHUNK = 1 << 16  # bytes that are received at once
+# jemalloc's own thread, which pyarrow starts when it is imported: jemalloc prepares it for forks (pthread_atfork).
+_SAFE_THREAD = "jemalloc_bg_thd"
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A rank's process has ended."""
+
+    pid: int
+    status: int  # for os.waitstatus_to_exitcode
+
+
+class ServerDiedError(RuntimeFailure):
+    """The fork server has ended, and its ranks with it."""
+
+    kind = Kind.LOST
+
+
+class ForkServer:
+    """The launcher's client of the fork server. ``socket`` becomes readable when a rank has ended."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        """``pid`` is the process id of the server at the other end of ``connection``; see `start`."""
+        self.socket = connection
+        self.pid = pid
+        self._exited: list[Exited] = []  # received while `launch` waited for its answer
+        self._rest = b""  # received after the last message that was taken
+
+    @classmethod
+    def start(cls, *, fork: bool, inherited: Sequence[socket.socket] = ()) -> ForkServer:
+        """Start the server. Ranks are forks of this process or, if ``fork`` is false, new Python interpreters.
+
+        ``inherited`` are sockets of this process, which ranks must not have. To fork, this process must not have opened
+        stores, and `why_unsafe` must return None.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX)  # of a message in each line
+        parent = os.getpid()
+        if fork:
+            # A garbage collection in a rank would write to all imported objects, so that their pages are copied.
+            gc.freeze()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    for each in (ours, *inherited):
+                        each.close()
+                    host.die_with_parent(parent)
+                    _Server(theirs, fork=True).run()
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)  # an exception would unwind into the launcher's frames, which write its record
+        else:
+            # posix_spawn and not fork: this process may have threads that hold locks.
+            theirs.set_inheritable(True)
+            python = [
+                sys.executable,
+                "-m",
+                "flk_runtime.launcher.processes.forkserver",
+                str(theirs.fileno()),
+                str(parent),
+            ]
+            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=HANDLED_SIGNALS)
+        theirs.close()
+        return cls(ours, pid)
+
+    def launch(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str, stdout: int, stderr: int, report: int
+    ) -> int:
+        """Start one rank in a process group of its own, and return its process id.
+
+        ``stdout``, ``stderr`` and ``report`` are descriptors to write to; the rank gets copies of them. Raises
+        ServerDiedError, and OSError if they cannot be sent or no process can be made.
+        """
+        request = {"command": list(command), "environment": dict(environment), "folder": folder}
+        with contextlib.suppress(BrokenPipeError):  # the server has died: `_receive` raises ServerDiedError
+            line, fds = json.dumps(request).encode() + b"\n", array.array("i", [stdout, stderr, report])
+            # A stream socket may take only a part of a long line; the descriptors go with the first byte.
+            sent = self.socket.sendmsg([line], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            self.socket.sendall(line[sent:])
+        while True:
+            answer = self._receive()
+            if "started" in answer:
+                return int(answer["started"])
+            if "refused" in answer:
+                raise OSError(answer["refused"], _why_no_fork(answer["refused"]))
+            self._exited.append(Exited(**answer))  # another rank ended first
+
+    def ended(self) -> Exited:
+        """The next rank that has ended. Waits for one unless ``socket`` is readable or ``pending`` is true."""
+        return self._exited.pop(0) if self._exited else Exited(**self._receive())
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``ended`` returns at once although ``socket`` may not be readable."""
+        return bool(self._exited) or b"\n" in self._rest
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\n" not in self._rest:
+            data = b""
+            with contextlib.suppress(ConnectionResetError):  # the server has ended, as when nothing is received
+                data = self.socket.recv(_CHUNK)
+            if not data:
+                raise ServerDiedError(_why_ended(self.pid))
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+class _Server:
+    """The server's own process."""
+
+    def __init__(self, connection: socket.socket, *, fork: bool) -> None:
+        self._connection = connection
+        self._fork = fork
+        self._pid = os.getpid()  # which forks know before they end with this process
+        self._opened = contextlib.ExitStack()  # the files that a rank closes
+        self._opened.enter_context(connection)
+        self._selector = self._opened.enter_context(selectors.DefaultSelector())
+        self._rest = b""  # received of a request whose end has not arrived
+        self._fds = array.array("i")  # received for the next rank
+
+    def run(self) -> NoReturn:
+        """Serve until the launcher closes its end of the socket."""
+        for number in HANDLED_SIGNALS:
+            # Ctrl-C reaches all processes of a terminal. The server must outlive it: its ranks save on it, and end with
+            # the server. A stop signal ends the launcher in the end, which closes the socket.
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # blocked while a new interpreter started
+        wakeup, write_end = socket.socketpair()
+        for end in (wakeup, write_end):
+            end.setblocking(False)
+            self._opened.enter_context(end)
+        signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._selector.register(self._connection, selectors.EVENT_READ)
+        self._selector.register(wakeup, selectors.EVENT_READ)
+        while True:
+            ready = self._selector.select()
+            for key, _ in ready:
+                if key.fileobj is wakeup:
+                    with contextlib.suppress(BlockingIOError):
+                        wakeup.recv(4096)
+                    self._reap()
+                else:
+                    self._serve()
+
+    def _serve(self) -> None:
+        """Start the rank that is asked for, once all of the request has arrived."""
+        data, ancillary, _, _ = self._connection.recvmsg(_CHUNK, socket.CMSG_SPACE(3 * 4))
+        if not data:
+            os._exit(0)
+        for _, _, content in ancillary:
+            self._fds.frombytes(content)
+        self._rest += data
+        if self._rest.endswith(b"\n"):  # the launcher waits for an answer before it sends the next request
+            request, self._rest = json.loads(self._rest), b""
+            self._launch(request)
+
+    def _launch(self, request: dict[str, Any]) -> None:
+        fds, self._fds = self._fds, array.array("i")
+        try:
+            pid = os.fork()
+        except OSError as error:
+            answer = {"refused": error.errno or errno.EAGAIN}
+        else:
+            if pid == 0:
+                self._become_rank(request, list(fds))
+            # Both sides do it, as shells do: whichever runs first, the group exists before the launcher signals it.
+            with contextlib.suppress(PermissionError, ProcessLookupError):  # it has executed a program, or has ended
+                os.setpgid(pid, pid)
+            answer = {"started": pid}
+        for fd in fds:
+            os.close(fd)
+        self._tell(**answer)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._tell(pid=pid, status=status)
+
+    def _tell(self, **values: int) -> None:
+        self._connection.sendall(json.dumps(values).encode() + b"\n")
+
+    def _become_rank(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (*HANDLED_SIGNALS, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setpgid(0, 0)
+            if self._fork or platform.LINUX:  # else the new interpreter does it
+                host.die_with_parent(self._pid)
+            self._opened.close()
+            stdin = os.open(os.devnull, os.O_RDONLY)
+            for target, source in enumerate((stdin, *fds[:2])):
+                os.dup2(source, target)
+            for fd in (stdin, *fds[:2]):
+                os.close(fd)
+            os.set_inheritable(fds[2], True)
+            os.environ.update(request["environment"], FLK_REPORT_FD=str(fds[2]))
+            os.chdir(request["folder"])
+            if not self._fork:
+                # The new interpreter finds the pipe of its report by its number, so it must survive the exec.
+                python = [
+                    sys.executable,
+                    "-u",
+                    "-m",
+                    "flk_runtime.launcher.processes.rank_process",
+                    *request["command"],
+                ]
+                os.execv(sys.executable, python)
+            os.set_inheritable(fds[2], False)
+            code = _run_forked(request["command"])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # sys.exit would unwind into the server's own frames, whose `finally` blocks are not this rank's.
+            os._exit(code)
+
+
+def _why_ended(server: int) -> str:
+    """How the fork server has ended, whose end of the socket is closed."""
+    code = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
+    if code < 0:
+        return f"the fork server was killed by {signal_name(-code)}"
+    return "the fork server has ended with an exception, which is a bug in flk: it is in the log of this pod"
+
+
+def _why_no_fork(number: int) -> str:
+    limit = ", as at a limit of processes (pids.max of the pod, ulimit -u)" if number == errno.EAGAIN else ""
+    return f"no process can be made: {os.strerror(number)}{limit}"
+
+
+def _run_forked(command: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    become_own()
+    return rank_process.run_exit_handlers(rank_process.run(command))
+
+
+def become_own() -> None:
+    """Replace what modules took for this process at their import, which all ranks and attempts share after the fork.
+
+    These are random values, and the rank. Python draws anew after a fork for ``random``, and so do ``tempfile`` and
+    ``uuid``; torch seeds the generators of GPUs when it first uses them. The seed of Python's hashes cannot be drawn
+    again.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if sympy := sys.modules.get("sympy.core.random"):  # torch._dynamo imports it; it has two generators
+        sympy.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)
+    if lightning := sys.modules.get("lightning_utilities.core.rank_zero"):  # it reads RANK when it is imported
+        lightning.rank_zero_only.rank = int(os.environ["RANK"])
+
+
+def why_unsafe(process: Path = Path("/proc/self")) -> str | None:
+    """The reason why a fork of this process must not become a rank; None if it may.
+
+    ``process`` is the process's folder in /proc.
+    """
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        return "CUDA is initialized already"
+    for number in os.listdir(process / "fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(process / "fd" / number).startswith("/dev/nvidia-uvm"):  # opened by cuInit, not by NVML
+                return "CUDA is initialized already"
+    if _count_threads(process) == 1:
+        return None
+    # OpenBLAS (NumPy's) starts threads when it is imported and ends them before a fork. The threads that are left after
+    # a fork count.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12 warns of threads
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    extra = _count_threads(process) - 1
+    return f"{plural(extra, 'extra thread')} {'makes' if extra == 1 else 'make'} a fork unsafe" if extra > 0 else None
+
+
+def _count_threads(process: Path) -> int:
+    """The number of threads that a fork must not have: the main one counts, and those that are safe do not."""
+    number = 0
+    for task in (process / "task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            number += (task / "comm").read_text().strip() != _SAFE_THREAD
+    return number
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # -m puts the working folder there
+    if platform.LINUX:  # elsewhere it ends when the launcher's end of the socket is closed
+        host.die_with_parent(int(sys.argv[2]))
+    _Server(socket.socket(fileno=int(sys.argv[1])), fork=False).run()

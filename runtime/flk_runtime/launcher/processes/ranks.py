@@ -1,0 +1,341 @@
+"""The ranks of this pod: starts them, passes on their output, ends them, and says how each of them ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flk_runtime.contract import log_format, pod_env
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.launcher.processes.environment import ATTEMPT_FOLDER, rank_environment
+from flk_runtime.launcher.processes.forkserver import ForkServer
+from flk_runtime.launcher.processes.logs import Prefixer, RankPipes
+from flk_runtime.launcher.processes.output import Output
+from flk_runtime.launcher.processes.rank_failure import from_exit_code, from_report, is_crash
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport.messages import AttemptStarted
+from flk_runtime.shared.progress import ProgressPage
+from flk_runtime.system import host
+
+if TYPE_CHECKING:
+    from flk_runtime.launcher.hub import HubProcess
+    from flk_runtime.launcher.web.trainer_forward import TrainerForward
+    from flk_runtime.launcher.web.trainer_status import TrainerStatus
+
+_TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
+_ORPHANS_TIMEOUT, _ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
+
+
+@dataclass
+class RankProcess:
+    """A running rank."""
+
+    rank: int
+    pid: int
+    pipes: RankPipes
+    progress: ProgressPage
+    environment: Mapping[str, str]  # variables that the launcher has set for it
+    output_time: float = 0.0  # of its latest output, by time.monotonic; 0: none yet
+    failure: Failure | None = None
+    kill_at: float | None = None  # time of SIGKILL, by time.monotonic
+    killed_at: float | None = None  # when it was sent
+    terminated: bool = False  # the launcher has told it to end
+
+    @property
+    def crashing(self) -> bool:
+        """Whether the rank aborts, so that a signal which ends it sooner is not the cause of its failure."""
+        return is_crash(self.pipes.stderr_tail)
+
+    def terminate(self, number: int, timeout: float) -> None:
+        """Send a signal to the rank; ``timeout`` seconds later, SIGKILL follows to it and to processes that it started.
+
+        Only the rank gets the first signal: it may need the workers of its DataLoader while it saves.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, number)
+        self.terminated = True
+        self.kill_at = time.monotonic() + timeout
+
+    def kill(self) -> None:
+        """Send SIGKILL to the rank and to the processes that it has started, unless all have ended."""
+        self.killed_at = self.killed_at or time.monotonic()
+        host.kill_group(self.pid)
+
+    def ended_by_launcher(self, failure: Failure) -> bool:
+        """Return whether ``failure`` of this rank is the launcher's own SIGTERM or SIGKILL."""
+        by_signal = failure.signal in (signal.SIGTERM, signal.SIGKILL) and failure.kind is not Kind.OOM
+        return self.terminated and (by_signal or failure.exit_code == 128 + signal.SIGTERM)
+
+
+class Ranks:
+    """The running ranks of this pod."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        server: ForkServer,
+        selector: selectors.BaseSelector,
+        output: Output,
+        error_folder: str,
+        count_lines: Callable[[int], None],
+        hub: HubProcess | None,
+        look: Callable[[bytes], None] | None = None,
+        log: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """``selector`` watches the ranks' pipes, and ``output`` passes on their content. ``server`` starts the ranks.
+
+        ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written, and
+        ``look`` with lines of rank 0 that may be metrics. ``log`` gets lines of the launcher itself.
+        """
+        self._look, self._log = look, log
+        self._settings = settings
+        self.server = server
+        self._kept = host.children()  # that ranks have not left: the setup command may have, or the image's entrypoint
+        self._hub = hub
+        self.selector = selector
+        self._output = output
+        self._paused = False  # the ranks' output is not read, because the launcher's own output is full
+        self._error_folder = error_folder
+        self._count_lines = count_lines
+        self._by_pid: dict[int, RankProcess] = {}
+        self._status: TrainerStatus | None = None
+        self._forward: TrainerForward | None = None
+        self._attempt = 0  # number of the last one
+        self._oom_kills = 0  # of processes of this container that were killed before this attempt, or are reported
+        self._orphans_since: float | None = None  # by time.monotonic; None: no orphans are known
+        self._orphans_at: float | None = None  # when to look at them again
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        return iter(self._by_pid.values())
+
+    def __len__(self) -> int:
+        return len(self._by_pid)
+
+    def start(self, attempt: AttemptStarted, variables: Mapping[str, str]) -> None:
+        """Start all ranks of this pod, with these variables beside their own. Raises ServerDiedError and OSError."""
+        self._attempt = attempt.number
+        self._oom_kills = host.oom_kills()
+        self._orphans_since = self._orphans_at = None
+        for left in Path(self._error_folder).glob(ATTEMPT_FOLDER.format(number="*")):
+            shutil.rmtree(left, ignore_errors=True)  # else a job of many attempts fills the disk
+        for local_rank in range(self._settings.processes):
+            self._start_one(attempt, local_rank, variables)
+
+    def _start_one(self, attempt: AttemptStarted, local_rank: int, variables: Mapping[str, str]) -> None:
+        settings = self._settings
+        rank = attempt.ranks(settings.pod, settings.processes)[local_rank]
+        prefix = log_format.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
+        environment = {**rank_environment(settings, attempt, local_rank, self._error_folder), **variables}
+        if rank == 0:
+            environment |= self._status_variables(prefix)
+        page = ProgressPage.create(Path(environment[pod_env.PROGRESS]))
+        pipes = RankPipes(
+            Prefixer(
+                prefix,
+                self._output.write_stdout,
+                self._count_lines,
+                self._see if rank == 0 else None,
+                settings.secrets,
+            ),
+            Prefixer(prefix, self._output.write_stderr, self._count_lines, secrets=settings.secrets),
+        )
+        for fd in pipes.read_ends:
+            if not (self._paused and fd in pipes.output_ends):
+                self.selector.register(fd, selectors.EVENT_READ)
+        command = settings.command + (settings.on_restart if attempt.again else ())
+        try:
+            pid = self.server.launch(command, environment, settings.work, *pipes.write_ends)
+        except OSError:
+            for fd in pipes.read_ends:
+                self._stop_watching(fd)
+                pipes.close(fd)
+            raise
+        finally:
+            pipes.close_write_ends()
+        self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)
+
+    def _status_variables(self, prefix: str) -> dict[str, str]:
+        """The variables by which a client of Kubeflow Trainer in rank 0 finds this launcher.
+
+        ``prefix`` is of the lines of rank 0.
+        """
+        if self._forward is None and pod_env.TRAINER_URL in os.environ:
+            from flk_runtime.launcher.web.trainer_forward import TrainerForward  # not every job needs it
+
+            self._forward = TrainerForward(os.environ, self._log)
+        if self._status is None:
+            from flk_runtime.launcher.web.trainer_status import TrainerStatus  # not every job needs it
+
+            def step() -> int:
+                return max((each.progress.step for each in list(self._by_pid.values()) if each.rank == 0), default=-1)
+
+            def write(line: bytes) -> None:
+                self._output.write_stdout(prefix.encode() + line)
+                self._see(line)
+
+            try:
+                self._status = TrainerStatus(self._error_folder, write, step)
+            except OSError:  # progress is worth no failure
+                return {}
+        return self._status.variables
+
+    def _see(self, line: bytes) -> None:
+        """Take a line of rank 0 that may be metrics."""
+        if self._look:
+            self._look(line)
+        if self._forward:
+            self._forward.put(line)
+
+    def close(self) -> None:
+        """Send on what was seen last. All ranks have ended."""
+        if self._forward:
+            self._forward.close()
+
+    def read(self, fd: int) -> RankProcess | None:
+        """Pass on output that a rank has written to the pipe ``fd``. Returns the rank, or None if it has ended."""
+        rank = next((rank for rank in self if fd in rank.pipes.read_ends), None)
+        if rank:
+            rank.output_time = time.monotonic()
+        if rank and not rank.pipes.read(fd):
+            self._stop_watching(fd)
+            rank.pipes.close(fd)
+        self.pause_or_resume()
+        return rank
+
+    def pause_or_resume(self) -> None:
+        """Read the ranks' output only while it can be passed on. Only a rank that writes more waits then.
+
+        Call when the launcher's output has room again.
+        """
+        if self._paused == self._output.is_full:
+            return
+        self._paused = not self._paused
+        for rank in self:
+            for fd in rank.pipes.output_ends:
+                if self._paused:
+                    self._stop_watching(fd)
+                else:
+                    self.selector.register(fd, selectors.EVENT_READ)
+
+    def _stop_watching(self, fd: int) -> None:
+        with contextlib.suppress(KeyError):  # it is paused
+            self.selector.unregister(fd)
+
+    def report_of(self, rank: RankProcess) -> tuple[Failure, str] | None:
+        """The exception that the rank has reported, if there is a new one, and what the rank has not printed of it."""
+        report = rank.pipes.take_report()
+        if report is None:
+            return None
+        return from_report(self.new_failure(Kind.EXCEPTION, rank), report, self._settings.secrets)
+
+    def remove(self, pid: int) -> RankProcess | None:
+        """Remove a rank whose process has ended: kill processes that it left, and pass on the rest of its output."""
+        rank = self._by_pid.pop(pid, None)
+        if rank:
+            rank.kill()  # first, because a process that writes without end may hold the pipes
+            for fd in rank.pipes.read_ends:
+                self._stop_watching(fd)
+                rank.pipes.read_rest_and_close(fd)
+        return rank
+
+    def orphans_have_ended(self) -> bool:
+        """Kill the processes that ranks have left, also in sessions of their own. Returns whether all are gone.
+
+        Call it when no rank runs. Such a process may hold a GPU or a port that the next attempt needs. If SIGKILL does
+        not end it, it is given up after 5 s and counts as gone. Python's resource trackers have time to end themselves,
+        so that the shared memory of killed ranks does not stay.
+        """
+        now = time.monotonic()
+        since = self._orphans_since or now
+
+        def keep() -> list[int]:
+            return [self.server.pid, *self._kept, *(self._hub.pids() if self._hub else ())]
+
+        found = host.kill_adopted(keep, spare_trackers=now < since + _TRACKERS_TIMEOUT)
+        self._orphans_since = since if found else None
+        waits = found and now < since + _ORPHANS_TIMEOUT
+        self._orphans_at = now + _ORPHANS_POLL if waits else None
+        return not waits
+
+    def failure_of_exit(self, rank: RankProcess, code: int) -> Failure:
+        """The failure of a removed rank that has reported none: ``code`` is its exit code, negative for a signal."""
+        if rank.terminated and rank.crashing and code in (-signal.SIGTERM, -signal.SIGKILL):
+            code = -signal.SIGABRT  # the launcher has cut the crash short
+        oom = host.oom_kills() > self._oom_kills
+        if oom and code == -signal.SIGKILL:
+            self._oom_kills += 1
+        return from_exit_code(self.new_failure(Kind.EXIT, rank), code, rank.pipes.stderr_tail, oom=oom)
+
+    def failure_of_server(self, message: str) -> Failure:
+        """The failure of this pod when the fork server has died, and the ranks with it."""
+        oom = host.oom_kills() > self._oom_kills
+        return replace(
+            self.new_failure(Kind.OOM if oom else Kind.LOST), message=message if oom else f"lost its ranks: {message}"
+        )
+
+    def new_failure(self, kind: Kind, rank: RankProcess | None = None) -> Failure:
+        """A failure of a rank, or of this pod, in the current attempt at this time."""
+        settings = self._settings
+        failure = Failure(kind, settings.pod, None, settings.pod_name, settings.node, self._attempt, time.time())
+        if rank is None:
+            return failure
+        step = rank.progress.step
+        return replace(failure, rank=rank.rank, step=step if step >= 0 else None)
+
+    def terminate(self, number: int, timeout: float) -> None:
+        """Send a signal to all ranks, and SIGKILL ``timeout`` seconds later (see RankProcess.terminate)."""
+        for rank in self:
+            rank.terminate(number, timeout)
+
+    def terminate_within_grace(self, number: int) -> None:
+        """Send a signal to all ranks, and keep the time of SIGKILL that `kill_within` has set."""
+        for rank in self:
+            rank.terminate(number, max(0.0, (rank.kill_at or 0.0) - time.monotonic()))
+
+    def kill_within(self, seconds: float) -> None:
+        """Send SIGKILL to all ranks ``seconds`` later, unless they get it earlier."""
+        at = time.monotonic() + seconds
+        for rank in self:
+            rank.kill_at = at if rank.kill_at is None else min(at, rank.kill_at)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all ranks and to the processes that they have started."""
+        for rank in self:
+            rank.kill()
+
+    def kill_overdue(self) -> None:
+        """Send SIGKILL to the ranks whose time to end has passed."""
+        now = time.monotonic()
+        for rank in self:
+            if rank.kill_at is not None and now >= rank.kill_at:
+                rank.kill()
+                rank.terminated, rank.kill_at = True, None
+
+    def abandon_unkillable(self) -> list[Failure]:
+        """Give up the ranks that have survived SIGKILL for the kill timeout, and return their failures.
+
+        Such a process waits in the kernel, for a file server or a driver, and can keep its GPU as long.
+        """
+        limit = time.monotonic() - self._settings.kill_timeout
+        survivors = [rank for rank in self if rank.killed_at is not None and rank.killed_at <= limit]
+        for rank in survivors:
+            self.remove(rank.pid)
+        return [
+            replace(self.new_failure(Kind.UNKILLABLE, rank), rank=None, message=f"rank {rank.rank}, process {rank.pid}")
+            for rank in survivors
+        ]
+
+    @property
+    def next_kill(self) -> float | None:
+        """Time at which a method that kills or gives up processes has something to do; None if nothing is planned."""
+        times = [self._orphans_at, *(rank.kill_at for rank in self)]
+        times += [rank.killed_at + self._settings.kill_timeout for rank in self if rank.killed_at is not None]
+        return min((due for due in times if due is not None), default=None)

@@ -1,0 +1,178 @@
+"""RecordArchive: keeps the record of the job in a place that outlives its pods (`flk_runtime.launcher.records.place`).
+
+The launcher of pod 0 writes it when an attempt begins or the job ends, and else every few minutes. Where all launchers
+of a job have ended at once, the next ones go on with it. Nothing of the job depends on it: without the right, or
+without an API server or a volume that answers, the job runs on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from flk_runtime.contract import log_format
+from flk_runtime.contract.record import ArchivedRecord, JobRecord, Silences, entry_key
+from flk_runtime.contract.status import RankStatus
+from flk_runtime.launcher.records.place import Place, describe
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.web.http import ERRORS
+
+INTERVAL: Final = 300.0  # seconds after which the progress alone is written
+_PAUSE: Final = 2.0  # seconds between two writes at least
+_RETRY: Final = 30.0  # seconds after a write that failed
+_LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
+_SEAL: Final = re.compile(r',"seal":"([0-9a-f]{64})"\}')
+_SEAL_LENGTH: Final = 75
+
+
+class RecordArchive:
+    """Writes the newest record and progress in a thread of its own. All methods return at once, except `flush`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: Place,
+        last_lines: Callable[[int], list[str]],
+        log: Callable[[str], None],
+        *,
+        telemetry: Callable[[], str] = str,
+        silences: Mapping[str, Silences],
+    ) -> None:
+        """A line about the first failure is given to ``log``.
+
+        ``telemetry`` returns the packed telemetry of the job; it is called in the thread. ``silences`` are kept as they
+        are then.
+        """
+        self._settings = settings
+        self._place = place
+        self._last_lines = last_lines
+        self._log = log
+        self._telemetry, self._silences = telemetry, silences
+        self.created = time.time()
+        """When the job's first launcher of pod 0 started, in seconds since the epoch, as far as was read."""
+        self._entry: ArchivedRecord | None = None
+        self._changed = False  # the record, which is written soon, as opposed to the progress
+        self._puts = 0  # how often the record has changed
+        self._written = 0.0  # time.monotonic
+        self._told = False  # that it cannot be written
+        self._failed = False  # the latest record could not be
+        self._flushes = False  # somebody waits for it
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def put_record(self, record: JobRecord) -> None:
+        """Write a record soon."""
+        settings = self._settings
+        with self._condition:
+            made = self._entry or ArchivedRecord(
+                settings.job,
+                settings.job_uid,
+                settings.pods,
+                settings.processes,
+                self.created,
+                0.0,
+                record,
+                start=settings.started,
+            )
+            self._entry, self._changed = replace(made, record=record), True
+            self._puts += 1
+            self._failed = False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="record archive", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+
+    def put_progress(self, rank: RankStatus, record: JobRecord) -> None:
+        """Write a rank's progress and the record with the next record, or when the last write is some minutes ago."""
+        with self._condition:
+            if self._entry:
+                step = None if rank.step < 0 else rank.step
+                self._entry = replace(self._entry, record=record, step=step, step_seconds=rank.step_seconds)
+
+    def flush(self, seconds: float) -> None:
+        """Wait at most ``seconds`` until the latest record is written, which is tried at once."""
+        with self._condition:
+            self._flushes = True
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._changed or self._failed, seconds)
+            self._flushes = False
+
+    def read(self) -> ArchivedRecord | None:
+        """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now.
+
+        An entry that they have not written is ignored, with a line in the log.
+        """
+        settings = self._settings
+        if not (settings.job_uid and settings.secret):
+            return None  # it may be another job's of the same name, or anybody's
+        key = entry_key(settings.job, settings.job_uid)
+        try:
+            text = self._place.read(key)
+        except ERRORS:
+            return None
+        if not text:
+            return None
+        written = opened(text, settings.secret, key)
+        entry = ArchivedRecord.from_json(written) if written else None
+        if entry is None:
+            why = "it is damaged" if written else "no launcher of this job has written it"
+            self._log(f"ignored the record of the job in {self._place.name}: {why}")
+            return None
+        self.created = min(self.created, entry.created)
+        return entry
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._changed, max(0.0, self._written + INTERVAL - time.monotonic()))
+                entry, was_changed, puts = self._entry, self._changed, self._puts
+            if entry is None:
+                continue
+            lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not log_format.is_record(line)]
+            silences = {
+                phase: each._replace(longest=round(each.longest, 2)) for phase, each in [*self._silences.items()]
+            }
+            entry = replace(
+                entry, updated=time.time(), lines=lines[-_LINES:], telemetry=self._telemetry(), silences=silences
+            )
+            failure = self._write(entry)
+            with self._condition:
+                self._written = time.monotonic()
+                if failure and not self._told:
+                    self._log(f"the record of the job is not kept in {self._place.name}: {failure}")
+                self._told = bool(failure)
+                self._changed = self._puts > puts or (was_changed and bool(failure))
+                self._failed = bool(failure) and self._puts == puts
+                self._condition.notify_all()
+                self._condition.wait_for(
+                    lambda: self._flushes and self._changed and not self._failed, _RETRY if failure else _PAUSE
+                )
+
+    def _write(self, entry: ArchivedRecord) -> str:
+        """Write an entry. Returns why that failed; empty if it did not."""
+        try:
+            self._place.write(entry.key, sealed(entry.to_json(), self._settings.secret, entry.key))
+        except ERRORS as error:  # URLError is an OSError
+            return describe(error)
+        return ""
+
+
+def sealed(text: str, secret: str, key: str) -> str:
+    """An object of JSON with a code that proves that a launcher with the secret has written it under this key."""
+    return f'{text[:-1]},"seal":"{_code(text, secret, key)}"}}'
+
+
+def opened(text: str, secret: str, key: str) -> str:
+    """The text of which `sealed` has made this one; empty if it was not sealed with this secret and key."""
+    written, found = text[:-_SEAL_LENGTH] + "}", _SEAL.fullmatch(text[-_SEAL_LENGTH:])
+    return written if found and hmac.compare_digest(found[1], _code(written, secret, key)) else ""
+
+
+def _code(text: str, secret: str, key: str) -> str:
+    content = f"record\n{key}\n{text}".encode(errors="surrogatepass")
+    return hmac.digest(secret.encode(), content, "sha256").hex()

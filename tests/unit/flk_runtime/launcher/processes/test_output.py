@@ -1,0 +1,96 @@
+"""Output of the launcher: nobody waits for its reader, and what is written arrives in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from flk_runtime.launcher.processes.output import Output
+
+LINE = b"x" * 1023 + b"\n"
+
+
+class Pipe:
+    """A pipe whose reader stalls until `read` is called, and the output that writes to it."""
+
+    def __init__(self) -> None:
+        self.room = threading.Event()
+        self._read_end, self._write_end = os.pipe()
+        self.output = Output(self._write_end, self._write_end, self.room.set)
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            data += os.read(self._read_end, size - len(data))
+        return data
+
+    def read_all(self) -> bytes:
+        """Read until the other end is closed."""
+        return b"".join(iter(lambda: os.read(self._read_end, 1 << 16), b""))
+
+    def close_reader(self) -> None:
+        os.close(self._read_end)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    return Pipe()
+
+
+def test_lines_arrive_in_order(pipe: Pipe) -> None:
+    written = [f"line {number}\n".encode() for number in range(1000)]
+    for number, line in enumerate(written):
+        (pipe.output.write_stderr if number % 7 == 0 else pipe.output.write_stdout)(line)
+    assert pipe.output.flush(10)
+    assert not pipe.output.is_full
+    assert pipe.read(sum(map(len, written))) == b"".join(written)
+
+
+def test_writing_returns_at_once_when_nobody_reads(pipe: Pipe) -> None:
+    while not pipe.output.is_full:
+        pipe.output.write_stdout(LINE)
+    pipe.output.write_stderr(b"[pod 0] a line of the launcher\n")
+    assert not pipe.output.flush(0.01)
+    assert not pipe.room.is_set()
+    pipe.read(1 << 20)
+    assert pipe.room.wait(10)
+    assert not pipe.output.is_full
+
+
+def test_what_nobody_reads_is_bounded_and_the_loss_is_said(pipe: Pipe) -> None:
+    large = 64 * LINE
+    written = (1 << 24) // len(large) + 20
+    for _ in range(written):
+        pipe.output.write_stdout(large)
+    pipe.read(1 << 24)  # the limit
+    pipe.output.write_stdout(b"after\n")
+    text = b""
+    while not text.endswith(b"after\n"):
+        text += pipe.read(1)
+    found = re.search(rb"flk: (\d+) bytes of output are missing here: nobody read it in time\nafter\n$", text)
+    assert found
+    assert (1 << 24) + found.start() + int(found[1]) == written * len(large)
+
+
+def test_a_reader_that_has_gone_is_no_error(pipe: Pipe) -> None:
+    pipe.close_reader()
+    pipe.output.write_stdout(LINE)
+    assert pipe.output.flush(10)
+
+
+def test_nothing_is_lost_on_a_descriptor_that_another_process_has_made_non_blocking(pipe: Pipe) -> None:
+    """All processes that have the same terminal or pipe share this setting."""
+    os.set_blocking(pipe._write_end, False)
+    written = [b"%d" % number + LINE for number in range(1000)]
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(pipe.read_all)
+        for line in written:
+            pipe.output.write_stdout(line)
+        assert pipe.output.flush(30)
+        os.close(pipe._write_end)
+        assert found.result() == b"".join(written)

@@ -1,0 +1,133 @@
+"""Which modules are imported before the ranks are forked."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.errors import SetupError
+from flk_runtime.launcher.processes import preload
+
+
+def test_preload_skips_modules_that_are_not_installed_except_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def import_module(name: str) -> None:
+        asked.append(name)
+        assert not gc.isenabled()
+        if name in missing:
+            raise ImportError(name)
+
+    monkeypatch.setattr(preload.importlib, "import_module", import_module)
+    missing = ["numpy"]
+    preload.preload(None)
+    assert tuple(asked) == preload.TORCH + preload.FOR_OPTIMIZERS
+    missing = ["torch"]
+    with pytest.raises(ImportError):
+        preload.preload(None)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("script", "strategy", "optimizers", "sharding"),
+    [
+        ("import torch", "", False, False),
+        ("torch.optim.SGD(…)", "ddp", True, False),
+        ("init(strategy='full_shard')", "", False, True),
+        ("torch.optim.SGD(…)", "hybrid_shard", True, True),
+        ("import torch", "no_shard", False, False),
+        ("import torch", "auto", False, True),
+        ("import flk_runtime", "", False, False),
+    ],
+)
+def test_preload_imports_what_the_script_and_the_strategy_need(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, strategy: str, optimizers: bool, sharding: bool
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(preload.importlib, "import_module", asked.append)
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    preload.preload(path, strategy=strategy)
+    assert set(preload.TORCH) <= set(asked)
+    assert (set(preload.FOR_OPTIMIZERS) <= set(asked)) == optimizers
+    assert (set(preload.FOR_SHARDING) <= set(asked)) == sharding
+    assert (set(preload.FOR_LIBRARY) <= set(asked)) == ("flk_runtime" in script)
+
+
+def test_preload_imports_torch_alone_for_ranks_that_make_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(preload.importlib, "import_module", asked.append)
+    preload.preload(None, strategy="full_shard", makes_steps=False)
+    assert tuple(asked) == preload.TORCH
+
+
+HEAVY = "from transformers import Trainer"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (HEAVY, ["transformers.Trainer"]),
+        (
+            f'"""A script."""\nfrom __future__ import annotations\nimport os, torch\n{HEAVY}\nimport timm.data as d',
+            ["torch", "transformers.Trainer", "timm.data"],
+        ),
+        ("import yaml\nimport unknown", []),
+        (f"import os\nos.environ['HF_HOME'] = '/data'\n{HEAVY}", []),  # what it reads is set before
+        (f"try:\n    {HEAVY}\nexcept ImportError:\n    pass", []),
+        (f"def main():\n    {HEAVY}\nimport timm", []),
+        (f"import timm\nimport model\n{HEAVY}", ["timm"]),  # the user's own may set variables, too
+        (f"from . import model\n{HEAVY}", []),
+        (f"import datasets\n{HEAVY}", []),  # the folder beside the script, and not the package
+        ("import timm(", []),
+    ],
+)
+def test_packages_that_the_script_imports_at_its_top_are_imported(
+    tmp_path: Path, script: str, expected: list[str]
+) -> None:
+    (tmp_path / "model.py").touch()
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "__init__.py").touch()
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    imports = list(preload.leading_imports(path))
+    assert [".".join((module, *names)) for module, names in imports] == expected
+
+
+def test_a_name_that_a_package_imports_when_it_is_taken_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    (site / "timm").mkdir(parents=True)
+    (site / "timm" / "__init__.py").write_text(
+        "def __getattr__(name):\n    import timm.heavy\n    return timm.heavy if name == 'Trainer' else 1 / 0\n"
+    )
+    (site / "timm" / "heavy.py").touch()
+    monkeypatch.syspath_prepend(str(site))
+    path = tmp_path / "train.py"
+    path.write_text("import missing\nfrom timm import Trainer\nfrom timm import broken\n")
+    preload.preload(path)
+    assert sys.modules.pop("timm.heavy")
+    del sys.modules["timm"]
+
+
+def test_a_job_names_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(preload.importlib, "import_module", asked.append)
+    path = tmp_path / "train.py"
+    path.write_text("import timm\n")
+    preload.preload(path, ["yaml", "json.decoder"])
+    assert asked == [*preload.TORCH, "yaml", "json.decoder"]
+
+
+def test_a_name_that_cannot_be_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n")
+    with pytest.raises(SetupError, match=r"FLK_PRELOAD names nosuch, which .* cannot import: ModuleNotFoundError"):
+        preload.preload(path, ["nosuch"])
+    (tmp_path / "model.py").touch()
+    with pytest.raises(SetupError, match=r"FLK_PRELOAD names model.part, which is in the script's folder"):
+        preload.preload(path, ["model.part"])

@@ -1,0 +1,369 @@
+"""The record that launchers keep in the cluster, and what flk says of a job that nothing else is left of."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from flk import labels
+from flk.health import diagnose
+from flk.jobs.state import Phase, derive
+from flk.observe.client import JobClient
+from flk.observe.reader import view_job
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord, Silences
+from flk_runtime.contract.status import RankStatus
+from flk_runtime.launcher.coordinator.policy import decide
+from flk_runtime.launcher.records import archive as record_archive
+from flk_runtime.launcher.records import place as record_place
+from flk_runtime.launcher.records.archive import RecordArchive, opened, sealed
+from flk_runtime.launcher.records.history import former_attempts
+from flk_runtime.launcher.records.place import ConfigMap
+from flk_runtime.launcher.settings import Limits, Settings
+from tests.support.api_server import FakeApiServer
+from tests.support.certificates import make_certificate
+
+FAILURE = Failure(Kind.EXCEPTION, 0, 0, "gpt-worker-0", type="ValueError", message="no label", traceback="Traceback")
+FAILED = JobRecord("failed", 100, failure=FAILURE, attempts=[Attempt(0, 1e9, 1e9 + 60, FAILURE)])
+RUNNING = JobRecord("running", 0, attempts=[Attempt(0, 1e9)])
+PREEMPTED = replace(RUNNING, outcome="preempted")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An HTTPS server with one ConfigMap, which a pod finds as it finds the API server."""
+    import ssl
+
+    certificate = make_certificate(tmp_path, "127.0.0.1", alternative="IP:127.0.0.1")
+    certificate.path.rename(tmp_path / "ca.crt")  # as the ServiceAccount's volume names it
+    (tmp_path / "token").write_text("secret-token\n")
+    (tmp_path / "namespace").write_text("team")
+
+    class Handler(BaseHTTPRequestHandler):
+        data: ClassVar[dict[str, str]] = {}
+        refused = 0
+        cut = 0  # bytes that an answer lacks at its end
+        seen: ClassVar[list[tuple[str, str, str]]] = []
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.seen.append((self.command, self.path, str(self.headers["Authorization"])))
+            if self.command == "PATCH" and not self.refused:
+                for name, text in json.loads(body)["data"].items():
+                    if text is None:
+                        self.data.pop(name, None)
+                    else:
+                        self.data[name] = text
+            answer = json.dumps({"data": self.data}).encode()
+            self.send_response(self.refused or 200)
+            self.send_header("Content-Length", str(len(answer) + self.cut))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_PATCH = answer
+
+        def log_message(self, *_: object) -> None: ...
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "ca.crt", certificate.key)
+    made.socket = context.wrap_socket(made.socket, server_side=True)
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(made.server_address[1]))
+    yield Handler
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, list[str]]]:
+    def make(lines: Sequence[str] = ()) -> tuple[RecordArchive, list[str]]:
+        log: list[str] = []
+        settings = Settings(
+            ("train.py",), job="gpt", job_uid="uid-1", pods=2, processes=4, records="records", secret="secret"
+        )
+        place = ConfigMap("records", str(tmp_path))
+        made = RecordArchive(
+            settings,
+            place,
+            lambda number: list(lines[-number:]),
+            log.append,
+            telemetry=lambda: "packed",
+            silences={"save": Silences(600.123, 4)},
+        )
+        return made, log
+
+    return make
+
+
+def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: Any, tmp_path: Path) -> None:
+    kept, log = keeper([*(f"[rank 0] step {number}" for number in range(100)), '[pod 0] flk-record {"outcome":"x"}'])
+    kept.put_record(RUNNING)
+    kept.put_progress(RankStatus(0, 0, 120, step_seconds=0.25), RUNNING)
+    kept.put_record(FAILED)
+    kept.flush(8.0)
+    entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
+    assert entry is not None
+    assert entry.record == FAILED
+    assert (entry.step, entry.step_seconds, entry.pods, entry.processes) == (120, 0.25, 2, 4)
+    assert entry.telemetry == "packed"
+    assert entry.silences == {"save": Silences(600.12, 4)}
+    assert entry.lines == [f"[rank 0] step {number}" for number in range(70, 100)]
+    assert log == []
+    assert {(path.partition("?")[0], token) for _, path, token in server.seen} == {
+        ("/api/v1/namespaces/team/configmaps/records", "Bearer secret-token")
+    }
+
+
+@pytest.mark.parametrize("refused", [0, 503], ids=["after a write", "after a write that failed"])
+def test_the_last_record_is_written_at_once(
+    server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    monkeypatch.setattr(record_archive, "_PAUSE", 3600.0)
+    monkeypatch.setattr(record_archive, "_RETRY", 3600.0)
+    server.refused = refused
+    kept, _ = keeper()
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    server.refused = 0
+    kept.put_record(FAILED)
+    kept.flush(8.0)
+    entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
+    assert entry is not None
+    assert entry.record == FAILED
+
+
+def test_the_start_of_the_job_outlives_its_only_pod(server: Any, keeper: Any) -> None:
+    first = ArchivedRecord("gpt", "uid-1", 1, 4, 1000.0, 1090.0, replace(RUNNING, outcome="preempted"))
+    server.data["gpt.uid-1"] = sealed(first.to_json(), "secret", "gpt.uid-1")
+    kept, _ = keeper()
+    assert kept.read() is not None
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
+    assert entry is not None
+    assert kept.created == entry.created == 1000.0
+
+
+@pytest.mark.parametrize("step", [7, -1])
+def test_the_attempts_of_launchers_that_were_killed_are_read(
+    server: Any, keeper: Any, tmp_path: Path, step: int
+) -> None:
+    """After the kernel has killed the only container of a job, nobody else knows that an attempt ran."""
+    kept, log = keeper()
+    kept.put_record(RUNNING)
+    kept.put_progress(RankStatus(0, 0, step), RUNNING)
+    kept.put_record(replace(RUNNING, attempts=[replace(RUNNING.attempts[0], restored=5)]))
+    kept.flush(8.0)
+    entry = keeper()[0].read()
+    assert entry is not None
+    (attempt,) = former_attempts(entry, "gpt-worker-0", 0.0)
+    assert attempt.failure is not None
+    assert attempt.failure.kind is Kind.CONTAINER_KILLED
+    assert attempt.failure.summary == "gpt-worker-0 was killed, at the memory limit of its container or from outside"
+    assert (attempt.number, attempt.ended, attempt.step) == (0, entry.updated, 7 if step == 7 else 5)
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    ("record", "start"),
+    [
+        (FAILED, 5.0),
+        (JobRecord("running", 0), 5.0),
+        (PREEMPTED, 6.0),  # `flk suspend`, and `flk resume` later: the budgets are whole again
+        (PREEMPTED, 0.0),  # nobody knows who has started it
+    ],
+)
+def test_a_job_that_has_ended_or_was_started_again_begins_anew(record: JobRecord, start: float) -> None:
+    entry = ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, record, start=5.0 if start else 0.0)
+    assert former_attempts(entry, "gpt-worker-0", start) == []
+
+
+@pytest.mark.parametrize("failure", [None, Failure(Kind.PREEMPTED, 1, attempt=3)])
+def test_a_job_whose_pods_were_all_deleted_goes_on_with_its_attempts(failure: Failure | None) -> None:
+    record = replace(PREEMPTED, failure=failure, attempts=[Attempt(3, 10.0, restarts=2, disruptions=4)])
+    entry = ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 20.0, record, step=7, start=5.0)
+    (attempt,) = former_attempts(entry, "gpt-worker-0", 5.0)
+    assert attempt.failure
+    assert (attempt.failure.kind, attempt.failure.attempt) == (Kind.PREEMPTED, 3)
+    assert (attempt.number, attempt.ended, attempt.step) == (3, 20.0, 7)
+    decision = decide([attempt], Limits(restarts=3))
+    assert (decision.restart, decision.restarts, decision.disruptions) == (True, 2, 5)
+
+
+def test_no_attempts_are_read_of_another_job_or_without_an_answer(server: Any, keeper: Any) -> None:
+    other = ArchivedRecord("gpt", "uid-0", 2, 4, 0.0, 0.0, RUNNING)
+    server.data[other.key] = sealed(other.to_json(), "secret", other.key)
+    kept, log = keeper()
+    assert kept.read() is None
+    server.data["gpt.uid-1"] = sealed(other.to_json(), "secret", "gpt.uid-1")
+    assert kept.read() is not None
+    server.refused = 403
+    assert kept.read() is None
+    assert log == []
+
+
+USED_UP = replace(RUNNING, attempts=[Attempt(0, 1e9, restarts=10, disruptions=1000)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, USED_UP).to_json(),
+        sealed(ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, USED_UP).to_json(), "another secret", "gpt.uid-1"),
+        sealed(ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, USED_UP).to_json(), "secret", "gpt.uid-0"),
+        sealed(RUNNING.to_json(), "secret", "gpt.uid-1").replace('"number":0', '"number":9'),
+        "[" * 100_000,
+        "{" + "\ud800",
+        "9" * 5_000,
+    ],
+    ids=["no code", "another secret", "another job's", "changed", "nested", "surrogate", "digits"],
+)
+def test_what_no_launcher_of_the_job_has_written_is_said_and_ignored(server: Any, keeper: Any, text: str) -> None:
+    """All jobs of the namespace can write there, and a record says how many restarts are used up."""
+    server.data["gpt.uid-1"] = text
+    kept, log = keeper()
+    assert kept.read() is None
+    if text.isascii() and len(text) < 4_000_000:
+        assert log == ["ignored the record of the job in ConfigMap records: no launcher of this job has written it"]
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    assert keeper()[0].read() is not None
+
+
+def test_a_sealed_record_that_cannot_be_read_is_said_and_ignored(server: Any, keeper: Any) -> None:
+    server.data["gpt.uid-1"] = sealed('{"job":1}', "secret", "gpt.uid-1")
+    kept, log = keeper()
+    assert kept.read() is None
+    assert log == ["ignored the record of the job in ConfigMap records: it is damaged"]
+
+
+def test_without_a_secret_nothing_is_believed(server: Any, tmp_path: Path) -> None:
+    server.data["gpt.uid-1"] = sealed(
+        ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, USED_UP).to_json(), "", "gpt.uid-1"
+    )
+    settings = Settings(("train.py",), job="gpt", job_uid="uid-1", records="records")
+    place = ConfigMap("records", str(tmp_path))
+    assert RecordArchive(settings, place, lambda number: [], print, silences={}).read() is None
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"updated":NaN}', "9" * 5_000, "", '{"record":' * 5_000], ids=lambda text: text[:9]
+)
+def test_an_entry_of_another_job_that_cannot_be_read_stops_nobody(
+    server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """They are read to find the oldest, which makes room."""
+    monkeypatch.setattr(record_place, "LIMIT", 3_000)
+    server.data |= {"other.u": text, "another.u": "x" * 3_000}
+    kept, log = keeper()
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    kept.put_record(FAILED)
+    kept.flush(8.0)
+    entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
+    assert entry
+    assert entry.record == FAILED
+    assert log == []
+
+
+def test_an_answer_that_is_cut_off_is_no_answer(server: Any, keeper: Any) -> None:
+    server.cut = 1
+    kept, log = keeper()
+    assert kept.read() is None
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    (line,) = log
+    assert line.startswith("the record of the job is not kept in ConfigMap records: IncompleteRead(")
+
+
+def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_place, "LIMIT", 3_000)
+    for number in range(6):
+        old = ArchivedRecord(f"old-{number}", "u", 1, 1, 0.0, float(number), RUNNING, lines=["x" * 300])
+        server.data[old.key] = old.to_json()
+    kept, _ = keeper()
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    assert "gpt.uid-1" in server.data
+    assert sum(map(len, server.data.values())) <= 3_000
+    assert "old-5.u" in server.data
+    assert "old-0.u" not in server.data
+
+
+def test_a_job_runs_on_without_the_right_to_write(server: Any, keeper: Any) -> None:
+    server.refused = 403
+    kept, log = keeper()
+    kept.put_record(FAILED)
+    kept.flush(8.0)
+    assert log == ["the record of the job is not kept in ConfigMap records: the API server answers 403 Forbidden"]
+
+
+@pytest.mark.parametrize("text", ['{"a":1}', '{"a":"\\ud800"}', RUNNING.to_json(), '{"a":",\\"seal\\":"}'])
+def test_a_sealed_text_is_opened_with_the_same_secret_and_key_only(text: str) -> None:
+    closed = sealed(text, "secret", "key")
+    assert opened(closed, "secret", "key") == text
+    assert json.loads(closed)["seal"]
+    for other in (closed[:-3] + '0"}', closed.replace("{", "{ ", 1), closed + " ", text, "", "}"):
+        assert opened(other, "secret", "key") == ""
+    assert opened(closed, "secre", "key") == opened(closed, "secret", "ke") == ""
+
+
+def test_entries_of_others_are_none() -> None:
+    assert ArchivedRecord.from_json("") is None
+    assert ArchivedRecord.from_json('{"job": "x"}') is None
+    entry = ArchivedRecord("gpt", "", 1, 1, 0.0, 1.0, FAILED)
+    assert ArchivedRecord.from_json(entry.to_json()) == entry
+    assert len(ArchivedRecord("gpt", "", 1, 1, 0.0, 1.0, _large()).to_json()) < 12_000
+
+
+def _large() -> JobRecord:
+    long = Failure(Kind.EXCEPTION, 0, 0, type="E", message="m" * 9000, traceback="t" * 90_000, stderr="s" * 90_000)
+    return JobRecord("failed", 100, failure=long, attempts=[Attempt(number, 1.0, 2.0, long) for number in range(500)])
+
+
+def keep(fake: FakeApiServer, record: JobRecord) -> None:
+    """Put the record of a job of two pods into the namespace, as the chart's ConfigMap holds it."""
+    entry = ArchivedRecord("gpt", "uid-1", 2, 1, 1e9, 1e9 + 60, record, step=120, lines=["[rank 0] step 120"])
+    meta = {"name": "site-flk-records", "labels": {labels.RECORDS: "true"}}
+    fake.add("configmaps", {"metadata": meta, "data": {"broken": "{", entry.key: entry.to_json()}})
+
+
+def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kubeconfig: Path, run: Any) -> None:
+    keep(fake, FAILED)
+    notes: list[str] = []
+    view = view_job(JobClient.connect(), "gpt", notes.append)
+    assert notes[0].startswith("job gpt is gone; this is what flk kept of it in ConfigMap site-flk-records ")
+    answer, state = diagnose(view), derive(view)
+    assert answer.cause is not None
+    assert (answer.cause.code, answer.cause.exit_code) == ("ExceptionRaised", ExitCode.TRAINING)
+    assert "raised ValueError: no label" in answer.summary
+    assert (state.phase, state.code, state.replicas) == (Phase.FAILED, ExitCode.TRAINING, 2)
+    code, lines, _ = run("logs", "gpt")
+    assert (code, lines) == (ExitCode.TRAINING, "[rank 0] step 120\n")
+
+
+def test_a_job_that_was_deleted_while_it_ran_is_known_as_deleted(fake: FakeApiServer, kubeconfig: Path) -> None:
+    keep(fake, RUNNING)
+    view = view_job(JobClient.connect(), "gpt")
+    assert derive(view).phase == Phase.DELETED
+    cause = diagnose(view).cause
+    assert cause is not None
+    assert cause.code == "Deleted"
+
+
+def test_records_that_may_not_be_read_are_no_records(fake: FakeApiServer, run: Any) -> None:
+    keep(fake, FAILED)
+    fake.refused["/api/v1/namespaces/team/configmaps"] = (403, 'User "ada" cannot list resource "configmaps"')
+    code, _, errors = run("why", "gpt")
+    assert code == ExitCode.NOT_FOUND
+    assert "there is no job gpt" in errors
