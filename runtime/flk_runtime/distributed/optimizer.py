@@ -31,7 +31,7 @@ class DistributedOptimizer(Optimizer):
 
     Each trained parameter needs a gradient, which is not sparse, on each rank in each pass outside of `no_sync`; else
     SetupError is raised at the step, or in the pass. `synchronize` averages gradients that the script has set itself.
-    Call ``zero_grad`` after parameters were unfrozen.
+    It is neither copied nor pickled: save its ``state_dict``.
     """
 
     # With a fused optimizer GradScaler would leave unscaling to it, by attributes set on this object.
@@ -60,22 +60,22 @@ class DistributedOptimizer(Optimizer):
 
     def synchronize(self) -> None:
         """Replace all gradients by their mean. Collective. Raises SetupError where only some ranks have one."""
-        all_reduce([each.grad for each in parameters_in(self) if each.requires_grad], "mean")
+        all_reduce([parameter.grad for parameter in parameters_in(self)], "mean")
         self._ready.clear()
         self._has_averages = True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients without sending them; the first backward pass after the block averages them too."""
-        self._is_held = True
+        was_held, self._is_held = self._is_held, True
         try:
             yield
         finally:
-            self._is_held = False
+            self._is_held = was_held
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)
-        self._add_hooks()  # of parameters that the script has unfrozen
+        self._ready.clear()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._optimizer.add_param_group(param_group)
@@ -87,28 +87,52 @@ class DistributedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state_dict)
 
+    # Scripts set these two, as to begin anew with an empty state.
+    @property
+    def state(self) -> Any:
+        return self._optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._optimizer.state = state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._optimizer.param_groups = groups
+
     def __getattr__(self, name: str) -> Any:
-        if "_optimizer" not in self.__dict__:  # while it is unpickled
-            raise AttributeError(name)
         return getattr(self._optimizer, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a DistributedOptimizer is neither copied nor pickled: save its state_dict()")
 
     def _add_hooks(self) -> None:
         note = weakref.WeakMethod(self._note)
-        for each in parameters_in(self):
-            if self._averages and each.requires_grad and each not in self._hooked:
-                self._hooked.add(each)
-                each.register_post_accumulate_grad_hook(lambda tensor: (found := note()) and found(tensor))  # type: ignore[no-untyped-call]
+        for parameter in parameters_in(self):
+            can_train = parameter.is_floating_point() or parameter.is_complex()
+            if self._averages and can_train and parameter not in self._hooked:
+                self._hooked.add(parameter)
+                is_trained = parameter.requires_grad
+                parameter.requires_grad_(True)  # a frozen one takes no hook, and keeps it until it is unfrozen
+                parameter.register_post_accumulate_grad_hook(lambda tensor: (found := note()) and found(tensor))  # type: ignore[no-untyped-call]
+                parameter.requires_grad_(is_trained)
 
     def _note(self, parameter: torch.Tensor) -> None:
         """A backward pass has given ``parameter`` its gradient: average all, if it is the last one."""
-        if not self._is_held:
-            if parameter in self._ready:
-                self._check()
-            if not self._ready:  # the first of a pass
-                self._trained = sum(each.requires_grad for each in parameters_in(self))
-            self._ready.add(parameter)
-            if len(self._ready) == self._trained:
-                self.synchronize()
+        if self._is_held:
+            self._has_averages = False  # this rank's gradient is added to them
+            return
+        if parameter in self._ready:
+            self._check()
+        if not self._ready:  # the first of a pass
+            self._trained = sum(each.requires_grad for each in parameters_in(self))
+        self._ready.add(parameter)
+        if len(self._ready) == self._trained:
+            self.synchronize()
 
     def _evaluated(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():

@@ -1,0 +1,104 @@
+"""When DistributedOptimizer averages gradients, as one of several ranks whose collectives are counted."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flk_runtime.distributed import optimizer as module
+from flk_runtime.errors import SetupError
+
+PASSES = 2.0  # what each gradient is divided by, as if the other rank's were 0
+
+
+@pytest.fixture
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., module.DistributedOptimizer]:
+    def all_reduce(gradients: list[torch.Tensor | None], op: str) -> None:
+        assert op == "mean"
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.div_(PASSES)
+
+    monkeypatch.setattr(module, "begin", lambda call: True)
+    monkeypatch.setattr(module, "check_alike", lambda call, optimizer: [])
+    monkeypatch.setattr(module, "all_reduce", all_reduce)
+    return lambda parameters: module.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+
+
+def passes(*parameters: nn.Parameter) -> None:
+    sum((each.sum() for each in parameters), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
+
+
+def test_a_pass_without_messages_after_an_averaged_one_is_refused_at_the_step(make: Any, parameters: Any) -> None:
+    optimizer = make(parameters)
+    passes(*parameters)
+    with optimizer.no_sync():
+        passes(*parameters)
+    with pytest.raises(SetupError, match="there was no backward pass outside of no_sync"):
+        optimizer.step()
+    optimizer.synchronize()
+    optimizer.step()
+
+
+def test_a_block_of_no_sync_in_another_one_leaves_that_on(make: Any, parameters: Any) -> None:
+    optimizer = make(parameters)
+    with optimizer.no_sync():
+        with optimizer.no_sync():
+            passes(*parameters)
+        passes(*parameters)
+        assert parameters[0].grad.tolist() == [2, 2]
+    passes(*parameters)
+    assert parameters[0].grad.tolist() == [1.5, 1.5]
+
+
+def test_a_pass_whose_gradients_are_dropped_may_reach_a_part(make: Any, parameters: Any) -> None:
+    optimizer = make(parameters)
+    for _ in range(2):
+        passes(parameters[0])  # as a generator's loss by the features of a discriminator
+        optimizer.zero_grad()
+        passes(*parameters)
+        optimizer.step()
+    assert [each.tolist() for each in parameters] == [[-1, -1]] * 3
+
+
+def test_parameters_are_frozen_and_unfrozen_at_any_time(make: Any, parameters: Any) -> None:
+    parameters[2].requires_grad_(False)
+    indices = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)
+    optimizer = make([*parameters, indices])
+    passes(*parameters[:2])
+    optimizer.step()
+    optimizer.zero_grad()
+    parameters[2].requires_grad_(True)
+    passes(*parameters)
+    optimizer.step()
+    assert [each.tolist() for each in parameters] == [[-1, -1], [-1, -1], [-0.5, -0.5]]
+    assert not indices.requires_grad
+
+
+def test_a_script_may_set_state_and_groups(make: Any, parameters: Any) -> None:
+    optimizer = make(parameters)
+    inner = optimizer._optimizer
+    state: dict[Any, Any] = collections.defaultdict(dict)
+    optimizer.state = state
+    optimizer.param_groups = groups = [{**optimizer.param_groups[0], "lr": 2.0}]
+    assert inner.state is state
+    assert inner.param_groups is groups
+    assert optimizer.param_groups is groups
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_it_is_neither_copied_nor_pickled(make: Any, parameters: Any, copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="save its state_dict"):
+        copied(make(parameters))
