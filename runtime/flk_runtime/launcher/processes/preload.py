@@ -132,5 +132,10 @@ def _import_named(names: Sequence[str], script: Path | None) -> None:
 
 
 def _is_beside(module: str, script: Path) -> bool:
-    """Whether a module is found in the script's folder, which Python searches first."""
-    return PathFinder.find_spec(module.partition(".")[0], [str(script.resolve().parent)]) is not None
+    """Whether a module is in the script's folder, where Python looks first. A folder of data there hides no package."""
+    name = module.partition(".")[0]
+    beside = PathFinder.find_spec(name, [str(script.resolve().parent)])
+    if beside is None or beside.origin:
+        return beside is not None
+    elsewhere = PathFinder.find_spec(name)  # Python takes a package there before a mere folder here
+    return elsewhere is None or elsewhere.origin is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import signal
 import socket
@@ -168,9 +169,16 @@ def test_a_server_that_is_killed_is_told_with_its_signal(tmp_path: Path) -> None
 
 
 def test_a_rank_has_its_own_values_of_what_was_imported_before_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning reads RANK when it is imported, and runs on rank 0 alone what it decorates."""
-    decorator = SimpleNamespace(rank=0)
-    monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", SimpleNamespace(rank_zero_only=decorator))
+    lightning, torchmetrics, generator = SimpleNamespace(rank=0), SimpleNamespace(rank=0), random.Random(0)
+    before = generator.getstate()
+    for name, module in {
+        "lightning_utilities.core.rank_zero": SimpleNamespace(rank_zero_only=lightning),
+        "torchmetrics.utilities.prints": SimpleNamespace(rank_zero_only=torchmetrics),
+        "datasets.fingerprint": SimpleNamespace(fingerprint_rng=generator),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
     forkserver.become_own()
-    assert decorator.rank == 3
+    assert (lightning.rank, torchmetrics.rank) == (3, 1)
+    assert generator.getstate() != before

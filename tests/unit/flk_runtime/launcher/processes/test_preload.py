@@ -82,6 +82,8 @@ HEAVY = "from transformers import Trainer"
         (f"import timm\nimport model\n{HEAVY}", ["timm"]),  # the user's own may set variables, too
         (f"from . import model\n{HEAVY}", []),
         (f"import datasets\n{HEAVY}", []),  # the folder beside the script, and not the package
+        (f"import numpy\n{HEAVY}", ["numpy", "transformers.Trainer"]),  # the package, and not a folder of data
+        (f"import numpy\nimport parts.model\n{HEAVY}", ["numpy"]),
         ("import timm(", []),
     ],
 )
@@ -91,6 +93,8 @@ def test_packages_that_the_script_imports_at_its_top_are_imported(
     (tmp_path / "model.py").touch()
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "__init__.py").touch()
+    for folder in ("numpy", "parts"):
+        (tmp_path / folder).mkdir()
     path = tmp_path / "train.py"
     path.write_text(script)
     imports = list(preload.leading_imports(path))
