@@ -327,15 +327,15 @@ class _Workers:
         ]
 
     def __iter__(self) -> Iterator[Any]:
-        for each in self._readers:
-            each.start = self._reader.start
-        running = [iter(each) for each in self._loaders]
+        for reader in self._readers:
+            reader.start = self._reader.start
+        running = [iter(loader) for loader in self._loaders]
         while running:
-            for each in list(running):
+            for worker in list(running):
                 try:
-                    share = next(each)
+                    share = next(worker)
                 except StopIteration:
-                    running.remove(each)
+                    running.remove(worker)
                 else:
                     yield share
 

@@ -37,7 +37,7 @@ def world_size() -> int:
 
 def store() -> Any:
     """The store of the process group, or one of this process alone where no group is open."""
-    return torch_private.default_store() if dist.is_initialized() else dist.HashStore()
+    return torch_private.default_store() if dist.is_initialized() else dist.HashStore()  # type: ignore[attr-defined]
 
 
 def on_main(function: Callable[[], T]) -> T:

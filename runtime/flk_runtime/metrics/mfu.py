@@ -246,7 +246,7 @@ class _Recomputed(dispatch_mode()):  # type: ignore[misc]
     """Adds up what ``counter``, entered before, counts for activations that the backward pass recomputes."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.flops = 0
         self.backward = False
         self._counter = counter

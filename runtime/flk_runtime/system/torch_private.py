@@ -6,7 +6,7 @@ Nothing here replaces a part of torch. torch is imported inside of functions: a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ def default_store() -> Any:
     """
     from torch.distributed import distributed_c10d
 
-    return distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    return distributed_c10d._get_default_store()
 
 
 def has_timeouts() -> bool:
@@ -101,7 +101,7 @@ def is_profiled() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
-def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy many tensors in few kernels, without waiting for a GPU. May go when torch has a public copy of lists."""
     import torch
 
