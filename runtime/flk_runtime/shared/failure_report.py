@@ -31,7 +31,7 @@ _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, Ex
 # In messages of torch's DTensor: what to do.
 _OF_SHARDS = {
     "mixed torch.Tensor and DTensor|sharded tensor:": (
-        "use parameter.full_tensor() on all ranks, run.average() for a moving average, run.load_weights() for weights, "
+        "use parameter.full_tensor() on all ranks, run.load_weights() for weights, "
         "or strategy ddp; and only a call of the model gathers them, as model(x), no method or part of it, unless "
         "torch.distributed.fsdp.register_fsdp_forward_method names the method"
     ),
