@@ -85,6 +85,16 @@ def zero_after_forward(run):
         seen.append(run.mean(found.item()))
     return seen
 
+def dropped_in_no_sync(run, **options):
+    model, optimizer = made(run, **options)
+    seen = []
+    for step in range(4):
+        with run.no_sync():
+            (loss(run, model, step) * 100).backward()
+        (model if step < 2 else optimizer).zero_grad()
+        seen += train(run, model, optimizer, step + 1, first=step)
+    return seen
+
 class Normed(Net):
     def __init__(self):
         super().__init__()
@@ -255,6 +265,7 @@ RIGHT = (
     frozen_in_the_middle,
     inference_mode_first,
     zero_after_forward,
+    dropped_in_no_sync,
     spectral_norm,
     penalty_before_the_forward_pass,
     combined,
@@ -285,6 +296,7 @@ with group():
                 "the latest backward pass before optimizer.step() was in no_sync": only_in_no_sync,
                 "so the step would lack its gradients": in_no_sync_after_an_average,
                 "leave the last backward pass before each step out of no_sync": left_out,
+                "which precision= adds up apart": lambda run: dropped_in_no_sync(run, precision=flk.Precision()),
             }
         else:
             wrong |= {
@@ -303,6 +315,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 25
+    assert len(found) == 27
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

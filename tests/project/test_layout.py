@@ -43,9 +43,7 @@ COVERED = {
         "flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
-    "tests/local/test_optimizer.py": (
-        "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer"
-    ),
+    "tests/local/test_optimizer.py": ("flk_runtime.distributed.buckets flk_runtime.distributed.main_process"),
     "tests/local/test_hosts_accelerate_launch.py": "flk_hosts.accelerate_launch",
     "tests/local/test_hosts_torchtitan.py": "flk_hosts.torchtitan",
     "tests/unit/flk_hosts/test_loaders.py": "flk_hosts.generators",
@@ -195,7 +193,7 @@ COVERED = {
     "tests/unit/flk_runtime/preflight/test_preflight.py": (
         "flk_runtime.check flk_runtime.preflight.compare flk_runtime.preflight.report"
     ),
-    "tests/unit/flk_runtime/run/test_options.py": "flk_runtime.run.extensions flk_runtime.system.trial",
+    "tests/unit/flk_runtime/run/test_options.py": "flk_runtime.system.trial",
     "tests/unit/flk_runtime/shared/test_shard_file.py": "flk_runtime.checkpoint.shard",
     "tests/unit/flk_runtime/system/test_pytree.py": "flk_runtime.distributed.consistency",
     "tests/unit/flk_runtime/contract/test_telemetry_archive.py": "flk_runtime.contract.telemetry",

@@ -12,7 +12,7 @@ from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES
 
 TLS_FOLDER: Final = "/flk/hub"  # mount path of the Secret that `tls` names
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
-# The fields that the ranks read, by the names of flk_runtime.DiLoCo's.
+# The fields that the ranks read, by the names of flk_diloco.DiLoCo's.
 _OPTIONS: Final = (
     "inner", "every", "dtype", "lr", "momentum", "fragments", "delay", "sites", "site", "wait", "timeout"
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
+from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.meta_init import Materializer
@@ -66,13 +67,16 @@ class FSDP2Model(ParallelModel):
         Materializer(model, [*units, model], device, init_follows=init_follows).run(shard, broadcast=broadcast)
         super().__init__(model)
         self._units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        for module in self._units:  # torch makes full parameters once, which cannot be trained if in inference_mode()
+        self._full: dict[nn.Parameter, nn.Parameter] = {}  # by shard: torch makes each full parameter once
+        for module in self._units:  # now, since one that is made in inference_mode() cannot be trained
+            shards = list(module.parameters())
             module.unshard()
+            self._full |= dict(zip(shards, module.parameters(), strict=True))
             module.reshard()
         model.register_forward_hook(self._after_pass)
         # With this name, generate() of Transformers takes as many steps on each rank as on the others.
         model._is_fsdp_managed_module = True  # type: ignore[assignment]
-        _extend_zero_grad(model)
+        self._extend_zero_grad(model, lambda: self._full)
         self._replicas = mesh.get_group("replicate") if "replicate" in (mesh.mesh_dim_names or ()) else None
         self._keeps_full, self._communicates = not reshards, mesh.size() > 1
         self._tied: list[str] = []  # buffers that rank 0 sends
@@ -80,6 +84,10 @@ class FSDP2Model(ParallelModel):
         self._syncs = True  # gradients now
         self._has_skipped = False  # there was a no_sync, so backward passes are watched
         self._unreduced = False  # the latest backward pass was in no_sync
+        # Gradients of passes in no_sync are then added up where torch shows them to nobody.
+        self._adds_apart = precision is not None and any(
+            precision.param_dtype(module) != precision.reduce for module in self._units
+        )
         if options.find_unused_parameters:
             for module in self._units:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
@@ -108,6 +116,7 @@ class FSDP2Model(ParallelModel):
 
     def attach(self, optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(self._before_step)
+        self._extend_zero_grad(optimizer, lambda: parameters_in(optimizer))
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
         return full(parameter.detach())
@@ -162,24 +171,33 @@ class FSDP2Model(ParallelModel):
         for module in self._units:
             module.reshard()
 
+    def _extend_zero_grad(self, owner: nn.Module | Optimizer, parameters: Callable[[], Iterable[nn.Parameter]]) -> None:
+        """Have ``zero_grad`` of the model or an optimizer drop all gradients of its ``parameters`` at any time.
 
-def _extend_zero_grad(model: nn.Module) -> None:
-    """Have ``zero_grad`` of a sharded model drop the gradients of the shards at any time.
+        After a forward pass full parameters are in the place of shards, so that a model's shards would keep theirs. A
+        backward pass in no_sync leaves gradients of full parameters, which nobody sees.
+        """
+        plain = owner.zero_grad
 
-    After a forward pass full parameters are in the place of shards, so that the shards would keep theirs.
-    """
-    shards, plain = list(model.parameters()), model.zero_grad
+        @functools.wraps(plain)
+        def zero_grad(set_to_none: bool = True) -> None:
+            if self._unreduced and self._adds_apart:
+                raise SetupError(
+                    "zero_grad() after a backward pass in no_sync would keep its gradients, which precision= adds up "
+                    "apart: make a backward pass outside of no_sync before, as of the loss times 0"
+                )
+            plain(set_to_none)
+            for shard in parameters():
+                if (whole := self._full.get(shard)) is None:
+                    continue  # of another model
+                whole.grad = None
+                if set_to_none:
+                    shard.grad = None
+                elif shard.grad is not None:
+                    shard.grad.detach().zero_()
+            self._unreduced = any(whole.grad is not None for whole in self._full.values())
 
-    @functools.wraps(plain)
-    def zero_grad(set_to_none: bool = True) -> None:
-        plain(set_to_none)
-        for each in shards:
-            if set_to_none:
-                each.grad = None
-            elif each.grad is not None:
-                each.grad.detach().zero_()
-
-    model.zero_grad = zero_grad  # type: ignore[method-assign]
+        owner.zero_grad = zero_grad  # type: ignore[method-assign]
 
 
 def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> MixedPrecisionPolicy:

@@ -6,16 +6,20 @@ for it, and the protocols say what the core calls.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import torch
 from torch import nn
 
 from flk_runtime.checkpoint import CheckpointManager
+from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import AUTO, DILOCO
 from flk_runtime.discovery import RankInfo
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel
 
 _CHOOSERS: Final = {AUTO: "flk_plan.automatic"}  # strategies that stand for another one
@@ -83,7 +87,9 @@ def choose(strategy: str, rank_info: RankInfo, device: torch.device, timeout: fl
     The process group is open, and its collectives may take ``timeout`` seconds.
     """
     module = _CHOOSERS.get(strategy)
-    return cast("str", import_module(module).choose(rank_info, device, timeout)) if module else strategy
+    if not module:
+        return strategy
+    return cast("str", _imported(module, f"strategy {strategy}").choose(rank_info, device, timeout))
 
 
 def outer(strategy: str, options: OuterOptions | None) -> Outer | None:
@@ -92,9 +98,25 @@ def outer(strategy: str, options: OuterOptions | None) -> Outer | None:
     None if it is not a strategy of several workers. Raises SetupError.
     """
     module = _OUTER.get(strategy)
-    return cast("Outer", import_module(module).outer(options)) if module else None
+    return cast("Outer", _imported(module, f"strategy {strategy}").outer(options)) if module else None
 
 
 def recording(text: str | None) -> BeginRecording | None:
     """What records the lines of metrics besides the log, by ``text`` or the environment. Raises SetupError."""
-    return cast("BeginRecording | None", import_module(_RECORDERS).recording(text))
+    if not (text or user_env.METRICS.read(os.environ) or _is_installed(_RECORDERS)):
+        return None
+    return cast("BeginRecording | None", _imported(_RECORDERS, "metrics").recording(text))
+
+
+def _is_installed(module: str) -> bool:
+    return find_spec(module.partition(".")[0]) is not None
+
+
+def _imported(module: str, user: str) -> Any:
+    """An extension's module. Raises SetupError, which names its ``user``, if the extension is not installed."""
+    if not _is_installed(module):
+        package = module.partition(".")[0]
+        raise SetupError(
+            f"{user} needs the package {package}, which is not beside flk_runtime here: install all of flk"
+        )
+    return import_module(module)

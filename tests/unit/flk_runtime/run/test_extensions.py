@@ -1,0 +1,39 @@
+"""What a run does without the packages of extensions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flk_runtime.contract import user_env
+from flk_runtime.discovery import RankInfo
+from flk_runtime.errors import SetupError
+from flk_runtime.run import extensions
+
+
+@pytest.fixture(autouse=True)
+def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "find_spec", lambda package: None)
+    monkeypatch.delenv(user_env.METRICS, raising=False)
+
+
+def choose(strategy: str) -> str:
+    return extensions.choose(strategy, RankInfo(), torch.device("cpu"), 1.0)
+
+
+def test_a_run_that_asks_for_no_extension_needs_none() -> None:
+    assert choose("ddp") == "ddp"
+    assert extensions.outer("ddp", None) is None
+    assert extensions.recording(None) is None
+
+
+def test_an_extension_that_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SetupError, match="strategy auto needs the package flk_plan"):
+        choose("auto")
+    with pytest.raises(SetupError, match="strategy diloco needs the package flk_diloco"):
+        extensions.outer("diloco", None)
+    with pytest.raises(SetupError, match="metrics needs the package flk_sinks"):
+        extensions.recording("tensorboard:/tmp/curves")
+    monkeypatch.setenv(user_env.METRICS, "mlflow")
+    with pytest.raises(SetupError, match="metrics needs the package flk_sinks"):
+        extensions.recording(None)
