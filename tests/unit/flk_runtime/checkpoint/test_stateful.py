@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flk_diloco.worker import OuterLoop
@@ -12,7 +14,7 @@ from flk_sinks.curves import Curves
 
 @pytest.mark.parametrize("kind", [OuterLoop, Curves])
 def test_flks_own_objects_have_one_state_in_the_extensions_too(kind: type) -> None:
-    thing = kind.__new__(kind)
+    thing: Any = object.__new__(kind)
     assert is_replicated(thing)
 
 
@@ -21,5 +23,5 @@ def test_flks_own_objects_have_one_state_in_the_extensions_too(kind: type) -> No
     [*((f"{package}.any", True) for package in pod_layout.RUNTIME_PACKAGES), ("train", False), ("flk_runtime2", False)],
 )
 def test_an_object_of_the_script_has_a_state_on_each_rank(module: str, expected: bool) -> None:
-    kind = type("Own", (), {"__module__": module})
-    assert is_replicated(kind()) == expected
+    thing: Any = type("Own", (), {"__module__": module})()
+    assert is_replicated(thing) == expected
