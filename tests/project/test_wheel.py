@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flk.manifest.runtime import PACKAGES
 from flk_runtime.contract import VERSION
+from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 from tests.support.install import interpreter
 
 pytestmark = pytest.mark.xdist_group("wheel")  # it is built once
@@ -63,10 +63,10 @@ def test_the_wheel_contains_the_packages_and_the_example(wheel: Path) -> None:
         names = set(archive.namelist())
     expected = {"flk/py.typed", "flk/spec/fabrics.json", "flk/bundled_gpt/train.py", "flk_runtime/py.typed"}
     assert expected <= names
-    for folder, package in (("operator_client", "flk"), *(("runtime", package) for package in PACKAGES)):
+    for folder, package in (("operator_client", "flk"), *(("runtime", package) for package in RUNTIME_PACKAGES)):
         sources = {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder / package).rglob("*.py")}
         assert sources <= names
-    assert {name.partition("/")[0] for name in names} == {"flk", *PACKAGES, f"flk-{VERSION}.dist-info"}
+    assert {name.partition("/")[0] for name in names} == {"flk", *RUNTIME_PACKAGES, f"flk-{VERSION}.dist-info"}
 
 
 @pytest.mark.parametrize("command", ["flk", "kubectl-flk"])

@@ -69,7 +69,9 @@ def _own_evictions(view: JobView) -> dict[str, list[tuple[float, float, Evidence
     present = {view.target.position(pod): name for name, pod in view.objects.items()}
     ends: dict[str, dict[str, tuple[float, float, Evidence]]] = defaultdict(dict)
     for name, events in view.pod_events.items():
-        started = {involved(event).get("uid"): event_time(event) for event in events if event["reason"] == "Started"}
+        started = {
+            involved(event).get("uid"): event_time(event) for event in events if event.get("reason") == "Started"
+        }
         for event in events:
             uid = involved(event).get("uid")
             if event.get("reason") == "Evicted" and _OWN_LIMIT.search(one_line(event.get("message"))):

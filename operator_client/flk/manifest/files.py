@@ -25,11 +25,11 @@ from typing import Final, NoReturn
 from flk.errors import UsageError
 from flk.manifest import ignore_file
 from flk.manifest.git import ask_git
-from flk.manifest.runtime import PACKAGES
 from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
 from flk.spec.names import DNS_1035
 from flk.spec.packages import refuse_mixed_hashes, requirement_files
+from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OWN_FILES: Final = {"flk.yaml", "flk.schema.json", ignore_file.NAME}  # pods do not read them
@@ -110,7 +110,7 @@ def select_files(job: Job, root: Path) -> Selection:
         )
         if paths - shipped
     ]
-    if own is None and job.command[1].partition(".")[0] not in PACKAGES:  # the runtime travels with every job
+    if own is None and job.command[1].partition(".")[0] not in RUNTIME_PACKAGES:  # the runtime travels with every job
         left_out.append(f"the module {job.command[1]}, which is not in {root}, so it should be in the image")
     if script is not None and _leaves(root, script.relative_to(root).as_posix()):
         left_out.append(f"what lies beside {script.resolve()}, to which the script {job.command[0]} links")

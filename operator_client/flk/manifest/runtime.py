@@ -20,8 +20,8 @@ from typing import Final
 
 from flk.user_files import cache_folder, write_whole
 from flk_runtime import contract
+from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 
-PACKAGES: Final = ("flk_runtime", "flk_diloco", "flk_hosts", "flk_plan", "flk_sinks")
 _STRING: Final = (
     r"""(?:\"\"\"(?:[^"\\]|\\.|"(?!""))*\"\"\"|\'\'\'(?:[^'\\]|\\.|'(?!''))*\'\'\')"""
     r"""|(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
@@ -38,7 +38,7 @@ def runtime_archive() -> bytes:
     cache folder with a hash of its bytes and of all that it is made from, and packed anew where that differs.
     """
     folder = Path(contract.__file__).parents[2]
-    paths = [path for package in PACKAGES for path in (folder / package).rglob("*.py")]
+    paths = [path for package in RUNTIME_PACKAGES for path in (folder / package).rglob("*.py")]
     modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     made_from = repr((Path(__file__).read_bytes(), sorted(modules.items()))).encode()
     kept = cache_folder() / "runtime"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.state import SplitState
+from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 from flk_runtime.errors import SetupError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def is_replicated(thing: Stateful) -> bool:
     """
     if isinstance(thing, Declared):
         return thing.replicated
-    return isinstance(thing, _REPLICATED) or type(thing).__module__.startswith("flk_runtime.")
+    return isinstance(thing, _REPLICATED) or type(thing).__module__.partition(".")[0] in RUNTIME_PACKAGES
 
 
 def per_rank(thing: Any) -> Declared:

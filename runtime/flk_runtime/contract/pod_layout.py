@@ -16,7 +16,14 @@ WORK_FOLDER: Final = "/flk/work"  # the unpacked code; working folder of the ran
 PACKAGES: Final = ".flk/packages"  # in the working folder: the virtual environment with the job's packages
 CHECKPOINT_FOLDER: Final = "/flk/checkpoint"  # checkpoints of jobs without a volume; deleted with the pod
 API_FOLDER: Final = "/flk/api"  # token, ca.crt and namespace with which a launcher writes to RECORDS
-RUNTIME_ARCHIVE: Final = "flk_runtime.zip"  # key of the archive of this package
+RUNTIME_ARCHIVE: Final = "flk_runtime.zip"  # key of the archive of these packages
+RUNTIME_PACKAGES: Final = (
+    "flk_runtime",
+    "flk_diloco",
+    "flk_hosts",
+    "flk_plan",
+    "flk_sinks",
+)  # core first
 CODE_ARCHIVE: Final = "code.tar.gz"  # prefix of the keys of the code: code.tar.gz.000, code.tar.gz.001, … in order
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 TERMINATION_LOG_LIMIT: Final = 4096  # bytes; the kubelet drops what exceeds them

@@ -260,6 +260,14 @@ def test_the_traceback_of_a_setup_error_ends_in_the_script(tmp_path: Path, kind:
     assert failure_report.format_error(error).splitlines()[-1].endswith("no")
 
 
+def test_the_traceback_of_a_setup_error_of_an_extension_ends_in_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from flk_sinks.choice import chosen_sinks\nchosen_sinks('nosuch', {})\n")
+    with pytest.raises(SetupError) as caught:
+        exec(compile(script.read_text(), str(script), "exec"), {})
+    assert Path(traceback.extract_tb(failure_report.user_frames(caught.value))[-1].filename).name == "train.py"
+
+
 def test_a_script_that_python_cannot_read_is_shown_as_python_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
 from flk_runtime.contract.ranges import numbered
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
 from flk_runtime.shared.observer import Pending, is_default
@@ -30,7 +31,7 @@ _ACTIVITIES: Final = (
     (r"(^|/)threading\.py$", r"wait|acquire|join|_wait_for_tstate_lock|_shutdown", "waits for another thread"),
     (r"(^|/)concurrent/futures/.*\.py$", r".*", "waits for another thread"),
 )
-_LIBRARY = re.compile(r"^<|^torch/|(^|/)python3\.\d+/|(^|/)flk_runtime/")
+_LIBRARY = re.compile(rf"^<|^torch/|(^|/)python3\.\d+/|(^|/)({'|'.join(RUNTIME_PACKAGES)})/")
 _C10D = re.compile(r"(^|/)torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _NOT_COLLECTIVES = ("wrapper", "<lambda>", "_object_to_tensor", "_tensor_to_object")
 _PREFLIGHT = re.compile(r"(^|/)flk_runtime/preflight/")

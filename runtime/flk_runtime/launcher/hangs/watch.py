@@ -46,7 +46,7 @@ class Process(Protocol):
 
 
 class Meter(Protocol):
-    """What reads the usage of the pod; see `flk_runtime.launcher.telemetry.meter`."""
+    """What reads the usage of the pod; see `flk_runtime.launcher.telemetry.usage`."""
 
     @property
     def latest(self) -> PodUsage | None: ...
@@ -165,7 +165,7 @@ class Watch:
             page.step,
             Phase.TRAINING if trains else page.phase,
             step_seconds=round(page.step_seconds, 6) or None,
-            memory=host.resident_bytes(process.pid) if self._meter else None,
+            memory=(host.resident_bytes(process.pid) or None) if self._meter else None,
             data_wait=None if page.data_wait < 0 else page.data_wait,
             saved=page.saved,
             stored=page.stored,

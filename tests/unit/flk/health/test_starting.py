@@ -118,6 +118,12 @@ def evicted_by_its_limit(times: int, message: str = DISK) -> JobBuilder:
     return job.event("ExitedWithCode", f"Pod: team.{POD} exited with code 137", count=times)
 
 
+def test_an_event_of_a_pod_need_not_have_a_reason() -> None:
+    job = evicted_by_its_limit(3).event("Odd", "of another controller", "Pod", POD, uid="a")
+    del job.events[-1]["reason"]
+    assert find(job.view())[0].code == "Evicted"
+
+
 @pytest.mark.parametrize(
     "message",
     [

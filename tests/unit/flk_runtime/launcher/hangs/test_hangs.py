@@ -169,6 +169,8 @@ def test_ranks_before_their_first_group_meet_in_flk_init() -> None:
 def test_ranks_that_wait_for_nobody_are_told_by_what_they_do() -> None:
     same = [elsewhere(0, STACK[1]), elsewhere(1, STACK[1])]
     assert diagnose(same).sentence() == "ranks 0-1 do the same: each is at train.py:31"
+    in_flk = [elsewhere(rank, Frame("flk_diloco/rounds.py", 5, "wait"), STACK[1]) for rank in (0, 1)]
+    assert diagnose(in_flk).sentence() == "ranks 0-1 do the same: each is at train.py:31"
     differ = [elsewhere(0, STACK[1]), elsewhere(1, IMPORT, STACK[0])]
     assert diagnose(differ).sentence() == (
         "ranks 0-1 differ: rank 0 is at train.py:31; rank 1 imports a module at train.py:20 in step"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,3 +80,11 @@ def test_the_status_has_the_phase_of_the_page(
     (status,) = watch.ranks
     assert (status.rank, status.pod, status.phase, status.step) == (5, 2, expected, 3 if step else -1)
     assert (status.step_seconds, status.data_wait, status.saved) == (None, None, -1)
+
+
+def test_a_rank_whose_process_has_ended_has_no_memory_that_is_known(tmp_path: Path) -> None:
+    statuses: list[PodStatus] = []
+    meter = SimpleNamespace(latest=None)
+    watch = Watch(Settings(("train.py",)), statuses.append, lambda *_: None, lambda: 0.0, meter)
+    watch.update(0, [Rank(ProgressPage.private(), {user_env.HEARTBEAT: str(tmp_path / "none")})])
+    assert statuses[0].ranks[0].memory is None
