@@ -87,6 +87,15 @@ def test_parameters_are_frozen_and_unfrozen_at_any_time(make: Any, parameters: A
     assert not indices.requires_grad
 
 
+def test_a_parameter_that_a_script_puts_into_a_group_itself_is_averaged(make: Any, parameters: Any) -> None:
+    optimizer = make(parameters[:2])
+    optimizer.param_groups[0]["params"].append(parameters[2])
+    optimizer.zero_grad()
+    passes(*parameters)
+    optimizer.step()
+    assert parameters[2].tolist() == [-0.5, -0.5]
+
+
 def test_a_script_may_set_state_and_groups(make: Any, parameters: Any) -> None:
     optimizer = make(parameters)
     inner = optimizer._optimizer
