@@ -16,6 +16,8 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.typed import Time
 
+BEFORE_FIRST: Final = -1  # the attempt of a failure that was found before its launcher took part in one
+
 
 class _Text(str, enum.Enum):
     """An enumeration whose members are written as their values."""

@@ -10,12 +10,9 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from flk_runtime.contract.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from flk_runtime.launcher.transport.messages import Event
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STACKS_SIGNAL: Final = signal.SIGQUIT  # prints the stacks of all ranks of the job, as a JVM prints its threads
@@ -35,7 +32,7 @@ class Wakeup:
         for end in self.ends:
             end.setblocking(False)
         self.signals: list[int] = []
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an `Event` of launcher.transport.messages each
         self.starting = True  # while it is true, a signal ends the process at once
 
     def install(self) -> None:
@@ -43,7 +40,7 @@ class Wakeup:
         for number in HANDLED_SIGNALS:
             signal.signal(number, self._handle)
 
-    def post(self, event: Event) -> None:
+    def post(self, event: Any) -> None:
         """Add an event, from any thread."""
         self.events.put(event)
         self.wake()

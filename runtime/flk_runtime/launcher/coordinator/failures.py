@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from flk_runtime.contract.failure import Failure, Kind, root_cause
+from flk_runtime.contract.failure import BEFORE_FIRST, Failure, Kind, root_cause
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import StorageError
-from flk_runtime.launcher.transport.messages import BEFORE_FIRST, Join
+from flk_runtime.launcher.transport.messages import Join
 
 _RESTARTED = "was restarted"
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import BEFORE_FIRST, Failure, Kind
 from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.errors import StorageError
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport.messages import BEFORE_FIRST
 from flk_runtime.system.faults import DISK_ERRNOS
 
 # Numbers of errors of a disk where a regular file is written. A script has them also of a terminal or a FIFO.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import BEFORE_FIRST, Failure
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.telemetry import PodStatus, Telemetry
@@ -16,7 +16,6 @@ from flk_runtime.launcher.signals import ThreadFailed
 from flk_runtime.wire import Refused, Registry
 
 DISCONNECTED: Final = "lost the connection to pod 0"  # what a pod did whose connection to the leader broke
-BEFORE_FIRST: Final = -1  # the attempt of a failure that was found before this launcher took part in one
 
 
 class FromMember:

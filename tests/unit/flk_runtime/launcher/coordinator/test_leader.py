@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import BEFORE_FIRST, Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.agent import EXIT_TIMEOUT
 from flk_runtime.launcher.coordinator.leader import Leader
@@ -18,7 +18,6 @@ from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport.messages import (
-    BEFORE_FIRST,
     MESSAGES,
     AttemptEnded,
     AttemptStarted,

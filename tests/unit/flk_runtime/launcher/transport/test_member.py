@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import BEFORE_FIRST, Failure, Kind
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Member, Server
 from flk_runtime.launcher.transport import member as member_module
-from flk_runtime.launcher.transport.messages import BEFORE_FIRST, Event, Join, Message
+from flk_runtime.launcher.transport.messages import Event, Join, Message
 
 FAULT = Failure(Kind.UNHEALTHY, 0, attempt=BEFORE_FIRST, message="GPU 3 is lost")
 HISTORY = [Attempt(0, 1.0, 2.0, Failure(Kind.CONTAINER_KILLED, 0))]
