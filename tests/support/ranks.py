@@ -25,6 +25,7 @@ file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(file, 1), os.dup2(file, 2)
 faulthandler.dump_traceback_later(patience * 0.8)
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of outputs that are views, which few scripts change
 if not one_process:
     from flk_runtime.run import places
     def as_in_another_process(name, find=places.of_next_training):
