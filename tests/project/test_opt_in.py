@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 NEEDY = [
     "tests/launchers/test_launchers.py::test_mpiexec_of_mpich_that_names_no_master",
     "tests/launchers/test_launchers.py::test_check",
-    "tests/launchers/test_horovod_optimizer.py",
+    "tests/launchers/test_launchers.py::test_horovodrun",
     "tests/cluster/test_k8s.py",
 ]
 NOBODY_SETS = "FLK_TEST_UNSET"  # a variable in tests of an option that names one
