@@ -105,7 +105,7 @@ def _why_unusable() -> str:
 def backend(device: torch.device) -> str:
     """The backends of a process group for this device.
 
-    With NCCL there is also gloo, for tensors on the CPU: states of random generators, offloaded shards.
+    With NCCL there is also gloo, for tensors on the CPU: states of random generators.
     """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
