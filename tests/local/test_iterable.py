@@ -246,7 +246,7 @@ for batch in uneven:
         break
 rest = run.loader(sizes, batch_size=2, name="rest")
 state = [uneven.state_dict()]
-torch.distributed.broadcast_object_list(state, src=0)
+dist.broadcast_object_list(state, src=0)
 rest.load_state_dict(state[0])
 mine += [n for batch in rest for n in batch["n"].tolist()]
 assert sorted(sum(everywhere(mine), [])) == sorted([*range(10), *range(4)])

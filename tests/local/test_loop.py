@@ -144,7 +144,7 @@ REFUSED = """
         print(f"refused: {error}")
     with loop.evaluating():
         phases = [own_page().phase]
-    assert [*phases, own_page().phase] == [Phase.EVALUATING, Phase.TRAINING]
+    assert [*phases, own_page().phase] == [Phase.EVALUATING, Phase.FIRST_STEP]
     stage(torch.ones(3)).sum().backward(), optimizer.step()
     loop.step()
     loop.close()

@@ -21,12 +21,6 @@ from tests.support.proxy import DelayingProxy
 
 pytestmark = pytest.mark.root("makes network namespaces")
 DEFAULT_LEASE = 15  # seconds, of FLK_LEASE
-INIT = """
-    import flk_runtime as flk
-
-    with flk.init(device="cpu", log_every=0):
-        pass
-"""
 
 
 @pytest.fixture
@@ -234,19 +228,6 @@ def test_a_bad_network_is_no_fault(hosts: Callable[..., Hosts]) -> None:
     time.sleep(6)
     assert all(alive(rank) for rank in ranks), job.logs_of_all()
     job.finish(attempts=1)
-
-
-def test_a_node_with_a_slow_network_is_named(hosts: Callable[..., Hosts]) -> None:
-    job = hosts()
-    job.write(INIT)
-    for pod, host in enumerate(job.net.hosts):
-        job.variables_of[pod] |= {user_env.POD_NAME: f"gpt-worker-{pod}", user_env.NODE_NAME: host.name}
-    slow = job.net.hosts[1]
-    slow.limit("16mbit")  # far slower than what is left of the others on a busy machine
-    job.start("train.py")
-    assert job.wait() == [0, 0, 0], job.logs_of_all()
-    assert f"flk: the network of gpt-worker-1 on {slow.name} is slow: 0.00" in job.log(0)
-    assert "is slow" not in job.log(0).replace(f"gpt-worker-1 on {slow.name} is slow", "")
 
 
 def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(

@@ -55,8 +55,8 @@ def test_several_optimizers_and_their_schedules_train_and_resume_as_in_one_proce
     script = (
         SEVERAL
         + f"""
-def go(name, steps, **options):
-    with init(name, checkpoint={str(tmp_path)!r} + f"/{{name}}-{{os.environ.get('WORLD_SIZE')}}", **options) as run:
+def go(name, steps, strategy=None):
+    with init(strategy or name, checkpoint={str(tmp_path)!r} + f"/{{name}}-{{os.environ.get('WORLD_SIZE')}}") as run:
         model = build()[0]
         optimizers = split(model)
         model, found = run.parallelize(model, optimizers, **(hybrid(name) if run.world_size > 1 else {{}}))

@@ -43,7 +43,7 @@ def test_a_buffer_of_another_shape_is_loaded_by_the_module_itself() -> None:
     before[0].add(2.0)
     kept = saved("model", state)
     after = nn.Sequential(Resized())
-    assert _mismatch(after, kept, lacks_frozen=False) is None
+    assert _mismatch(after, kept) is None
     ModuleState(after).load_state(kept)
     assert after[0].rows.tolist() == [[1, 1], [2, 2]]
     assert torch.equal(after[0].layer.weight, before[0].layer.weight)
@@ -54,7 +54,7 @@ def test_a_buffer_of_another_shape_is_loaded_by_the_module_itself() -> None:
 
 def test_a_parameter_of_another_shape_does_not_fit() -> None:
     kept = saved("model", ModuleState(nn.Linear(2, 2)))
-    assert _mismatch(nn.Linear(3, 2), kept, lacks_frozen=False) == (
+    assert _mismatch(nn.Linear(3, 2), kept) == (
         "size mismatch for 'weight': (2, 2) in the checkpoint, (2, 3) in the model"
     )
 
