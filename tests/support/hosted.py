@@ -82,8 +82,8 @@ TRANSFORMERS: Final = """
     flk_transformers.adopt(kept, save_every=1)
     kept.train()
     if sys.argv[1] == "dies":
-        trained = {("train", "FIRST_STEP"), ("train", "TRAINING")}
-        assert phases == {*trained, ("evaluate", "EVALUATING"), ("save", "SAVING")}, phases
+        of_steps = {("train", "FIRST_STEP"), ("train", "TRAINING")}
+        assert phases == {*of_steps, ("evaluate", "EVALUATING"), ("save", "SAVING")}, phases
         plain = trainer(False, "plain", save_strategy="steps", save_steps=5)
         plain.train()
         print("equal", equal(kept, plain))
@@ -174,8 +174,8 @@ LIGHTNING: Final = """
     kind = sys.argv[2] == "distributed"
     trainer, model = trained([Flk(save_every=1)], kind, "checkpoints")
     if sys.argv[1] == "dies":
-        trained = {("train", "FIRST_STEP"), ("train", "TRAINING")}
-        assert phases == {*trained, ("validate", "EVALUATING"), ("save", "SAVING")}, phases
+        of_steps = {("train", "FIRST_STEP"), ("train", "TRAINING")}
+        assert phases == {*of_steps, ("validate", "EVALUATING"), ("save", "SAVING")}, phases
         plain_trainer, plain = trained([], kind, "checkpoints of the other")
         assert model.seen == plain.seen, (model.seen, plain.seen)
         assert all(torch.equal(*pair) for pair in zip(model.parameters(), plain.parameters(), strict=True))

@@ -12,7 +12,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current, extensions
 from flk_runtime.run.group import entered
-from flk_runtime.run.options import LOG_EVERY, TIMEOUT
+from flk_runtime.run.options import LOG_EVERY, TIMEOUT, RunOptions
 from flk_runtime.run.run import Run
 from flk_runtime.system import rng
 
@@ -96,23 +96,29 @@ def init(
     with entered(given) as (rank_info, options, owns_group):
         chosen = extensions.choose(options.strategy, rank_info, options.device, options.timeout)
         options = dataclasses.replace(options, strategy=chosen)
-        if options.has_seed:
-            rng.seed_all(options.seed)
-        else:
-            options = dataclasses.replace(options, seed=_draw_as_rank_0(options.seed))
+        options = dataclasses.replace(options, seed=_seed(options))
         current.run = Run(rank_info, options, owns_group=owns_group)
     _arguments = given
     return current.run
 
 
-def _draw_as_rank_0(default: int) -> int:
-    """Have all ranks draw as the script has seeded rank 0; return that seed, ``default`` if none. Collective."""
+def _seed(options: RunOptions) -> int:
+    """Seed the generators, or have all ranks draw as the script has seeded rank 0. Returns the seed. Collective.
 
-    def begin() -> tuple[int, dict[str, Any]]:
+    Rank 0 says which: variables may differ between ranks that do not compare them.
+    """
+
+    def begin() -> tuple[int, dict[str, Any]] | None:
+        if options.has_seed:
+            return None
         if (seed := rng.script_seed()) is None:
-            torch.manual_seed(seed := default)  # the script may have seeded the others, which cannot be told
+            torch.manual_seed(seed := options.seed)  # the script may have seeded the others, which cannot be told
         return seed, rng.get_state()
 
-    seed, state = process_group.on_main(begin)
+    begun = process_group.on_main(begin)
+    if begun is None:
+        rng.seed_all(options.seed)
+        return options.seed
+    seed, state = begun
     rng.set_state(state)
     return seed
