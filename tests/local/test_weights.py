@@ -98,38 +98,3 @@ with group():
     assert len(found) == 15
     for case, losses in found.items():
         assert losses == pytest.approx(expected, abs=1e-6), case
-
-
-def test_torch_save_of_shards_is_refused_by_name(ranks: Ranks) -> None:
-    script = (
-        SMALL_MODEL
-        + """
-import copy, io, pickle
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-with group(), init("full_shard") as run:
-    model, optimizer = run.parallelize(*build())
-    train(run, model, optimizer, steps=1)
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    weight = model.state_dict()["head.weight"]
-    copied = pickle.loads(pickle.dumps(copy.deepcopy(weight)))  # as it travels to another process
-    assert torch.equal(copied.full_tensor(), copy.copy(weight).full_tensor())
-    torch.save({"model": whole, "step": run.steps, "shard": weight.to_local()}, io.BytesIO())
-    ways = {"pickle_protocol": 2}, {"pickle_protocol": 5}, {"_use_new_zipfile_serialization": False}
-    for what in (model.state_dict(), optimizer.state_dict()):
-        for way in ways:
-            if run.world_size == 1:
-                torch.save(what, io.BytesIO(), **way)
-            elif run.rank == 0:
-                refused("shards of a sharded tensor alone: on all ranks, call run.save(), or run.export(FILE)",
-                        lambda: torch.save(what, io.BytesIO(), **way))
-    for way in ways:
-        refused("cannot pickle Net, a module of FSDP2: on all ranks, call run.save(), or run.export(FILE) for weights",
-                lambda: torch.save(model, io.BytesIO(), **way))
-    model.__class__ = type("Odd", (type(model),), {})  # as a parametrization does
-    assert model.__reduce_ex__(4)[1] == (type(model),)
-    refused("cannot pickle Odd, a module of FSDP2", lambda: torch.save(model, io.BytesIO()))
-"""
-    )
-    ranks(script, 2)
-    ranks(script, 1)

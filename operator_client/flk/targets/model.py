@@ -22,8 +22,9 @@ KEPT_BY_KUBELET: Final = ("Always", "OnFailure")  # restart policies with which 
 REPLACED: Final = "Replaced"  # restart policy of pods that their controller replaces, however they have ended
 
 
-MOST_PODS: Final = 10_000  # of a job, and of ranks in one pod a thousand
-MOST_PROCESSES: Final = 1_000
+# What a job of flk may have, and so what is read of objects that others may have written.
+MOST_PODS: Final = 101_024  # replicas and spares
+MOST_PROCESSES: Final = 1_024
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,9 @@ def test_a_step_takes_the_loss_and_no_optimizer() -> None:
 
 def test_a_call_that_does_many_steps_prints_and_saves_what_was_due_on_the_way() -> None:
     """A worker of strategy diloco that has caught up."""
-    context: Any = SimpleNamespace(options=SimpleNamespace(log_every=10, sinks=()), page=ProgressPage.private())
+    context: Any = SimpleNamespace(
+        options=SimpleNamespace(log_every=10, begin_recording=None), page=ProgressPage.private()
+    )
     saves, metrics = MagicMock(due=0, **{"manager.steps": 0}), MagicMock()
     steps = Steps(context, saves, metrics)
     printed: list[int] = []
@@ -76,7 +78,9 @@ def test_a_run_whose_script_sets_the_steps_before_the_first_one_tells_where_it_b
 
 
 def test_lines_and_saves_are_asked_for_when_they_are_due_and_anew_when_the_script_sets_the_steps() -> None:
-    context: Any = SimpleNamespace(options=SimpleNamespace(log_every=10, sinks=()), page=ProgressPage.private())
+    context: Any = SimpleNamespace(
+        options=SimpleNamespace(log_every=10, begin_recording=None), page=ProgressPage.private()
+    )
     saves = MagicMock(due=0, **{"manager.steps": 0})
     steps = Steps(context, saves, MagicMock())
     printed, asked = [], []
@@ -119,7 +123,7 @@ def test_a_step_asks_for_saves_until_one_is_complete_and_then_when_the_next_one_
 
 
 def test_a_step_with_a_batch_of_a_loader_ends_where_the_next_one_is_drawn() -> None:
-    options, page = SimpleNamespace(log_every=0, sinks=()), ProgressPage.private()
+    options, page = SimpleNamespace(log_every=0, begin_recording=None), ProgressPage.private()
     context: Any = SimpleNamespace(options=options, page=page, lines=MagicMock(), rank=0, world_size=1)
     saves = MagicMock(due=0, **{"manager.steps": 0})
     steps = Steps(context, saves, MagicMock())
