@@ -399,27 +399,31 @@ class _Alike:
 
 
 class _Sums:
-    """The sums of losses that a trainer has not logged yet: the means of all ranks, which is what it logs."""
+    """The sums of losses that a trainer has not logged yet: of each rank, and for another number of ranks their means,
+    which is what it logs."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._state: dict[str, Any] = {}
+        self._of_ranks: list[dict[str, Any]] = []
 
     def look(self) -> None:
-        """Take the means. Collective."""
-        self._state = {name: getattr(self._trainer, name) for name in _SUMS if hasattr(self._trainer, name)}
-        tensors = [name for name, value in self._state.items() if isinstance(value, torch.Tensor)]
-        for name in tensors:
-            self._state[name] = process_group.mean(self._state[name].item(), 1.0)
+        """Take the sums of all ranks. Collective."""
+        values = {name: getattr(self._trainer, name) for name in _SUMS if hasattr(self._trainer, name)}
+        plain = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+        self._of_ranks = process_group.all_gather(plain)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._state
+        return {"of_ranks": self._of_ranks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
+        of_ranks = state["of_ranks"]
+        same = len(of_ranks) == process_group.world_size()
+        for name, value in of_ranks[process_group.rank() if same else 0].items():
             now = getattr(self._trainer, name, None)
-            new = torch.full_like(now, value) if isinstance(now, torch.Tensor) else value
-            setattr(self._trainer, name, new)
+            if isinstance(now, torch.Tensor):
+                sums = [value] if same else [each[name] for each in of_ranks]
+                value = torch.full_like(now, sum(sums) / len(sums))
+            setattr(self._trainer, name, value)
 
 
 def _fit_to_elastic_job(args: Any) -> None:
