@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RUNTIME = ROOT / "runtime" / "flk_runtime"
+RUNTIME = ROOT / "runtime"  # the core and its extensions
 OF_TORCH = {"c10d"}  # parameters that hold a module of torch
-PRIVATE = RUNTIME / "system" / "torch_private.py"
-TOOLS = RUNTIME / "plan"  # it runs apart from trainings
+PRIVATE = RUNTIME / "flk_runtime" / "system" / "torch_private.py"
+TOOLS = RUNTIME / "flk_plan"  # it runs apart from trainings
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:

@@ -19,7 +19,7 @@ from flk_runtime.system import host
 from flk_runtime.wire import Session
 from flk_runtime.wire.listener import LOOPBACK
 
-_PROGRAMS = ("flk_plan.bench", "flk_plan", "flk_diloco")
+_PROGRAMS = ("flk_plan", "flk_diloco")  # packages of flk whose modules are run as programs that train nothing
 _CHECK = "flk_runtime.check"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _VARIABLE: Final = "variable"  # in the metadata of fields
@@ -117,8 +117,8 @@ class Settings:
 
     @property
     def trains(self) -> bool:
-        """Whether the job trains: it is no other program of flk, which has not all modules of the runtime."""
-        return not (self.command[0] == "-m" and self.command[1].startswith(_PROGRAMS))
+        """Whether the job trains: its command is no other program of flk."""
+        return not (self.command[0] == "-m" and self.command[1].partition(".")[0] in _PROGRAMS)
 
     @property
     def makes_steps(self) -> bool:
