@@ -43,7 +43,15 @@ def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Call
     adapters.ends_saved(job)
 
 
-def test_trainings_of_one_process_go_on_each_from_its_own_place(forked_pods: Callable[..., Pods], root: Path) -> None:
-    job = adapters.start(forked_pods, root, hosted_programs.LIGHTNING, 7, **{user_env.BACKOFF: "0"})
+@pytest.mark.parametrize(
+    "programs", ["1 3 5", *(pytest.param(rest, marks=pytest.mark.soak) for rest in ("0 2", "4 6"))]
+)
+def test_trainings_of_one_process_go_on_each_from_its_own_place(
+    forked_pods: Callable[..., Pods], root: Path, programs: str
+) -> None:
+    numbers = programs.split()
+    job = adapters.start(
+        forked_pods, root, hosted_programs.LIGHTNING, len(numbers), *numbers, **{user_env.BACKOFF: "0"}
+    )
     assert job.wait() == [0, 0], job.logs_of_all()
-    assert all("equal 7" in job.log(pod) for pod in job.running)
+    assert all(f"equal {len(numbers)}" in job.log(pod) for pod in job.running)

@@ -159,8 +159,8 @@ TRANSFORMERS: Final = (
 """
 )
 
-# Averages that a callback keeps in checkpoints, steps by hand of two optimizers, a learning rate that is looked for,
-# streams, and ends that the number of steps does not tell.
+# The programs whose numbers are arguments: averages that a callback keeps in checkpoints, steps by hand of two
+# optimizers, a learning rate that is looked for, streams, and ends that the number of steps does not tell.
 LIGHTNING: Final = (
     _BEGIN
     + """
@@ -233,20 +233,22 @@ LIGHTNING: Final = (
         (Model, 7, [], {"max_epochs": 2}),
         (Model, 5, [accumulation], {"max_epochs": 3}),
     ]
-    STEPS, TUNED, STREAM = [each[1] for each in PROGRAMS], 3, 5
+    TUNED, STREAM = PROGRAMS[3], PROGRAMS[5]
+    PROGRAMS = [PROGRAMS[int(number)] for number in sys.argv[1:]]
+    STEPS = [each[1] for each in PROGRAMS]
 
     def trained(number, flk):
-        kind, _, callbacks, options = PROGRAMS[number]
+        kind, _, callbacks, options = program = PROGRAMS[number]
         lightning.seed_everything(0, verbose=False)
         data = torch.randn(24, 4)
         model = kind(number, bool(flk))
-        loader = DataLoader(Batches(), batch_size=None) if number == STREAM else DataLoader(data, 2, shuffle=True)
+        loader = DataLoader(Batches(), batch_size=None) if program is STREAM else DataLoader(data, 2, shuffle=True)
         trainer = lightning.Trainer(
             accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", logger=False, enable_progress_bar=False,
-            enable_model_summary=False, enable_checkpointing=number == TUNED, default_root_dir=f"lightning/{number}",
+            enable_model_summary=False, enable_checkpointing=program is TUNED, default_root_dir=f"lightning/{number}",
             callbacks=[*flk, *(each() for each in callbacks)], num_sanity_val_steps=0, **options,
         )
-        if number == TUNED:
+        if program is TUNED:
             model.tuned = True
             Tuner(trainer).lr_find(model, loader, num_training=4)
             del model.tuned

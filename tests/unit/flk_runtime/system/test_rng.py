@@ -25,7 +25,9 @@ def test_a_script_that_seeds_torch_is_known_by_its_seed(seed: int) -> None:
     assert rng.script_seed() == seed
 
 
-def test_what_torch_begins_a_process_with_is_no_seed_of_the_script() -> None:
+def test_what_torch_begins_a_process_with_is_no_seed_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")  # other tests of this process may have imported what reads them
+    monkeypatch.setenv("LOCAL_RANK", "0")
     torch.default_generator.seed()
     assert rng.script_seed() is None
     torch.manual_seed(7)
