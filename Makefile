@@ -84,7 +84,7 @@ soak: $(INSTALLED) ## Tests that take long or repeat much, and those of the runt
 	$(BIN)/pip install --quiet --editable '.[dev,docs,runtime,examples,soak]' '$(TORCH)'
 	$(BIN)/pytest -m soak
 
-bench: $(INSTALLED) ## All benchmarks on this machine, against their goals; PAGE=docs/contributing/benchmarks.md keeps the tables
+bench: $(INSTALLED) ## All benchmarks on this machine, against their goals; PAGE=benchmarks/results.md keeps the tables
 	$(BIN)/python benchmarks/run_all.py $(NAMES) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PAGE),--write $(PAGE))
 
 docs: $(INSTALLED) ## The documentation as a site, into site/; the reference pages anew from the code
@@ -94,7 +94,7 @@ docs: $(INSTALLED) ## The documentation as a site, into site/; the reference pag
 outputs: $(INSTALLED) ## The output that the documentation shows, anew from real runs, on this machine and in the cluster
 	$(BIN)/python -m scripts.documentation.outputs
 
-gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/contributing/gpu-testing.md
+gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for benchmarks/results.md
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
 	@failed=0; \

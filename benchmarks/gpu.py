@@ -17,7 +17,7 @@ A GPT-2 with 124 million parameters and a Llama with 1.4 billion train in bf16 w
 - recovery: from the SIGKILL of the rank to its next step with the state restored from memory, and from the launch to
   the first step, against torchrun with a torch.save in tmpfs. Goals: at most 0.5, and at most 0.7.
 
-It needs torch 2.9. Each part prints a table for docs/contributing/gpu-testing.md when it has ended. --tiny tries
+It needs torch 2.9. Each part prints a table for benchmarks/results.md when it has ended. --tiny tries
 everything with small models; with --device cpu it needs no GPU.
 """
 

@@ -2,7 +2,7 @@
 
 Comments and docstrings of Python are no code here. A table of results names the commit that it was measured on.
 `marked` says behind it whether the code is the same; `run_all.py --mark PAGE` and `--write PAGE` do so for a page, and
-a test compares. The table of the benchmark gpu is on the page of tests on GPUs.
+a test compares those of `benchmarks/results.md`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether the pages of results say, at each table, if the code has changed since it was measured."""
+"""Whether the results say, at each table, if the code has changed since it was measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import measured
 import run_all
 from measured import CHANGED, UNKNOWN, HistoryError
 
-PAGES = [run_all.ROOT / "docs" / "contributing" / f"{name}.md" for name in ("benchmarks", "gpu-testing")]
+RESULTS = run_all.ROOT / "benchmarks" / "results.md"
 IDENTITY = ("-c", "user.name=ada", "-c", "user.email=ada@example.com", "-c", "commit.gpgsign=false")
 
 
@@ -149,21 +149,19 @@ def test_the_code_of_every_benchmark_is_named_and_exists() -> None:
             assert (run_all.ROOT / path).exists(), f"{name}: {path}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_says_which_tables_are_older_than_their_code(page: Path) -> None:
-    text = page.read_text()
+def test_the_results_say_which_tables_are_older_than_their_code() -> None:
+    text = RESULTS.read_text()
     try:
         expected = measured.marked(text, run_all.ROOT)
     except HistoryError as error:
         pytest.skip(str(error))
     if expected.count(UNKNOWN) > text.count(UNKNOWN):
-        pytest.skip("this history lacks commits that the page names")
-    assert text == expected, f"`python benchmarks/run_all.py --mark {page.relative_to(run_all.ROOT)}` marks them anew"
+        pytest.skip("this history lacks commits that the results name")
+    assert text == expected, f"`python benchmarks/run_all.py --mark {RESULTS.relative_to(run_all.ROOT)}` marks them anew"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_table_of_results_names_its_benchmark_and_commit(page: Path) -> None:
-    text = page.read_text()
+def test_each_table_of_results_names_its_benchmark_and_commit() -> None:
+    text = RESULTS.read_text()
     named = [table["name"] for table in measured.TABLE.finditer(text)]
     assert len(named) == text.count("\n| what | median | ratio ") > 0
     assert set(named) <= set(run_all.NAMES)
