@@ -317,12 +317,12 @@ def test_page_without_a_place_for_the_table() -> None:
         run_all.replaced("no markers", {})
 
 
-def test_the_file_of_the_results_has_a_place_for_each_table() -> None:
+def test_benchmarks_documentation_has_a_place_for_the_table() -> None:
     page = (BENCHMARKS / "results.md").read_text()
     assert run_all.replaced(page, {}) == page
 
 
-def test_each_goal_that_is_not_met_has_its_reason_and_a_plan() -> None:
+def test_each_goal_that_a_page_does_not_meet_has_its_reason_and_a_plan() -> None:
     page = (BENCHMARKS / "results.md").read_text()
     verdicts = "|".join(re.escape(str(each)) for each in Verdict if each is not Verdict.MET)
     others = re.findall(rf"^\| (.+?) \|.* \| (?:{verdicts}) \|$", page, re.MULTILINE)

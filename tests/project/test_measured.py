@@ -149,7 +149,7 @@ def test_the_code_of_every_benchmark_is_named_and_exists() -> None:
             assert (run_all.ROOT / path).exists(), f"{name}: {path}"
 
 
-def test_the_results_say_which_tables_are_older_than_their_code() -> None:
+def test_a_page_says_which_tables_are_older_than_their_code() -> None:
     text = RESULTS.read_text()
     try:
         expected = measured.marked(text, run_all.ROOT)
