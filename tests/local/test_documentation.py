@@ -32,13 +32,13 @@ NEEDS = ("accelerate", "lightning", "transformers")  # packages with a page of t
 @pytest.mark.parametrize("page", SCRIPTS, ids=name_of)
 def test_python_blocks_run_on_two_ranks(page: Path, ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     # Without checkpoints, the phases of this page may train one after another with loaders that have no names.
-    keeps = page.stem != "data-and-checkpoints"
+    keeps = page.stem != "data"
     ranks(python_script(page), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")} if keeps else {})
 
 
 def test_the_page_on_data_reads_every_epoch(ranks: Callable[..., list[Any]]) -> None:
     checks = "assert stream.epoch == 1 and own.epoch == 1 and loader.epoch == 2"
-    ranks(python_script(ROOT / "docs" / "guides" / "data-and-checkpoints.md") + checks, 2)
+    ranks(python_script(ROOT / "docs" / "guides" / "data.md") + checks, 2)
 
 
 def test_the_page_on_collectives_gives_what_it_says(ranks: Callable[..., list[Any]]) -> None:
