@@ -1,4 +1,4 @@
-"""The table of launchers that flk knows: the variables of each. docs/concepts/launchers.md describes it."""
+"""The table of launchers that flk knows: the variables of each. docs/concepts/how-ranks-meet.md describes it."""
 
 from __future__ import annotations
 

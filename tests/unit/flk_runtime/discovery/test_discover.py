@@ -331,7 +331,7 @@ def test_launchers_that_contradict_each_other(environ: dict[str, str | None], wo
 
 
 def test_the_page_of_launchers_is_the_table() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "concepts" / "launchers.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "concepts" / "how-ranks-meet.md").read_text()
     section = page.partition("## Where the numbers come from")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "| `" in line]
     written = [tuple(re.findall("^`(.+?)`", cell)[:1] for cell in row[:6]) for row in rows]
