@@ -176,8 +176,6 @@ BESIDE = ROOT / "docs" / "concepts" / "beside-kubectl.md"
 RECORDED = {  # for each answer on the page, a job that a cluster has recorded, and its row in the table
     "ImageNotFound": ("image-missing", "an image that its registry does not have"),
     "LimitRangeViolated": ("limit-range", "a container larger than a LimitRange allows"),
-    "ClaimUnbound": ("claim-unbound", "a claim whose storage class does not exist"),
-    "PythonMissing": ("no-python", "an image without Python"),
     "ExceptionRaised": ("foreign-exception", "an exception in one of three ranks, plain Python"),
 }
 
@@ -190,7 +188,6 @@ def without_names(answer: str, job: str, namespace: str) -> list[str]:
         (r"\d+ further event", "N further event"),
         (r" \(x\d+\)", ""),
         (r"[\w.-]+(?::\d+)?/[\w-]+:\d[\w.-]*", "IMAGE"),
-        (r"python\d", "python"),
         (r"\b\d+(?:Mi|Gi)\b", "SIZE"),
     ):
         answer = re.sub(pattern, name, answer)
