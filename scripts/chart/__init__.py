@@ -27,8 +27,7 @@ FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "files" / "rights.json": rights.rights,
     _ROOT / "k8s" / "rbac.yaml": rights.role,
     **{
-        CHART / "files" / "manifests" / f"{name}.json": functools.partial(manifests.manifests, name)
-        for name in (manifests.POD, *TARGETS)
+        CHART / "files" / "manifests" / f"{name}.json": functools.partial(manifests.manifests, name) for name in TARGETS
     },
 }
 

@@ -11,8 +11,10 @@ from typing import Any, Final
 import yaml
 
 from flk.spec.defaults import NamespaceDefaults
+from flk.spec.fields import StrictModel
 from flk.spec.job import Job
-from flk.spec.options import Option, rows
+from flk.spec.options import rows
+from flk.spec.parts import Nodes, Resources
 from flk.spec.schema import schema_of
 from scripts.chart.text import WIDTH, compact_json
 
@@ -23,8 +25,16 @@ NOTE: Final = (
 )
 _OTHERS: Final = Path(__file__).with_name("other_values.yaml")
 _DEFINITIONS: Final = "definitions"  # their name in draft 7, which all versions of Helm read
-_OPTIONS: Final = {row.path[0]: row.option for row in rows(Job) if len(row.path) == 1}
-_LACKING: Final = [name for name, option in _OPTIONS.items() if option.not_in_chart]
+_OPTIONS: Final = {row.path: row.option for row in rows(Job)}
+# The fields of flk.yaml that a job of the chart has, and those of their parts. Other jobs come as job.manifest.
+JOB_FIELDS: Final = (
+    *("name", "image", "replicas", "processes", "resources", "strategy", "checkpoint", "queue", "target"),
+    *("env", "secrets", "volumes", "nodes", "patch"),
+)
+_PARTS: Final[dict[str, tuple[type[StrictModel], tuple[str, ...]]]] = {
+    "resources": (Resources, ("cpu", "memory", "gpu", "shm")),
+    "nodes": (Nodes, ("selector", "tolerations")),
+}
 # Something else may set these, so they can be empty although leaving them out of flk.yaml is a value of its own.
 _SET_ELSEWHERE: Final = {*NamespaceDefaults.model_fields, "replicas"}
 _NOTHING: Final[Schema] = {"enum": ["", None]}
@@ -35,11 +45,21 @@ def schema() -> Schema:
     of_job, of_defaults = (schema_of(model, _DEFINITIONS) for model in (Job, NamespaceDefaults))
     parts = of_job[_DEFINITIONS] | of_defaults[_DEFINITIONS]
     defaults = Job.model_construct().model_dump(mode="json")  # as JSON: a duration is text
-    job = {
-        name: _described(_OPTIONS[name], value) | _value(value, defaults[name], name in _SET_ELSEWHERE)
-        for name, value in of_job["properties"].items()
-        if name in _OPTIONS and name not in _LACKING
-    }
+    job: Schema = {}
+    for name in JOB_FIELDS:
+        found = of_job["properties"][name]
+        if name not in _PARTS:
+            job[name] = _described((name,), found) | _value(found, defaults[name], name in _SET_ELSEWHERE)
+            continue
+        part, fields = _PARTS[name]
+        inner = parts[part.__name__]["properties"]
+        job[name] = {
+            "properties": {
+                field: _described((name, field), inner[field])
+                | _value(inner[field], inner[field].get("default"), False)
+                for field in fields
+            }
+        }
     site = NamespaceDefaults().model_dump(mode="json")
     site = {name: _value(value, site[name], True) for name, value in of_defaults["properties"].items()}
     generated = {"job": {"properties": job}, "defaults": {"properties": site}}
@@ -50,7 +70,7 @@ def schema() -> Schema:
         "$comment": NOTE,
         "title": "Values of the chart flk",
         **_closed({"properties": {"global": {"type": "object"}, **values}}),
-        _DEFINITIONS: {name: _part(part) for name, part in parts.items() if name.lower() not in _LACKING},
+        _DEFINITIONS: {"Toleration": _part(parts["Toleration"])},
     }
 
 
@@ -77,10 +97,9 @@ def _all_described(value: Schema, above: str) -> Iterator[tuple[str, Schema]]:
         yield from _all_described(inner, f"{above}{name}.")
 
 
-def _described(option: Option, found: Schema) -> Schema:
+def _described(path: tuple[str, ...], found: Schema) -> Schema:
+    option = _OPTIONS[path]
     text, _, left_out = found["description"].partition("; left out: ")
-    for name in _LACKING:
-        text = text.replace(f", {name}", "")
     sentences = [text[:1].upper() + text[1:]]
     if option.empty or left_out:
         sentences.append(f"Empty: {option.empty or left_out}")
@@ -93,9 +112,8 @@ def _value(found: Schema, default: Any, may_be_empty: bool) -> Schema:
     """The schema of a value with its default: as in flk.yaml, or empty where that has no default or an empty one."""
     plain = {key: value for key, value in found.items() if key not in ("title", "default", "description", "anyOf")}
     forms = [form for form in found.get("anyOf", [plain]) if form != {"type": "null"}]
-    forms = [
-        form | {"enum": [v for v in form["enum"] if v not in _LACKING]} if "enum" in form else form for form in forms
-    ]
+    if any("$ref" not in form for form in forms):  # values of the chart are in the short form
+        forms = [form for form in forms if "$ref" not in form]
     if may_be_empty or not isinstance(default, str | int):
         if isinstance(default, dict) or all("$ref" in form for form in forms):
             default = {}

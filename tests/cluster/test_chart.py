@@ -77,7 +77,7 @@ def test_a_plain_torch_image_trains_as_each_target(
     script = ["--set", f"job.target={name}", "--set-file", f"job.script={tmp_path}/train.py"]
     code, text = helm("install", "sum", str(CHART), "--set", "job.enabled=true", *size, *script)
     assert code == 0, text
-    assert f"{target.kind} sum trains with 2 pod(s)" in text
+    assert f"{target.kind} sum trains" in text
     waited = flk("wait", "sum", "--timeout", f"{TRAINING}s", timeout=TRAINING + 60)
     assert waited.code == 0, waited.stderr
     assert "[rank 1] 2 ranks" in flk("logs", "sum").stdout
@@ -102,7 +102,7 @@ def test_a_release_with_a_script_of_200_kilobytes_trains_beside_another_and_leav
     two = ["--set", "job.replicas=2", "--set", f"job.image={torch_image}"]
     code, text = helm("install", "gpt", str(CHART), *SMALL, *two, *script)
     assert code == 0, text
-    assert "PyTorchJob gpt trains with 2 pod(s)" in text
+    assert "PyTorchJob gpt trains" in text
     assert "flk logs gpt" in text
     # A second release while the first trains, with the code of the image.
     steps = json.dumps(["/opt/flk/examples/gpt/train.py", "--steps", "20"])
@@ -163,7 +163,7 @@ def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
     assert code != 0
     assert "job gpt exists with another version, and a job cannot be changed: set job.name to another name" in text
     assert objects(kubectl) == before
-    code, text = helm("upgrade", "gpt", str(previous), *values, "--set", "job.restarts=7")
+    code, text = helm("upgrade", "gpt", str(previous), *values, "--set", "job.strategy=none")
     assert code != 0
     assert "job gpt exists with another spec" in text
     # What is not of the job can.

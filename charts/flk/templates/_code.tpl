@@ -52,6 +52,5 @@ files. Both are mounted where `flk submit` mounts its archives.
 {{/* A ConfigMap that never changes, as JSON, from a list of its name, its metadata without the name, the field of its
 data and the data. */}}
 {{- define "flk.configMap" -}}
-{{- $metadata := include "flk.merged" (list (index . 1) (dict "name" (first .))) | fromJson }}
-{{- dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" $metadata "immutable" true (index . 2) (last .) | toJson }}
+{{- dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" (set (index . 1) "name" (first .)) "immutable" true (index . 2) (last .) | toJson }}
 {{- end }}

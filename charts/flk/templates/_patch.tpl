@@ -1,12 +1,3 @@
-{{/* Mappings merged into one, as JSON. The later one wins, also with an empty value (unlike `merge`). */}}
-{{- define "flk.merged" -}}
-{{- $result := dict }}
-{{- range . }}
-{{- range $key, $value := . | default dict }}{{ $_ := set $result $key $value }}{{ end }}
-{{- end }}
-{{- toJson $result }}
-{{- end }}
-
 {{/* A value of a patch without the keys that are null, as JSON in `value`. */}}
 {{- define "flk.withoutNulls" -}}
 {{- $result := . }}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
 from flk.cli.options import LoadedJob, Namespace, note, output_format, takes_job
 
 
@@ -12,6 +14,9 @@ def render(
     loaded: LoadedJob,
     namespace: Namespace = None,
     output: Annotated[str, output_format("yaml", "json")] = "yaml",
+    no_runtime: Annotated[
+        bool, typer.Option("--no-runtime", help="leave out flk's runtime, which the chart brings: for job.manifest")
+    ] = False,
 ) -> None:
     """Print the manifests that `flk submit` would create, as YAML on stdout.
 
@@ -19,6 +24,7 @@ def render(
     generated one, as with `flk submit`.
     """
     from flk import manifest
+    from flk_runtime.contract import pod_layout
 
     job = loaded.job.named()
     bundle = manifest.make_bundle(job, loaded.root)
@@ -27,4 +33,6 @@ def render(
     if bundle.unread:
         note(bundle.unread)
     manifests = manifest.render(job, bundle, namespace=namespace)
+    if no_runtime:
+        manifests = [m for m in manifests if pod_layout.RUNTIME_ARCHIVE not in (m.get("binaryData") or {})]
     print(manifest.to_json(manifests) if output == "json" else manifest.to_yaml(manifests, job), end="")

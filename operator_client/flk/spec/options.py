@@ -39,7 +39,6 @@ class Option:
     example: str = ""  # value that the flk.yaml of `flk init` shows in a comment
     variable: Variable[Any] | None = None  # the ranks read a value other than None from it
     empty: str = ""  # meaning of an empty value of the chart, if it differs from a field that is left out
-    not_in_chart: str = ""  # why the chart has no value for the field; empty: it has job.FIELD
 
 
 @dataclass(frozen=True)

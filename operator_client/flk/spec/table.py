@@ -196,7 +196,6 @@ class JobOptions(StrictModel):
             Form.NUMBERS,
             help="option of strategy diloco: inner=full_shard, workers=4, every=100, dtype=int8",
             example="{inner: full_shard, workers: 4, every: 100, dtype: int8}",
-            not_in_chart="flk submit makes the Secret with which the workers authenticate each other",
         ),
     ] = Field(default=None, description="workers and rounds of strategy diloco")
     fabric: Annotated[
@@ -444,6 +443,5 @@ class JobOptions(StrictModel):
             Form.LIST,
             help="more files to ship with the code",
             example="[config/*.yaml]",
-            not_in_chart="Helm reads files only with --set-file: job.script and job.files are what is shipped",
         ),
     ] = Field(default=True, description="false: the code is in the image; a list: patterns of more files to ship")

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from flk import labels
-from flk.manifest import runtime_archive
+from flk.manifest import Bundle, render, runtime_archive, to_yaml
+from flk.spec.job import validated
 from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.launcher.processes.unpack import unpack
 from tests.support.chart import CHART, ROOT, Rendered, template
@@ -71,6 +72,14 @@ def test_a_release_with_a_large_script_fits_its_secret(tmp_path: Path) -> None:
     release = gzip.compress(json.dumps([content, values, chart.documents]).encode(), 9)
     # What Helm stores has names and times beside it, and YAML in place of JSON: 2.4 % more in a cluster.
     assert len(base64.b64encode(release)) * 1.03 < RELEASE_LIMIT
+
+
+def test_a_manifest_with_the_runtime_is_as_it_is() -> None:
+    job = validated({"name": "gpt", "command": ["train.py"]})
+    manifests = render(job, Bundle(runtime=b"another"))
+    chart = template({"job": {"enabled": True, "manifest": to_yaml(manifests)}})
+    (runtime,) = [m for m in manifests if m["kind"] == "ConfigMap"]
+    assert chart.one("ConfigMap") == runtime
 
 
 def test_without_the_archive_the_chart_says_how_to_make_it(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ import yaml
 
 from flk import labels
 from flk.spec import defaults as namespace_defaults
-from flk.spec.job import DEFAULT_IMAGE, Job
-from flk.spec.options import rows
+from flk.spec.job import DEFAULT_IMAGE
 from flk.targets import TARGETS
 from flk.targets.rendezvous import authenticates
 from flk_runtime.contract import pod_env, user_env
@@ -38,12 +37,10 @@ def test_launchers_authenticate_each_other_by_a_secret() -> None:
     ("job", "has_secret"),
     [
         ({"replicas": 1}, False),
-        ({"replicas": 1, "records": "records"}, False),  # `flk submit` makes one for the UID
-        ({"replicas": 1, "checkpoint": "claim:/checkpoints"}, False),
-        ({"replicas": 1, "spares": 1}, True),
-        ({"replicas": 1, "elastic": "1:4"}, True),
+        ({"replicas": 1, "checkpoint": "claim:/checkpoints"}, False),  # `flk submit` makes one for the UID
+        ({"replicas": 2}, True),
     ],
-    ids=["one pod", "records", "a volume", "a spare", "elastic"],
+    ids=["one pod", "a volume", "two pods"],
 )
 def test_the_chart_makes_a_secret_for_the_jobs_whose_launchers_need_one(job: dict[str, Any], has_secret: bool) -> None:
     chart = template({"job": {"enabled": True, **job}})
@@ -65,7 +62,7 @@ def test_the_notes_of_an_installation_warn_of_what_the_cluster_lacks(tmp_path: P
 
 def test_records_may_be_read_and_patched_and_nothing_else() -> None:
     records = {"enabled": True, "serviceAccounts": ["default", "trainer"]}
-    job = {"enabled": True, "name": "train", "pods": {"service_account": "own"}}
+    job = {"enabled": True, "name": "train"}
     chart = template({"job": job, "records": records})
     (config,) = (c for c in chart.of_kind("ConfigMap") if labels.RECORDS in c["metadata"]["labels"])
     name = config["metadata"]["name"]
@@ -74,7 +71,7 @@ def test_records_may_be_read_and_patched_and_nothing_else() -> None:
     rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get", "patch"]}
     assert role["rules"] == [rule]
     (binding,) = (binding for binding in chart.of_kind("RoleBinding") if binding["metadata"]["name"] == name)
-    assert [subject["name"] for subject in binding["subjects"]] == ["default", "trainer", "own"]
+    assert [subject["name"] for subject in binding["subjects"]] == ["default", "trainer"]
     (defaults,) = (c for c in chart.of_kind("ConfigMap") if labels.DEFAULTS in c["metadata"]["labels"])
     read = namespace_defaults.parse([("defaults", defaults["data"][labels.DEFAULTS_KEY])])
     assert read.records == name
@@ -96,39 +93,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "newline": ({"job": {"name": "gpt\n"}}, "name"),
     "too long with its replicas": ({"job": {"enabled": True, "name": "a" * 54, "replicas": 11}}, "too long"),
     "unknown strategy": ({"job": {"strategy": "zero3"}}, "strategy"),
-    "unknown fabric": ({"job": {"fabric": "token-ring"}}, "fabric"),
-    "duration": ({"job": {"deadline": "soon"}}, "deadline"),
-    "no time": ({"job": {"enabled": True, "deadline": "0s"}}, "deadline"),
-    "no grace": ({"job": {"enabled": True, "grace": 0}}, "grace"),
     "quotes in a command as text": ({"job": {"command": "train.py 'a b'"}}, "command"),
+    "an option of jobs in another form": ({"job": {"elastic": "1:4"}}, "elastic"),
+    "a variable twice": (
+        {"job": {"enabled": True, "env": {"A": "1"}, "secrets": {"A": "s:k"}}},
+        "job.secrets.A: is in env too",
+    ),
+    "two volumes at one path": (
+        {"job": {"enabled": True, "volumes": ["a:/data", "b:/data/"]}},
+        "job.volumes: two volumes are mounted at /data",
+    ),
     "checkpoint in other storage": ({"job": {"checkpoint": "gs://bucket/a"}}, "checkpoint"),
     "checkpoint in no bucket": ({"job": {"checkpoint": "s3:///a"}}, "checkpoint"),
-    "a launcher as the module": (
-        {"job": {"enabled": True, "command": ["-m", "torch.distributed.run", "w.py"]}},
-        "job.command: begins with the script or with -m, not with torch.distributed.run",
-    ),
-    "bytes of memory": (
-        {"job": {"enabled": True, "command": ["-m", "w"], "resources": {"memory": 8}}},
-        "job.resources.memory: must be at least 1Mi",
-    ),
-    "a mount in one that is read-only": (
-        {"job": {"enabled": True, "command": ["-m", "w"], "volumes": ["c:/data:ro"], "checkpoint": "c:/data/ck"}},
-        "job.volumes: /data/ck is inside of c:/data:ro",
-    ),
     "relative mount": ({"job": {"volumes": ["claim:data"]}}, "volumes"),
     "number as environment": ({"job": {"env": {"A": 1}}}, "env"),
     "plain secret": ({"job": {"secrets": {"A": "value"}}}, "secrets"),
     "patch that removes the container": (
         {"job": {"enabled": True, "patch": {"spec": {"containers": None}}}},
-        "job.patch: leaves no container named pytorch, which the operator looks for",
+        "job.patch: leaves no container named pytorch, in which the training runs",
     ),
     "patch of another shape": (
         {"job": {"enabled": True, "patch": {"spec": {"volumes": 3}}}},
         "job.patch.spec.volumes: must be a list, as in the pod template (is 3)",
-    ),
-    "huge pages without memory": (
-        {"job": {"enabled": True, "fabric": "efa", "resources": {"gpu": 8}}},
-        "job.resources.memory: is missing: fabric efa requests hugepages-2Mi",
     ),
     "unknown default": ({"defaults": {"fabrik": "auto"}}, "fabrik"),
     "subject without a name": ({"rbac": {"subjects": [{"kind": "Group"}]}}, "subjects"),
@@ -140,14 +126,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_numbers_of_the_command_line_mean_what_those_of_a_file_do() -> None:
-    """``--set`` gives integers, and a file of values floating-point numbers: 0 is never and not nothing."""
+    """``--set`` gives integers, and a file of values floating-point numbers."""
     job = {"enabled": True, "command": ["-m", "w"], "name": "gpt"}
-    numbers = {"hang_timeout": 0, "restarts": 0, "replicas": 2}
+    numbers = {"replicas": 100000, "processes": 2}
     given = [word for name, value in numbers.items() for word in ("--set", f"job.{name}={value}")]
     chart = template({"job": job}, *given)
     assert chart.one("PyTorchJob") == template({"job": job | numbers}).one("PyTorchJob")
-    (container,) = chart.one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    assert {"name": "FLK_HANG_TIMEOUT", "value": "0"} in container["env"]
 
 
 @pytest.mark.parametrize(("values", "says"), REFUSED.values(), ids=REFUSED.keys())
@@ -185,16 +169,9 @@ def test_the_schema_refuses_the_reserved_names_of_variables() -> None:
         assert check.is_valid({"job": {"env": {name: "1"}}}) != user_env.is_reserved(name), name
 
 
-def test_the_chart_offers_all_options_but_those_that_say_why_not() -> None:
-    lacking = {row.path[0] for row in rows(Job) if row.option.not_in_chart}
-    assert set(SCHEMA["properties"]["job"]["properties"]) == Job.model_fields.keys() - lacking | {
-        "enabled",
-        "script",
-        "files",
-    }
-    assert (
-        set(SCHEMA["properties"]["defaults"]["properties"]) == namespace_defaults.NamespaceDefaults.model_fields.keys()
-    )
+def test_defaults_of_the_site_are_those_of_flk() -> None:
+    fields = namespace_defaults.NamespaceDefaults.model_fields.keys()
+    assert set(SCHEMA["properties"]["defaults"]["properties"]) == fields
 
 
 def test_values_yaml_names_the_cpu_image() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -179,6 +180,14 @@ def test_a_key_without_values_in_the_job_file_is_as_if_it_were_not_there(run: Ru
     Path("train.py").touch()
     Path("flk.yaml").write_text("command: train.py\nenv:\n  # A: x\nresources:\nname:\n")
     assert run("render", "--env", "A=1", "--cpu", "1")[0] == 0
+
+
+def test_the_runtime_that_the_chart_brings_is_left_out(run: Run) -> None:
+    Path("train.py").write_text("print(1)\n")
+    words = ("render", "train.py", "--name", "gpt", "-o", "json")
+    whole, rest = (json.loads(run(*words, *more)[1])["items"] for more in ((), ("--no-runtime",)))
+    assert [manifest["metadata"]["name"] for manifest in whole] == ["gpt", "gpt-runtime-0", "gpt-code-0"]
+    assert rest == [whole[0], whole[2]]
 
 
 def test_code_that_is_too_large_is_told_in_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
