@@ -14,7 +14,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
@@ -22,9 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flk_runtime.contract.failure import Failure, Kind
 from tests.cluster.conftest import MAKE_CLUSTER, ROOT, Cluster, kind_kubeconfig
-from tests.support.jobs import record
 from tests.support.processes import checked, until
 from tests.support.requirements import locked, unavailable
 
@@ -287,131 +284,6 @@ def test_gpus_that_no_node_has_and_nodes_that_are_cordoned(world: World, eventua
     eventually("it runs when the nodes are back", lambda: world.status("kept")["phase"] == "Running")
 
 
-@pytest.mark.parametrize(
-    ("reason", "message", "who", "new", "code", "phase", "said"),
-    [
-        (
-            "TriggeredScaleUp",
-            "pod triggered scale-up: [{gpu-pool 0->1 (max: 3)}]",
-            "cluster-autoscaler",
-            False,
-            "NodeBeingAdded",
-            "Pending",
-            "no node can take it yet, and cluster-autoscaler adds one ([{gpu-pool 0->1 (max: 3)}])",
-        ),
-        (
-            "Nominated",
-            "Pod should schedule on: nodeclaim/gpu-x7k2p",
-            "karpenter",
-            True,
-            "NodeBeingAdded",
-            "Pending",
-            "no node can take it yet, and karpenter adds one (Pod should schedule on: nodeclaim/gpu-x7k2p)",
-        ),
-        (
-            "NotTriggerScaleUp",
-            "pod didn't trigger scale-up: 1 max node group size reached",
-            "cluster-autoscaler",
-            False,
-            "NodeNotAddedNow",
-            "Pending",
-            "no node can take it, and cluster-autoscaler can add none now (1 max node group size reached)",
-        ),
-        (
-            "NotTriggerScaleUp",
-            "pod didn't trigger scale-up: 2 Insufficient nvidia.com/gpu",
-            "cluster-autoscaler",
-            False,
-            "NotEnoughGpus",
-            "Stuck",
-            "no node has 16 nvidia.com/gpu at all",
-        ),
-        (
-            "FailedScheduling",
-            'Failed to schedule pod, incompatible with nodepool "default", no instance type satisfied resources',
-            "karpenter",
-            True,
-            "NotEnoughGpus",
-            "Stuck",
-            "no node has 16 nvidia.com/gpu at all",
-        ),
-    ],
-)
-def test_what_an_autoscaler_says_of_a_pod(
-    world: World, eventually: Any, reason: str, message: str, who: str, new: bool, code: str, phase: str, said: str
-) -> None:
-    world.submit("gpt", 16, **({"stuck_after": "5s"} if phase == "Stuck" else {}))
-    eventually("the scheduler has looked at it", lambda: "NotEnoughGpus" in world.flk("status", "gpt").stdout)
-    world.event("gpt-worker-0", reason, message, who, new=new)
-
-    def told() -> Any:
-        answer = json.loads(world.flk("why", "gpt", "-o", "json").stdout)
-        return message in json.dumps(answer["cause"], ensure_ascii=False).replace('\\"', '"') and answer
-
-    answer = eventually("why has read the event", told)
-    assert (answer["code"], said in answer["summary"]) == (code, True), answer
-    eventually(f"it is {phase}", lambda: world.status("gpt")["phase"] == phase)
-    listed = json.loads(world.flk("list", "-o", "json").stdout)["items"][0]
-    assert (listed["phase"], listed["reason"]) == (phase, code)
-
-
-def test_before_a_job_an_autoscaler_may_add_a_node(world: World) -> None:
-    status = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cluster-autoscaler-status"}}
-    status["metadata"] = {"name": "cluster-autoscaler-status", "namespace": "kube-system"}
-    apply(world.cluster, [status])
-    try:
-        code, said = world.check(16)
-        assert code == 0
-        assert "and the job has 1: no node now; an autoscaler may add one (cluster-autoscaler)" in said
-    finally:
-        world.cluster.kubectl("-n", "kube-system", "delete", "configmap", "cluster-autoscaler-status")
-    apply(world.cluster, [{**node("cloud"), "spec": {"providerID": "aws:///eu-west-1a/i-1", "taints": [TAINT]}}])
-    try:
-        assert "no node now; an autoscaler may add one (AWS)" in world.check(16)[1]
-    finally:
-        world.cluster.kubectl("delete", "node", "cloud")
-
-
-def test_a_node_and_a_device_that_report_a_fault(world: World, eventually: Any) -> None:
-    names = ("node-fault", "device-fault")
-    for name in names:
-        world.submit(name, 1, restarts=0)
-        eventually(f"{name} runs", lambda name=name: world.status(name)["phase"] == "Running")
-    host = world.kubectl("get", "pod", "node-fault-worker-0", "-o", "jsonpath={.spec.nodeName}")
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    condition = {
-        "type": "XidCriticalError",
-        "status": "True",
-        "reason": "Xid79",
-        "message": "GPU has fallen off the bus",
-    }
-    times = {"lastTransitionTime": now, "lastHeartbeatTime": now}
-    ended = {"exitCode": 104, "reason": "Error", "startedAt": now, "finishedAt": now}
-    container = {"name": "pytorch", "image": "none:1", "imageID": "", "ready": False, "restartCount": 0}
-
-    def launcher_ends(name: str, **status: Any) -> None:
-        """What the kubelet writes when the launcher of a pod has ended because its GPU failed."""
-        pod = f"{name}-worker-0"
-        failure = Failure(Kind.GPU, 0, 0, pod, host, 0, time.time(), "RuntimeError", "CUDA error: unknown error")
-        container["state"] = {"terminated": {**ended, "message": record(failure).to_json()}}
-        world.set_status("pod", pod, {"phase": "Failed", "containerStatuses": [container], **status})
-
-    world.set_status("node", host, {"conditions": [{**condition, **times}]})
-    launcher_ends("node-fault")
-    answer = world.why("node-fault", "NodeFaulty")
-    assert f"node {host} reports XidCriticalError (Xid79: GPU has fallen off the bus)" in answer["summary"]
-    assert f"cordon {host}" in answer["cause"]["remedy"]
-    assert world.status("node-fault")["code"] == 104
-    world.set_status("node", host, {"conditions": [{**condition, **times, "status": "False"}]})
-
-    # A device that the kubelet calls unhealthy is left out: the API server drops it where ResourceHealthStatus is off.
-    left = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByDeviceTaintManager"}
-    left |= {"message": "Device Taint manager: deleting due to NoExecute taint", "lastTransitionTime": now}
-    launcher_ends("device-fault", conditions=[left])
-    answer = world.why("device-fault", "DeviceUnhealthy")
-    assert "device-fault-worker-0 had to leave a device that is tainted: Device Taint manager" in answer["summary"]
-
-
 def test_a_job_in_a_queue_of_kueue(world: World, eventually: Any) -> None:
     assert "there is no queue gold" in world.check(1, queue="gold")[1]
     queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gold"}}
@@ -455,18 +327,3 @@ def test_a_job_in_a_queue_of_kueue(world: World, eventually: Any) -> None:
     (command, _) = answer["cause"]["remedy"].split(" has the queue")
     world.kubectl(*shlex.split(command)[1:])
     world.why("queued", "PreemptedByQueue")
-
-
-def test_a_gang_of_volcano_that_does_not_fit(world: World, eventually: Any) -> None:
-    assert (
-        "the cluster serves PodGroups (scheduling.volcano.sh/v1beta1)" in world.check(8, replicas=3, gang="volcano")[1]
-    )
-    world.submit("gang", 8, replicas=3, gang="volcano")
-    said = {"type": "Unschedulable", "status": "True", "reason": "NotEnoughResources"}
-    said["message"] = "3/3 tasks in gang unschedulable: pod group is not ready, 3 Pending, 3 minAvailable"
-    said |= {"lastTransitionTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "transitionID": "1"}
-    eventually("the group is there", lambda: "gang" in world.kubectl("get", "podgroups", "-o", "name"))
-    world.set_status("podgroup", "gang", {"phase": "Pending", "conditions": [said]})
-    answer = world.why("gang", "WaitingForGang")
-    assert "the scheduler starts 3 pods together or none" in answer["summary"]
-    assert said["message"] in json.dumps(answer["cause"])

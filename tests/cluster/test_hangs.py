@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flk_runtime.contract.record import JobRecord
 from tests.support.terminations import terminations
 
@@ -85,6 +87,7 @@ ASLEEP = """
 """
 
 
+@pytest.mark.soak
 def test_stacks_and_slow_ranks_of_a_running_job(flk: Any, image: str, script: Any, eventually: Any) -> None:
     submit(flk, image, script(ASLEEP), "asleep", "--processes", "1")
     folder = script(SCRIPT.format(fault="time.sleep(0.06)", begin=0))

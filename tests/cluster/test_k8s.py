@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from flk.targets import TARGETS
 
 K8S = Path(__file__).parents[2] / "k8s"
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt-resumed", "gpt-infiniband"])
-def test_example_manifest_is_accepted(name: str, kubectl: Any) -> None:
-    created = kubectl("create", "--dry-run=server", "-f", str(K8S / "examples" / f"{name}.yaml"))
-    assert created.strip() == f"pytorchjob.kubeflow.org/{name} created (server dry run)"
+def test_an_example_manifest_is_accepted(kubectl: Any) -> None:
+    created = kubectl("create", "--dry-run=server", "-f", str(K8S / "examples" / "gpt.yaml"))
+    assert created.strip() == "pytorchjob.kubeflow.org/gpt created (server dry run)"
 
 
 def review(namespace: str, verb: str, resource: str) -> dict[str, Any]:

@@ -5,42 +5,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import diloco_loss
-import gpu_memory
 import measure
 import run_all
-from measure import Goal, Interval, Report, Result, Verdict, alternate, at_least, at_most, median_interval
+from measure import Goal, Interval, Report, Result, Verdict, at_least, at_most, median_interval
 
 BENCHMARKS = Path(run_all.__file__).parent
-
-
-@pytest.mark.parametrize(
-    ("count", "outside", "coverage"),
-    [  # coverage: 1 - 2 P(Binomial(count, 1/2) <= outside), as in tables of the sign test
-        (1, 0, 0.0),
-        (5, 0, 0.9375),
-        (6, 0, 0.96875),
-        (8, 0, 0.9921875),
-        (9, 1, 0.9609375),
-        (10, 1, 0.978515625),
-        (20, 5, 0.9586),
-        (120, 48, 0.9647),
-    ],
-)
-def test_interval_lies_between_the_order_statistics_of_the_sign_test(count: int, outside: int, coverage: float) -> None:
-    interval = median_interval(range(count))
-    assert (interval.low, interval.high) == (outside, count - 1 - outside)
-    assert interval.coverage == pytest.approx(coverage, abs=5e-5)
 
 
 @pytest.mark.parametrize("count", range(1, 13))
@@ -59,11 +34,6 @@ def test_interval_holds_the_median_of_the_sample_in_any_order(values: list[float
     assert interval.coverage >= measure.CONFIDENCE
     assert min(values) <= interval.low <= sorted(values)[len(values) // 2] <= interval.high <= max(values)
     assert interval == median_interval(list(reversed(values)))
-
-
-def test_no_values_have_no_interval() -> None:
-    with pytest.raises(ValueError, match="at least one value"):
-        median_interval([])
 
 
 def result(low: float, high: float, goal: Goal, coverage: float = 0.96) -> Result:
@@ -107,62 +77,11 @@ def test_a_prediction_may_be_neither_too_high_nor_too_low(ratio: float, verdict:
     assert str(found).endswith(f"goal within a factor of 1.2 (closer to 1 is better): {verdict}")
 
 
-@pytest.mark.parametrize(("ours", "verdict"), [(11.0, Verdict.MET), (12.1, Verdict.MISSED)])
-def test_what_is_computed_needs_no_rounds_and_has_no_interval(ours: float, verdict: Verdict) -> None:
-    found = Result.computed("b", "prediction / publication", ours, 10.0, at_most(1.2), "s")
-    assert found.verdict is verdict
-    assert Result.from_json(found.to_json()) == found
-    assert str(found).startswith(f"ratio prediction / publication {ours / 10:.3f} (computed) goal at most 1.2 ")
-    assert f"| {ours / 10:.3f} (computed) | at most 1.2 | {verdict} |" in run_all.table("here", [found])
-
-
 def test_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     # Only the peer is slow in the second round, and both sides are in the third. The ratio of the medians would be 0.1.
     found = Result.of("b", "flk / peer", [1.0, 1.0, 10.0], [2.0, 20.0, 10.0], at_most(0.5), "s")
     assert (found.ratio, found.interval.low, found.interval.high) == (0.5, 0.05, 1.0)
     assert (found.ours, found.theirs, found.rounds) == (1.0, 10.0, 3)
-
-
-def test_rounds_of_both_sides_must_be_as_many() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        Result.of("b", "flk / peer", [1.0], [1.0, 2.0], at_most(1), "s")
-
-
-def test_lines_of_results() -> None:
-    assert (
-        str(result(0.45, 0.5, at_most(0.5)))
-        == "ratio flk / peer 0.475 (0.450 to 0.500) goal at most 0.5 (lower is better): met"
-    )
-    assert (
-        str(result(0.9, 1, at_least(0.98)))
-        == "ratio flk / peer 0.950 (0.900 to 1.000) goal at least 0.98 (higher is better): "
-        "undecided, the median misses it"
-    )
-
-
-def test_results_come_back_from_json() -> None:
-    first = result(0.45, 0.5, at_least(0.98))
-    assert Result.from_json(first.to_json()) == first
-
-
-def test_order_alternates_and_warm_up_is_not_kept() -> None:
-    calls: list[str] = []
-
-    def case(name: str) -> Callable[[], int]:
-        def once() -> int:
-            calls.append(name)
-            return len(calls)
-
-        return once
-
-    values = alternate({"a": case("a"), "b": case("b")}, 3, warmup=1, show=None)
-    assert "".join(calls) == "ba" + "ab" + "ba" + "ab"
-    assert values == {"a": [3, 6, 7], "b": [4, 5, 8]}
-
-
-def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert measure.environment().startswith("commit unknown, load average ")
 
 
 def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,55 +105,7 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
 # What takes the memory of a GPU
 
 
-def test_tensors_that_are_live_at_the_peak_are_told_by_their_line() -> None:
-    def event(action: str, address: int, mebi: int, file: str = "") -> dict[str, object]:
-        frames = [
-            {"filename": f"/x/{name}", "line": 7, "name": "call"} for name in (file, "other.py")[bool(not file) :]
-        ]
-        return {"action": action, "addr": address, "size": mebi << 20, "frames": frames}
-
-    block = {"address": 1, "size": 1 << 30, "state": "active_allocated"}
-    before = {"segments": [{"stream": 0, "total_size": 1 << 30, "blocks": [block]}]}
-    free = {"address": 9, "size": 128 << 20, "state": "inactive"}
-    after = {
-        "segments": [{"stream": 0, "total_size": 2 << 30, "blocks": [block, free]}],
-        "device_traces": [
-            [
-                event("segment_alloc", 2, 1024),
-                event("alloc", 2, 512, "gpu_models.py"),
-                event("alloc", 3, 512, "gpu_models.py"),
-                event("free_requested", 2, 512),
-                event("free_completed", 2, 512),
-                event("alloc", 4, 256),
-                event("free_completed", 4, 256),
-                event("free_completed", 1, 1024),
-            ]
-        ],
-    }
-    assert list(gpu_memory.peak_of(before, after)) == [
-        "live at the peak: 2.000 GiB in 3 tensors",
-        "    1.000 GiB =    1 x   1024.00 MiB  before the step",
-        "    1.000 GiB =    2 x    512.00 MiB  gpu_models.py:7 call",
-        "    0.000 GiB in 0 other tensors",
-        "segments that this step got from the device: 1, 1.000 GiB",
-        "stream 0: 2.000 GiB reserved; free blocks after the step: 1 x 128 MiB",
-    ]
-
-
 # The runner of all benchmarks
-
-
-def test_runner_knows_every_benchmark() -> None:
-    shared = {"example", "launch", "llama", "measure", "measured", "run_all", "simulated_launchers", "small_models"}
-    shared |= {"torchft_gpt", "torchtitan_cpu", "gpu_memory", "gpu_models", "gpu_ranks"}
-    assert set(run_all.NAMES) == {path.stem for path in BENCHMARKS.glob("*.py")} - shared
-
-
-def test_every_benchmark_prints_its_help() -> None:
-    for name in run_all.NAMES:
-        text = (BENCHMARKS / f"{name}.py").read_text()
-        assert f"python benchmarks/{name}.py [--rounds " in text
-        assert "Goal" in text.partition('"""\n')[0]
 
 
 def test_every_benchmark_makes_as_many_rounds_as_a_verdict_takes() -> None:
@@ -243,18 +114,6 @@ def test_every_benchmark_makes_as_many_rounds_as_a_verdict_takes() -> None:
         (rounds,) = re.findall(r"measure\.parser\(__doc__, rounds=(\d+)\)", text)
         enough = median_interval(range(int(rounds))).coverage >= measure.CONFIDENCE
         assert enough or "report.compare(" not in text, name
-
-
-def test_diloco_loss_has_a_result_of_each_encoding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(diloco_loss, "train", lambda *_: 1.0)
-    monkeypatch.setattr(sys, "argv", ["diloco_loss.py"])
-    assert diloco_loss.main() == 0
-    judged = "/ DDP 1.000 (1.000 to 1.000) goal at most 1.01 (lower is better): met\n"
-    found = capsys.readouterr().out
-    assert f"in fp16, every 50 steps {judged}" in found
-    assert f"in int8, every 100 steps {judged}" in found
 
 
 def test_runner_goes_on_after_a_miss_and_a_failure(
@@ -298,30 +157,6 @@ def test_runner_replaces_the_tables_of_the_named_benchmarks_only(
     ]
 
 
-def test_runner_names_rows_of_a_page_that_were_not_measured_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    every = [replace(result(0.3, 0.4, at_most(0.5)), what=f"flk / {peer}") for peer in ("this", "that")]
-    monkeypatch.setattr(run_all, "run", lambda name, rounds: (every, 0))
-    page = tmp_path / "page.md"
-    page.write_text(f"{run_all.BEGIN}\n\n{run_all.END}\n")
-    assert run_all.main(["cli", "loop", "--write", str(page)]) == 0
-    del every[0]
-    assert run_all.main(["loop", "--write", str(page)]) == 1
-    assert capsys.readouterr().out.endswith("\n\nnot measured, and no more on the page: flk / this\n")
-    assert page.read_text().count("flk / this") == 1
-
-
-def test_page_without_a_place_for_the_table() -> None:
-    with pytest.raises(ValueError, match="has no lines"):
-        run_all.replaced("no markers", {})
-
-
-def test_benchmarks_documentation_has_a_place_for_the_table() -> None:
-    (page,) = BENCHMARKS.parent.glob("docs/**/benchmarks.md")
-    assert run_all.replaced(page.read_text(), {})
-
-
 @pytest.mark.parametrize("name", ["benchmarks", "gpu-testing"])
 def test_each_goal_that_a_page_does_not_meet_has_its_reason_and_a_plan(name: str) -> None:
     page = (BENCHMARKS.parent / "docs" / "contributing" / f"{name}.md").read_text()
@@ -332,17 +167,3 @@ def test_each_goal_that_a_page_does_not_meet_has_its_reason_and_a_plan(name: str
     assert others
     assert not [what for what in others if not what.startswith(tuple(begins))], "the page does not say why"
     assert not [begin for begin in begins if not any(what.startswith(begin) for what in others)], "the goal is met"
-
-
-def test_runner_refuses_unknown_names() -> None:
-    done = subprocess.run(["python3", str(BENCHMARKS / "run_all.py"), "speed"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "there is no benchmark speed (there are cli, " in done.stderr
-
-
-def test_hosted_refuses_a_run_that_ends_in_its_warm_up() -> None:
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "hosted.py"), "--steps", "20"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "--steps 20: the first 20 steps are not measured, so expected more" in done.stderr

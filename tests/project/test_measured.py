@@ -94,52 +94,12 @@ def test_words_about_code_are_no_code(history: tuple[Path, str], before: str, af
     assert measured.changes("streams", commit, root) == mark
 
 
-@pytest.mark.parametrize("name", ["new.py", "table.json"])
-def test_a_file_that_is_new_or_is_no_python_counts_by_its_bytes(history: tuple[Path, str], name: str) -> None:
-    root, commit = history
-    place = root / "runtime/flk_runtime/data" / name
-    place.write_text("1\n")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "--message", "new")
-    now = git(root, "rev-parse", "--short", "HEAD")
-    assert [measured.changes("streams", each, root) for each in (commit, now)] == [CHANGED, ""]
-    place.unlink()
-    assert measured.changes("streams", now, root) == CHANGED
-
-
-def test_the_script_of_a_benchmark_counts_for_itself_only(history: tuple[Path, str]) -> None:
-    root, commit = history
-    (root / "benchmarks/streams.py").write_text("second\n")
-    assert measured.changes("streams", commit, root) == CHANGED
-    assert measured.changes("loop", commit, root) == ""
-
-
 @pytest.mark.parametrize("helper", ["launch", "measure"])
 def test_a_module_that_a_script_imports_counts_for_it_only(history: tuple[Path, str], helper: str) -> None:
     root, commit = history
     (root / f"benchmarks/{helper}.py").write_text("second\n")
     assert measured.changes("loop", commit, root) == CHANGED
     assert measured.changes("streams", commit, root) == ""
-
-
-def test_code_that_was_not_committed_or_is_of_another_branch_is_not_known(history: tuple[Path, str]) -> None:
-    root, commit = history
-    git(root, "checkout", "--quiet", "-b", "branch")
-    git(root, "commit", "--quiet", "--allow-empty", "--message", "branch")
-    branch = git(root, "rev-parse", "--short", "HEAD")
-    git(root, "checkout", "--quiet", commit)
-    for each in (f"{commit}-modified", branch, "0123456", "unknown"):
-        assert measured.marked(page(each), root) == page(each, f" {UNKNOWN}")
-
-
-def test_without_the_whole_history_nothing_is_said(history: tuple[Path, str], tmp_path: Path) -> None:
-    root, commit = history
-    git(root, "commit", "--quiet", "--allow-empty", "--message", "second")
-    git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{root}", "shallow")
-    (tmp_path / "folder").mkdir()
-    for place in ("shallow", "folder"):
-        with pytest.raises(HistoryError, match="no git checkout with its whole history"):
-            measured.changes("streams", commit, tmp_path / place)
 
 
 def test_the_code_of_every_benchmark_is_named_and_exists() -> None:
@@ -159,11 +119,3 @@ def test_a_page_says_which_tables_are_older_than_their_code(page: Path) -> None:
     if expected.count(UNKNOWN) > text.count(UNKNOWN):
         pytest.skip("this history lacks commits that the page names")
     assert text == expected, f"`python benchmarks/run_all.py --mark {page.relative_to(run_all.ROOT)}` marks them anew"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_table_of_results_names_its_benchmark_and_commit(page: Path) -> None:
-    text = page.read_text()
-    named = [table["name"] for table in measured.TABLE.finditer(text)]
-    assert len(named) == text.count("\n| what | median | ratio ") > 0
-    assert set(named) <= set(run_all.NAMES)
