@@ -58,11 +58,3 @@ def test_a_strategy_that_fails_on_one_rank_does_not_stop_the_others(flk: Flk) ->
     assert "failed: rank 1" in lines["full_shard"]
     assert " ms " in lines["ddp"]
     assert "fastest: --strategy ddp" in done.stdout
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_one_rank_is_measured(flk: Flk) -> None:
-    done = flk("bench", "train.py", "--local", "--steps", "2", "--strategies", "ddp")
-    assert done.code == 0, done.stderr
-    assert "fastest: --strategy ddp" in done.stdout

@@ -11,6 +11,7 @@ import pytest
 from flk_runtime.checkpoint.storage import manifest
 from flk_runtime.data.map_style import step_sizes
 from tests.support.checkpoints import load_with_torch
+from tests.support.collection import often
 from tests.support.ranks import Ranks
 from tests.support.slow_storage import SLOW_STORAGE
 from tests.support.small_model import SMALL_MODEL, told
@@ -72,24 +73,6 @@ def test_a_resumed_run_ends_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
         "latest",
         "step-000000009",
         "step-000000011",
-    ]
-
-
-def test_a_loader_made_in_an_evaluation_does_not_keep_a_run_from_resuming(ranks: Ranks, tmp_path: Path) -> None:
-    evaluation = """
-            if run.steps % 2 == 0:
-                for _ in run.loader(torch.utils.data.TensorDataset(torch.arange(8)), 2, shuffle=False):
-                    pass
-    """
-    step = "            run.step(loss=loss)"
-    script = TRAIN.replace(step, step + evaluation.rstrip())
-    variables = {"FLK_CHECKPOINT": str(tmp_path), "FLK_SAVE_EVERY": "3"}
-    ranks(script, 2, {**variables, "STEPS": "7"})
-    resumed = ranks(script, 2, {**variables, "STEPS": "9"})
-    assert f"flk: resumed at step 7 from {tmp_path}/step-000000007" in resumed[0].lines
-    assert [line for line in resumed[0].lines if "loader-1" in line] == [
-        "flk: 'loader-1' was made after the first step without a name=, so its position is not saved, as is right for "
-        "an evaluation"
     ]
 
 
@@ -306,7 +289,7 @@ def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -
     assert before == sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "folder").iterdir())
 
 
-@pytest.mark.parametrize("worlds", [(3, 2), (1, 3)])
+@pytest.mark.parametrize("worlds", often((0,), [(3, 2), (1, 3)]))
 def test_every_sample_once_at_another_world_size(ranks: Ranks, tmp_path: Path, worlds: tuple[int, int]) -> None:
     first = train(ranks, tmp_path / "folder", 2, worlds[0])
     left, _ = step_sizes(41 - 2 * 4 * worlds[0], worlds[1], 4 * worlds[1], drop_last=False)
@@ -334,13 +317,16 @@ def damage(kind: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [
-        ("cut", "__0_0.distcp has "),
-        ("flip", "__0_0.distcp has another checksum than its manifest says"),
-        ("missing", "__0_0.distcp is missing"),
-        ("foreign", "it has no manifest.json, so it was not completed or flk did not write it"),
-        ("empty", "manifest.json belongs to no checkpoint of flk"),
-    ],
+    often(
+        (1, 3),
+        [
+            ("cut", "__0_0.distcp has "),
+            ("flip", "__0_0.distcp has another checksum than its manifest says"),
+            ("missing", "__0_0.distcp is missing"),
+            ("foreign", "it has no manifest.json, so it was not completed or flk did not write it"),
+            ("empty", "manifest.json belongs to no checkpoint of flk"),
+        ],
+    ),
 )
 def test_a_damaged_checkpoint_is_reported_and_the_older_one_used(
     ranks: Ranks, tmp_path: Path, kind: str, reason: str
@@ -381,24 +367,6 @@ def test_ranks_that_do_not_see_the_same_folder_end_with_the_reason(ranks: Ranks,
     for rank in train(ranks, tmp_path / "one", 8, 2, of_rank=elsewhere, failing=True):
         assert rank.code == 1
         assert "the ranks do not see the same checkpoint folder" in rank.lines[-1]
-
-
-def test_a_checkpoint_of_another_model(ranks: Ranks, tmp_path: Path) -> None:
-    train(ranks, tmp_path / "folder", 1, 2)
-    ended = train(ranks, tmp_path / "folder", 2, 2, environment={"WIDTH": "9"}, failing=True)
-    for rank in ended:
-        assert rank.code == 1
-        assert (
-            f"{tmp_path}/folder/step-000000001 does not fit the model: size mismatch for '0.weight': (8, 4) in the "
-            "checkpoint, (9, 4) in the model"
-        ) in rank.lines[-1]
-
-
-def test_a_folder_that_cant_be_written_to_is_an_error_at_the_start(ranks: Ranks, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for rank in train(ranks, tmp_path / "file" / "folder", 1, 2, failing=True):
-        assert rank.code == 1
-        assert f"cannot write to the checkpoint folder {tmp_path}/file/folder: Not a directory" in rank.lines[-1]
 
 
 @pytest.mark.root("mounts a small file system in a namespace of its own")
@@ -503,28 +471,10 @@ def test_a_save_that_is_waited_for_is_complete_before_the_run_is_abandoned(ranks
     assert (tmp_path / "latest").read_text().split()[0] == "step-000000001"
 
 
-def test_a_run_is_told_of_what_only_a_part_of_was_restored(ranks: Ranks, tmp_path: Path) -> None:
-    """flk.restore has restored something else than the model that has got another name."""
-    script = """
-        import torch, flk_runtime as flk
-        model, ema = torch.nn.Linear(1, 1), {"decay": 0.9}
-        with flk.adopt(net=model, ema=ema) as loop:
-            loop.step()
-    """
-    ranks(script, 1, {"FLK_CHECKPOINT": str(tmp_path)})
-    script = """
-        import torch, flk_runtime as flk
-        run = flk.init(device="cpu")
-        flk.restore(ema={"decay": 0.0})
-        run.parallelize(torch.nn.Linear(1, 1))
-        run.step()
-    """
-    (ended,) = ranks(script, 1, {"FLK_CHECKPOINT": str(tmp_path)}, failing=True)
-    assert "holds the model 'net', which this script does not register" in ended.output
-
-
 @pytest.mark.parametrize(
-    "end", ["", "training.__exit__(SystemExit, SystemExit(0), None); assert training.closed"], ids=["end", "exit"]
+    "end",
+    often((0,), ["", "training.__exit__(SystemExit, SystemExit(0), None); assert training.closed"]),
+    ids=["end", "exit"],
 )
 @pytest.mark.parametrize("begin", ["flk.init(device='cpu', save_every=2", "flk.adopt(model=model, save_every=2"])
 def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_what_is_not_saved(
@@ -551,26 +501,6 @@ def test_the_end_of_a_training_that_is_not_closed_waits_for_its_save_and_says_wh
         lines = [line for each in ended for line in each.lines if "is not saved" in line]
         found = [line.partition(", which the end")[0] for line in lines]
         assert found == said
-
-
-def test_a_save_leaves_nothing_in_the_store_for_longer_than_the_next_one(ranks: Ranks, tmp_path: Path) -> None:
-    script = """
-        import torch, flk_runtime as flk
-        from flk_runtime.distributed import process_group
-        with flk.init(device="cpu", save_every=0) as run:
-            run.parallelize(torch.nn.Linear(1, 1))
-            counts = []
-            for _ in range(5):
-                run.step()
-                run.save(wait=True)
-                process_group.all_gather(None)
-                counts.append(process_group.store().num_keys())
-                process_group.all_gather(None)
-            print(counts[1], counts[-1])
-    """
-    for ended in ranks(script, 2, {"FLK_CHECKPOINT": str(tmp_path / "folder")}):
-        second, last = ended.lines[-1].split()
-        assert second == last
 
 
 def test_an_end_by_an_exception_saves_nothing_and_leftovers_are_removed(ranks: Ranks, tmp_path: Path) -> None:

@@ -18,12 +18,7 @@ LOCAL = [page for page in all_pages() if any((b.key, b.value) == ("run", "local"
 EVERY_TIME = (
     "docs/index.md",  # a script that fails
     "docs/guides/first-job.md",  # the bundled example, and a job file
-    "docs/guides/install.md",
     "docs/guides/own-loop.md",  # flk's library, and a restart
-    "docs/guides/symptoms.md",
-    "docs/guides/what-a-job-needs.md",
-    "docs/migrate/skypilot.md",  # another tool's job file
-    "docs/migrate/torchx.md",
 )
 
 NEEDS = ("accelerate", "lightning", "transformers")  # packages with a page of the same name

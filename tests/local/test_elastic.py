@@ -102,6 +102,7 @@ def test_a_lost_pod_is_not_waited_for_longer_than_the_last_call(train: Start) ->
     assert causes(job)[0] == "test-worker-2 lost the connection to pod 0: it closed the connection"
 
 
+@pytest.mark.soak
 def test_a_job_starts_with_what_is_there_and_admits_the_others(train: Start) -> None:
     job = train(3, only=0, pause=0.2, FLK_MIN_PODS="1")  # so that it still trains when the others have started
     job.until(lambda: "1 of 3 ranks from step 0" in job.log(0), "the job starts with one pod")
@@ -111,17 +112,6 @@ def test_a_job_starts_with_what_is_there_and_admits_the_others(train: Start) -> 
     assert job.wait() == [0, 0, 0], job.logs_of_all()
     steps = samples_by_step(job.folder)
     assert sorted(i for taken in steps.values() for i in taken) == list(range(SAMPLES))
-
-
-def test_the_global_batch_grows_with_the_job_if_it_says_so(train: Start) -> None:
-    job = train(2, only=0, pause=0.2, FLK_MIN_PODS="1", FLK_BATCH="scale")
-    reached(job, 5)
-    begin(job, only=1)
-    job.until(lambda: "2 of 2 ranks" in job.log(0), "the job has two pods")
-    assert job.wait() == [0, 0], job.logs_of_all()
-    steps = samples_by_step(job.folder)
-    assert sorted(i for taken in steps.values() for i in taken) == list(range(SAMPLES))
-    assert {len(taken) for taken in steps.values()} == {2, 4}
 
 
 def test_a_spare_takes_the_ranks_of_a_killed_pod_which_is_the_spare_when_it_is_back(train: Start) -> None:

@@ -27,14 +27,6 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     adapters.assert_curve(job, [3, 6, 9])
 
 
-def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Callable[..., Pods], root: Path) -> None:
-    job = adapters.start(forked_pods, root, hosted.ACCELERATE, 0, "waits")
-    paths = [job.folder / f"step.0.{rank}" for rank in (0, 1)]
-    # A step ends where the batch after it is drawn.
-    job.until(lambda: all(path.exists() and path.read_text() >= "2" for path in paths), "both ranks have ended a step")
-    adapters.ends_saved(job)
-
-
 def test_trainings_of_one_process_go_on_each_from_its_own_place(forked_pods: Callable[..., Pods], root: Path) -> None:
     job = adapters.start(forked_pods, root, hosted_programs.ACCELERATE, 3, **{user_env.BACKOFF: "0"})
     assert job.wait() == [0, 0], job.logs_of_all()

@@ -26,23 +26,6 @@ def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
     ranks(script, 1)
 
 
-def test_a_second_call_returns_the_same_run(ranks: Ranks) -> None:
-    script = """
-        import flk_runtime as flk
-        run = flk.init(seed=5, device="cpu")
-        assert flk.init() is run and flk.init(seed=5) is run
-        try:
-            flk.init(seed=6)
-        except flk.SetupError as error:
-            assert "another seed" in str(error)
-        else:
-            raise AssertionError
-        run.close()
-        assert flk.init(seed=6, device="cpu") is not run
-    """
-    ranks(script, 1)
-
-
 def test_a_group_that_is_there_is_used_and_left(ranks: Ranks) -> None:
     script = """
         import torch.distributed as dist, flk_runtime as flk
@@ -237,35 +220,6 @@ def test_a_rank_that_hangs_is_noticed_once_the_first_step_is_done(ranks: Ranks, 
     )
     first, _ = ranks(script, 2, {"GROUP": group, "WAIT": "0", "NOTICED": str(tmp_path / "noticed")})
     assert first.lines == ["noticed"]
-
-
-def test_a_script_that_goes_on_after_a_save_that_failed_trains_again(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        SLOW
-        + """
-        from flk_runtime.shared.progress import Phase, own_page
-
-        class Odd:
-            def state_dict(self):
-                return {"own": lambda: None}
-
-            def load_state_dict(self, state):
-                pass
-
-        run.register("odd", flk.replicated(Odd()))
-        try:
-            run.save()
-        except flk.CheckpointError as error:
-            print(str(error).partition(":")[0])
-        print(Phase(own_page().phase).name)
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        print(backend.options._timeout.total_seconds())
-        run.abandon()
-"""
-    )
-    variables = {"GROUP": "None", "WAIT": "0", "FLK_CHECKPOINT": str(tmp_path / "checkpoints")}
-    for rank in ranks(script, 2, variables):
-        assert rank.lines[-3:] == ["cannot save 'odd.own'", "TRAINING", str(STEP_TIMEOUT)]
 
 
 def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Ranks, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract import pod_env, pod_layout, user_env
+from tests.support.collection import often
 from tests.support.pods import Pods
 from tests.support.ranks import Ranks
 from tests.support.small_model import told
@@ -379,7 +380,7 @@ APART = """
 """
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", often((0,), [2, 3]))
 def test_what_a_checkpoint_has_once_is_alike_on_all_ranks_or_refused(
     ranks: Ranks, tmp_path: Path, world_size: int
 ) -> None:
@@ -573,7 +574,7 @@ SEVERAL = """
 """
 
 
-@pytest.mark.parametrize("kinds", [("run", "run", "loop"), ("loop", "loop", "run")], ids=["runs", "loops"])
+@pytest.mark.parametrize("kinds", often((0,), [("run", "run", "loop"), ("loop", "loop", "run")]), ids=["runs", "loops"])
 def test_each_training_of_a_process_begins_anew_and_resumes_from_its_own_state(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:

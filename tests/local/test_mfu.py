@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.collection import often
+
 SCRIPT = """
     import json, os, time
     import torch
@@ -45,11 +47,14 @@ SCRIPT = """
 
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [
-        ("no_shard", "{}"),
-        ("full_shard", '{"bf16": true}'),
-        ("full_shard", '{"recompute": true}'),
-    ],
+    often(
+        (2,),
+        [
+            ("no_shard", "{}"),
+            ("full_shard", '{"bf16": true}'),
+            ("full_shard", '{"recompute": true}'),
+        ],
+    ),
 )
 def test_the_count_is_the_models_under_every_strategy(
     ranks: Callable[..., list[Any]], strategy: str, options: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -270,30 +269,6 @@ def flk(tmp_path: Path) -> Iterator[Flk]:
     command.close()
 
 
-def test_a_script_is_planned_without_a_change(flk: Flk) -> None:
-    (flk.folder / "train.py").write_text(SCRIPT)
-    done = flk(
-        "plan", "train.py", "--replicas", "2", "--gpu", "4", "--gpu-type", "h100", "-o", "json", "--", "one-model"
-    )
-    plan = json.loads(done.stdout)
-    assert plan["parameters"] == 4 * (64 * 256 + 256 + 256 * 64 + 64)
-    assert plan["world_size"] == 8
-    rows = {(row["strategy"], row["precision"], row["recompute"]): row for row in plan["rows"]}
-    assert len(rows) == 5 * 2 * 2
-    ddp, sharded = (rows[name, "as written", False] for name in ("ddp", "full_shard"))
-    assert ddp["parameters"] == plan["parameters"] * 4
-    assert sharded["parameters"] < ddp["parameters"] / 7
-    assert rows["ddp", "as written", True]["compute_seconds"] > ddp["compute_seconds"]
-
-
-def test_a_plan_for_a_type_with_two_sizes_of_memory_names_the_smaller_one(flk: Flk) -> None:
-    (flk.folder / "train.py").write_text(SCRIPT)
-    for smaller in ([], ["--gpu-type", "a100-40gb"]):
-        done = flk("plan", "train.py", "--gpu", "A100:1", *smaller, "--", "one-model")
-        assert ("some nodes with A100 have GPUs with less memory: --gpu-type a100-40gb" in done.stderr) == (not smaller)
-        assert f"A100 with {40 if smaller else 80}" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -306,18 +281,3 @@ def test_a_script_that_cannot_be_planned(flk: Flk, arguments: list[str], message
     done = flk("plan", "train.py", "--gpu", "1", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert message in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "planned"),
-    [
-        (["--gpu", "H200:1"], "H200"),
-        (["--gpu-type", "a100-40gb", "--gpu", "H200:1"], "A100"),
-        ([], "L4"),  # the job file's
-    ],
-)
-def test_a_plan_is_for_the_gpus_that_the_job_asks_for(flk: Flk, arguments: list[str], planned: str) -> None:
-    (flk.folder / "train.py").write_text(SCRIPT)
-    (flk.folder / "flk.yaml").write_text("command: train.py one-model\nresources: {gpu: 'L4:1'}\n")
-    plan = json.loads(flk("plan", *arguments, "-o", "json").stdout)
-    assert plan["gpu"] == planned

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from pathlib import Path
 
 import pytest
 
-from flk.report import server
 from flk.report.page import page_of
 from flk.report.script import drawing_script
 from scripts.documentation import browser
@@ -46,25 +44,3 @@ def test_the_page_is_small_and_its_charts_fit_a_desktop_and_a_phone_light_and_da
             assert set(regions) == {"0"}
             backgrounds.append(window.value("getComputedStyle(document.body).backgroundColor"))
     assert backgrounds == ["rgb(255, 255, 255)", "rgb(20, 23, 26)"] * 2
-
-
-def test_a_page_that_renews_itself_keeps_the_focus_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    chromium = browser.program()
-    if chromium is None:
-        pytest.skip("no Chromium is installed")
-    monkeypatch.setattr(server, "EVERY", 1)
-    served = server.ReportServer(lambda: [report()], None)
-    thread = threading.Thread(target=served.serve)
-    thread.start()
-    try:
-        with browser.Browser(chromium) as window:
-            window.open(served.url)
-            window.value("window.former = document.querySelector('main summary'); window.former.focus()")
-            window.wait_for("document.querySelector('main summary') !== window.former")
-            assert window.value("document.activeElement === document.querySelector('main summary')")
-            assert "Renewed at" in window.value("document.querySelector('.live').textContent")
-            assert window.value("document.querySelector('[role=status]').textContent") == ""
-    finally:
-        served._server.shutdown()
-        thread.join()
-        served.close()

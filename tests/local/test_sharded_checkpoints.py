@@ -14,7 +14,6 @@ import torch
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 from tests.support.small_model import (
-    COUNTING,
     COUNTING_ELSEWHERE,
     MASTER_WEIGHTS,
     SMALL_MODEL,
@@ -125,59 +124,6 @@ def test_resume_at_another_world_size(ranks: Ranks, trained: Trained, tmp_path: 
     script = GO + f"with group():\n    for name in {cases}:\n        tell(name, go(name, 'full_shard', 4))\n"
     found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
     assert found == dict.fromkeys(cases, pytest.approx(trained.undisturbed, abs=1e-6))
-
-
-LATE = (
-    GO
-    + COUNTING
-    + """
-class Late(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(7, 7) for _ in range(3)])
-    def forward(self, x, late):
-        x = self.blocks[0](x)
-        return self.blocks[2](self.blocks[1](x) if late else x)
-
-def go_late(folder, name, steps):
-    losses = []
-    with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
-        torch.manual_seed(0)
-        pairs = []
-        for make in (torch.optim.AdamW, Counting):
-            model = Late()
-            pairs.append(run.parallelize(model, make(model.parameters()), find_unused_parameters=True))
-        while run.steps < steps:
-            x = torch.randn(8, 7, generator=torch.Generator().manual_seed(run.steps * 10 + run.rank))
-            for model, optimizer in pairs:
-                loss = model(x, run.steps >= 2).square().mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
-            run.step()
-    return losses
-"""
-)
-
-
-def test_optimizers_with_parameters_without_gradients_and_with_numbers_in_their_state(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    """The second half of the steps uses a block of which the checkpoint holds no state."""
-    script = (
-        LATE
-        + f"""
-with group():
-    for name in {CASES}:
-        parts = [go_late(name, name, 2), go_late(name, name, 4)]
-        tell(name, [go_late(name + "-whole", name, 4), sum(parts, [])])
-"""
-    )
-    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == set(CASES)
-    for case, (whole, resumed) in found.items():
-        assert whole == resumed, case
 
 
 MADE_BY_THE_SCRIPT = (
@@ -353,30 +299,6 @@ with group():
     for case, (whole, resumed) in found.items():
         assert whole == resumed, case
         assert whole == pytest.approx(found[f"ddp-{case.rpartition('-')[2]}"][0], abs=1e-5), case
-
-
-UNLIKE_TORCHS = (
-    GO
-    + COUNTING_ELSEWHERE
-    + """
-class Unlike(Wrapper):
-    def state_dict(self):
-        return {"inside": self.inside.state_dict()}
-
-with group():
-    with init("ddp", save_every=0, checkpoint=f"{base}/checkpoints") as run:
-        model = nn.Linear(2, 2)
-        model, optimizer = run.parallelize(model, Unlike(model.parameters()))
-        run.step()
-        refused("cannot save the optimizer Unlike, whose state_dict() is not like torch's (KeyError:", run.save)
-        run.abandon()
-    tell("rank", run.rank)
-"""
-)
-
-
-def test_an_optimizer_whose_state_dict_is_not_like_torchs_is_refused(ranks: Ranks, tmp_path: Path) -> None:
-    assert told(ranks(UNLIKE_TORCHS, 2, {"BASE": str(tmp_path)})[1]) == {"rank": 1}
 
 
 def test_optimizer_state_keeps_the_dtype_in_which_it_was_saved(ranks: Ranks, tmp_path: Path) -> None:
