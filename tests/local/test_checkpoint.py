@@ -289,7 +289,7 @@ def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -
     assert before == sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "folder").iterdir())
 
 
-@pytest.mark.parametrize("worlds", often((0,), [(3, 2), (1, 3)]))
+@pytest.mark.parametrize("worlds", [(3, 2), pytest.param((1, 3), marks=pytest.mark.soak)])
 def test_every_sample_once_at_another_world_size(ranks: Ranks, tmp_path: Path, worlds: tuple[int, int]) -> None:
     first = train(ranks, tmp_path / "folder", 2, worlds[0])
     left, _ = step_sizes(41 - 2 * 4 * worlds[0], worlds[1], 4 * worlds[1], drop_last=False)

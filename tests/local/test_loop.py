@@ -574,7 +574,11 @@ SEVERAL = """
 """
 
 
-@pytest.mark.parametrize("kinds", often((0,), [("run", "run", "loop"), ("loop", "loop", "run")]), ids=["runs", "loops"])
+@pytest.mark.parametrize(
+    "kinds",
+    [("run", "run", "loop"), pytest.param(("loop", "loop", "run"), marks=pytest.mark.soak)],
+    ids=["runs", "loops"],
+)
 def test_each_training_of_a_process_begins_anew_and_resumes_from_its_own_state(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
