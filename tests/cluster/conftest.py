@@ -243,16 +243,9 @@ def torch_image(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     return loaded("torch", request, cluster)
 
 
-@pytest.fixture(scope="session")
-def compiler_image(request: pytest.FixtureRequest, cluster: Cluster) -> str:
-    """The name of flk's CPU image with the C++ compiler that torch.compile calls."""
-    return loaded("cpu-compiler", request, cluster)
-
-
 # Each image: the fixture that gives it, the variable that names another one, and its name.
 IMAGES = {
     "cpu": ("image", "FLK_TEST_IMAGE", "flktrain/flk:0.1.0-cpu"),
-    "cpu-compiler": ("compiler_image", "FLK_TEST_COMPILER_IMAGE", "flktrain/flk:0.1.0-cpu-compiler"),
     "torch": ("torch_image", "FLK_TEST_TORCH_IMAGE", "flktrain/torch-only:test"),
 }
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.checkpoint.storage import manifest
 from flk_runtime.data.map_style import step_sizes
 from tests.support.checkpoints import load_with_torch
 from tests.support.collection import often
@@ -133,35 +131,6 @@ with group():
     assert min(after) >= 100
 
 
-def test_loaders_that_a_restart_does_not_make_are_of_an_evaluation_or_refused(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        PHASES
-        + """
-def evaluated(until):
-    dataset = torch.utils.data.TensorDataset(torch.arange(24.0).view(24, 1))
-    with init("ddp", checkpoint=os.environ["FOLDER"] + "evaluated") as run:
-        model = nn.Linear(1, 1)
-        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-        loader = run.loader(dataset, 2)
-        if run.steps == 0:
-            with torch.no_grad():
-                next(iter(run.loader(dataset, 2)))
-        for (x,) in loader.steps(until):
-            model(x).mean().backward()
-            optimizer.step(), run.step()
-        return run.steps
-
-with group():
-    assert (evaluated(2), evaluated(3)) == (2, 3)
-    phases("unread", 2, both_at_once=True)
-    refused("'loader-1' is in the checkpoint, and this script makes fewer loaders", lambda: phases("unread", 4))
-"""
-    )
-    lines = ranks(script, 2, {"FOLDER": f"{tmp_path}/"})[0].lines
-    place = f"{tmp_path}/evaluated/step-000000002"
-    assert f"flk: ignoring 'loader-1' in {place}: this script does not register it" in lines
-
-
 def test_a_loader_with_a_name_goes_on_where_it_was_whenever_a_restart_makes_it(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         SMALL_MODEL
@@ -191,93 +160,6 @@ with group():
     assert len([number for number in seen if number >= 100]) == 8
     kept = f"'other' in {tmp_path}/step-000000004 is the position of a loader that is not made yet, and is kept"
     assert f"flk: {kept}" in ended[0].lines
-
-
-def test_a_step_is_refused_that_trains_with_a_loader_whose_position_is_lost(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        SMALL_MODEL
-        + """
-@contextlib.contextmanager
-def begin():
-    begin.count += 1
-    with init("ddp", checkpoint=os.environ["FOLDER"] + str(begin.count)) as run:
-        model = nn.Linear(1, 1)
-        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-
-        def step(*batches):
-            sum(model(x).mean() for (x,) in batches).backward()
-            optimizer.step(), optimizer.zero_grad(), run.step()
-        yield run, model, optimizer, step
-begin.count = 0
-data = torch.utils.data.TensorDataset(torch.arange(8.0).view(8, 1))
-
-def epochs(**named):
-    with begin() as (run, model, optimizer, step):
-        for _ in range(2):
-            for batch in run.loader(data, 2, **named):
-                step(batch)
-
-def beside_another():
-    with begin() as (run, model, optimizer, step):
-        loader = run.loader(data, 2)
-        step(next(iter(loader)))
-        for new, batch in zip(run.loader(data, 2).steps(3), loader.steps(3)):
-            step(new, batch)
-
-def read_ahead():
-    with begin() as (run, model, optimizer, step):
-        step(next(iter(run.loader(data, 2))))
-        batches = iter(run.loader(data, 2))
-        (x,) = next(batches)
-        model(x).mean().backward()
-        optimizer.step()
-        next(batches)
-        run.step()
-
-def by_hand():
-    with begin() as (run, model, optimizer, step):
-        step(next(iter(run.loader(data, 2))))
-        for (x,) in run.loader(data, 2):
-            model(x).mean().backward()
-            with torch.no_grad():
-                for each in model.parameters():
-                    each -= 1e-6 * each.grad
-            run.step()
-
-def evaluated_with_gradients():
-    with begin() as (run, model, optimizer, step):
-        for batch in run.loader(data, 2):
-            model(batch[0]).mean().backward()
-            optimizer.step()
-            kept = iter(run.loader(data, 2))
-            model(next(kept)[0])
-            run.step()
-
-def logged(until):
-    with init("ddp", checkpoint=os.environ["FOLDER"] + "logged", save_every=1) as run:
-        model = nn.Linear(1, 1)
-        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-        loader = run.loader(data, 2)
-        def look():
-            if run.steps % 2 == 0:
-                model(next(iter(run.loader(data, 2)))[0])
-
-        look()
-        for (x,) in loader.steps(until):
-            model(x).mean().backward()
-            optimizer.step(), run.step(), look()
-
-with group():
-    logged(3)
-    logged(5)  # it makes no other loader before its first step
-    words = "position is not saved, and this step trains with it: make one loader before the first step, and loop over"
-    for each in (epochs, beside_another, read_ahead, by_hand):
-        refused(words, each)
-    refused("named 'train' was made before: make it once, and loop over its epochs(n)", lambda: epochs(name="train"))
-    evaluated_with_gradients()
-"""
-    )
-    ranks(script, 2, {"FOLDER": f"{tmp_path}/"})
 
 
 def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -> None:
@@ -407,54 +289,6 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(ranks: Ranks, tmp_path: Path
     assert any(line.startswith(error) for line in ended.lines), ended.output
     assert "folder ['latest', 'step-000000001', 'step-000000002']" in ended.lines
     assert "resumed 2" in ended.lines
-
-
-def test_a_newer_format_is_an_error(ranks: Ranks, tmp_path: Path) -> None:
-    train(ranks, tmp_path / "folder", 1)
-    path = tmp_path / "folder" / "step-000000001" / "manifest.json"
-    content = json.loads(path.read_bytes())
-    assert content["metadata"].keys() >= {"job", "code", "flk", "torch", "strategy"}
-    newer = {**content, "format": 99, "metadata": {"flk": "9.0"}}
-    del newer["checksum"]
-    path.write_text(json.dumps({**newer, "checksum": manifest._checksum(newer)}))
-    (ended,) = train(ranks, tmp_path / "folder", 2, failing=True)
-    assert "flk 9.0 wrote it in format 99" in ended.lines[-1]
-    assert path.exists()
-
-
-def test_what_a_checkpoint_holds_must_be_registered_and_plain(ranks: Ranks, tmp_path: Path) -> None:
-    train(ranks, tmp_path / "folder", 1)
-    script = """
-        import torch, flk_runtime as flk
-
-        class Odd:
-            def state_dict(self):
-                return {"odd": Odd()}
-
-        def refused(words, action):
-            try:
-                action()
-            except (flk.SetupError, flk.CheckpointError) as error:
-                assert words in str(error), error
-            else:
-                raise AssertionError(words)
-
-        run = flk.init(device="cpu")
-        assert run.steps == 1
-        refused("registers none: call parallelize", run.step)
-        run.abandon()
-        run = flk.init(device="cpu", checkpoint="CHECKPOINT2")
-        run.parallelize(torch.nn.Linear(1, 1))
-        refused("already registered as 'model'", lambda: run.register("model", Odd()))
-        refused("'flk.odd': names that begin with 'flk.'", lambda: run.register("flk.odd", Odd()))
-        refused("'flk.odd': names that begin with 'flk.'", lambda: run.loader(range(4), 1, name="flk.odd"))
-        run.register("odd", Odd())
-        refused("cannot save 'odd.odd': it is a __main__.Odd", run.save)
-        refused("'best.of': it is a __main__.Odd", lambda: run.register("best", {"of": Odd()}))
-        run.abandon()
-    """
-    ranks(script.replace("CHECKPOINT2", str(tmp_path / "second")), 1, {"FLK_CHECKPOINT": str(tmp_path / "folder")})
-    assert list((tmp_path / "second").iterdir()) == []
 
 
 def test_a_save_that_is_waited_for_is_complete_before_the_run_is_abandoned(ranks: Ranks, tmp_path: Path) -> None:

@@ -521,20 +521,6 @@ def test_rank_cause_and_exit_code_are_right(forked_pods: Callable[..., Pods], ki
         assert "flk_runtime/launcher" not in record.failure.details
 
 
-def test_the_traceback_of_a_broken_connection_is_printed_if_nothing_else_failed(
-    forked_pods: Callable[..., Pods],
-) -> None:
-    words = "[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"
-    fault = f"all_have_started()\nif rank == 2: raise RuntimeError('{words}')\ntime.sleep(600)\n"
-    job = forked_pods(2, 2, script=HEAD + fault, FLK_DISRUPTIONS="0")
-    job.start("train.py")
-    assert job.wait() == [ExitCode.INFRASTRUCTURE] * 2, job.logs_of_all()
-    printed = [line for line in job.logs_of_all().splitlines() if line.startswith("[rank ")]
-    assert printed[0] == "[rank 2] Traceback (most recent call last):"
-    assert printed[-1] == f"[rank 2] RuntimeError: {words}"
-    assert len(printed) < 6
-
-
 NOT_FAILURES = {
     "exception in a thread": "threading.Thread(target=int, args=('x',), daemon=True).start()",
     "exception in an exit handler": "atexit.register(int, 'x')",

@@ -39,31 +39,6 @@ def fused(model):  # a GradScaler leaves the scale of gradients to it, where it 
 )
 
 
-def test_a_fused_optimizer_takes_the_scale_from_the_scaler(ranks: Ranks) -> None:
-    script = (
-        SCALED
-        + f"""
-with group():
-    for name in ("ddp", *{SHARDING}) if "RANK" in os.environ else ("none",):
-        for averaging in (False, True) if name in ("ddp", "none") else (False,):
-            with init("none" if averaging else name) as run:
-                model = build()[0]
-                if averaging:
-                    optimizer = flk.DistributedOptimizer(fused(model)) if run.world_size > 1 else fused(model)
-                else:
-                    model, optimizer = run.parallelize(model, fused(model), **hybrid(name))
-                tell(f"{{name}} {{averaging}}", scaled(run, model, optimizer, new_scaler()))
-"""
-    )
-    expected = told(ranks(script, 1)[0])["none False"]
-    assert [each[1] for each in expected] == [1024, 2048, 1024, 1024, 2048, 2048]
-    found = told(ranks(script, 2)[0])
-    assert len(found) == 7
-    for name, seen in found.items():
-        for one, other in zip(seen, expected, strict=True):
-            assert one == pytest.approx(other, abs=1e-5, nan_ok=True), name
-
-
 def test_a_run_scales_under_every_strategy_and_resumes(ranks: Ranks, tmp_path: object) -> None:
     script = (
         SCALED

@@ -144,15 +144,6 @@ def test_a_hang_in_ranks_that_do_not_share_an_interpreter_is_found_too(forked_po
     assert "did not reach all_reduce 6; it is at train.py:11 in stuck" in failure.summary
 
 
-def test_a_hang_is_followed_by_the_next_attempt(forked_pods: Callable[..., Pods]) -> None:
-    script = SCRIPT.replace("1_000_000", "8").replace("rank == 1:", "rank == 1 and os.environ['FLK_ATTEMPT'] == '0':")
-    job = forked_pods(2, 1, script=script.format(fault=SLEEP), FLK_RESTARTS="1", **QUICK)
-    job.start("train.py")
-    assert job.wait() == [ExitCode.DONE] * 2, job.logs_of_all()
-    failures = [attempt.failure for attempt in job.record().attempts]
-    assert [failure and failure.kind for failure in failures] == ["hang", None]
-
-
 # While rank 0 waits in a collective, rank 1 works for twice the limit in each of these ways, without a step.
 SLOW = """
     import os, pathlib, subprocess, sys, time

@@ -91,28 +91,6 @@ def test_a_script_without_a_seed_draws_the_same_in_each_attempt_and_one_of_anoth
     assert len({line.split()[-1] for line in first.lines}) == 3
 
 
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"FLK_STRATEGY": "zero4"}, "unknown strategy 'zero4': expected one of none, ddp"),
-        ({"FLK_SEED": "x"}, "FLK_SEED=x: expected an integer"),
-        ({"FLK_SAVE_EVERY": "-1"}, "FLK_SAVE_EVERY=-1: expected auto or a number of steps from 0 to 2147483647"),
-        ({"RANK": "1"}, "must be set together with RANK=1"),
-    ],
-)
-def test_wrong_variables_are_named(ranks: Ranks, environment: dict[str, str], words: str) -> None:
-    script = """
-        import flk_runtime as flk
-        try:
-            flk.init()
-        except flk.SetupError as error:
-            assert error.kind == "usage"
-            print(error)
-    """
-    (ended,) = ranks(script, 1, environment)
-    assert words in ended.output
-
-
 def test_a_process_that_imports_the_script_is_refused(ranks: Ranks) -> None:
     """As workers of a DataLoader do under Python 3.14, which does not fork them."""
     script = """
@@ -244,23 +222,3 @@ def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Rank
     variables = {"GROUP": "None", "WAIT": str(1.5 * STEP_TIMEOUT), "FLK_CHECKPOINT": str(tmp_path / "checkpoints")}
     ended = ranks(script, 2, variables)
     assert [rank.lines[-1] for rank in ended] == ["steps 3"] * 2
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"FLK_STEP_TIMEOUT": "soon"}, "FLK_STEP_TIMEOUT=soon: expected a number of seconds"),
-        ({"FLK_STEP_TIMEOUT": "0"}, "step_timeout=0: expected more than 0 seconds"),
-        ({"FLK_PREFLIGHT_TIMEOUT": "-1"}, "FLK_PREFLIGHT_TIMEOUT=-1: expected a number of seconds, 0 or more"),
-    ],
-)
-def test_times_are_checked(ranks: Ranks, environment: dict[str, str], words: str) -> None:
-    script = """
-        import flk_runtime as flk
-        try:
-            flk.init(device="cpu")
-        except flk.SetupError as error:
-            print(error)
-    """
-    (ended,) = ranks(script, 1, environment)
-    assert ended.output == words + "\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import random
 import re
 import signal
 import socket
@@ -20,7 +19,7 @@ from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.collection import often
 from tests.support.pods import END, TRAIN, Pods
-from tests.support.processes import alive, checked, parent_of
+from tests.support.processes import alive, checked
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -471,104 +470,3 @@ def test_wrong_settings_are_refused_with_one_line(
     failure = job.record().failure
     assert failure is not None
     assert message in failure.message
-
-
-def test_a_setup_error_of_a_rank_is_final(forked_pods: Callable[..., Pods]) -> None:
-    script = """
-        import flk_runtime
-        flk_runtime.init(strategy="magic")
-    """
-    job = forked_pods(1, 2, FLK_RESTARTS="3", script=script)
-    job.start("train.py")
-    assert job.wait() == [ExitCode.USAGE], job.log()
-    record = job.record()
-    assert record.failure is not None
-    assert record.failure.kind == "usage"
-    assert "unknown strategy 'magic'" in record.failure.message
-    assert len(record.attempts) == 1
-
-
-def test_a_port_that_is_taken_is_named(forked_pods: Callable[..., Pods]) -> None:
-    job = forked_pods(2, 1, FLK_JOIN_TIMEOUT="1")
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the test holds the port itself
-        taken.bind(("", int(job.variables[pod_env.RDZV_ENDPOINT].rpartition(":")[2])))
-        taken.listen()
-        job.start("train.py", "1", only=0)
-        assert job.running[0].wait(END) == ExitCode.USAGE
-    (line,) = job.log(0).splitlines()
-    assert line.startswith("[pod 0] error: cannot serve the rendezvous on port ")
-
-
-FAULTS = 60  # of a soak
-
-COUNT = """
-    import os, pathlib, time
-    import torch, torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    rank, attempt = dist.get_rank(), os.environ["FLK_ATTEMPT"]
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    pathlib.Path(f"pid.{attempt}.{rank}").write_text(str(os.getpid()))
-    while not pathlib.Path("stop").exists():
-        dist.all_reduce(total)
-        time.sleep(0.001)
-    dist.barrier()
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_random_faults_never_stop_a_job(forked_pods: Callable[..., Pods]) -> None:
-    """Ranks, fork servers and launchers get SIGKILL or SIGTERM, sometimes while an attempt is starting."""
-    limits = {"FLK_RESTARTS": str(FAULTS * 2), "FLK_DISRUPTIONS": str(FAULTS * 2), "FLK_RETRY_SAME_FAILURE": "1"}
-    job = forked_pods(3, 2, **limits, FLK_BACKOFF="0", script=COUNT)
-    job.start("train.py")
-    draw = random.Random(1)
-    hit = -1  # the latest attempt that a fault has ended
-    for _ in range(FAULTS):
-        latest = max((int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")), default=-1)
-        if draw.random() < 0.7:  # else the fault hits an attempt that is starting
-            latest = wait_for_attempt(job, hit)
-        time.sleep(draw.random() * 0.3)
-        pod, fault = draw.randrange(3), draw.choice(["rank", "server", "kill", "stop"])
-        ranks = [job.folder / f"pid.{latest}.{2 * pod + local}" for local in range(2)]
-        pids = [int(path.read_text()) for path in ranks if path.exists() and path.read_text()]
-        target = next((pid for pid in pids if alive(pid)), None)
-        if fault in ("kill", "stop") and job.running[pod].poll() is None:
-            job.running[pod].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
-            hit = latest
-        elif fault in ("rank", "server") and target:
-            os.kill(target if fault == "rank" else parent_of(target), signal.SIGKILL)
-            hit = latest
-        restart_pods(job)
-    restart_pods(job)
-    wait_for_attempt(job, max(int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")) - 1)
-    (job.folder / "stop").touch()
-    job.until(lambda: restart_pods(job) and all(p.poll() == 0 for p in job.running.values()), "all pods end well")
-    numbers = [attempt.number for attempt in job.record(0).attempts]
-    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-
-
-def wait_for_attempt(job: Pods, least: int) -> int:
-    """Wait for an attempt after number ``least`` in which every rank has made a step, and return its number."""
-    found: list[int] = []
-
-    def begun() -> bool:
-        restart_pods(job)
-        numbers = {int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")}
-        found[:] = [n for n in numbers if n > least and len(list(job.folder.glob(f"pid.{n}.*"))) == 6]
-        return bool(found)
-
-    job.until(begun, f"an attempt after {least}")
-    return max(found)
-
-
-def restart_pods(job: Pods) -> bool:
-    """Restart the pods that ended with a code of 128 or more, or by a signal, as the operator does."""
-    for index, process in job.running.items():
-        code = process.poll()
-        if code is not None and (code < 0 or code >= 128):
-            job.start("train.py", only=index)
-    return True

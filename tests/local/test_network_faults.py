@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
@@ -14,9 +12,8 @@ import pytest
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.collection import often
-from tests.support.hosts import SCRIPT, Hosts
+from tests.support.hosts import Hosts
 from tests.support.network import network
-from tests.support.pods import Pods
 from tests.support.processes import alive
 
 pytestmark = pytest.mark.root("makes network namespaces")
@@ -100,24 +97,6 @@ def test_a_node_that_vanishes_is_replaced(hosts: Callable[..., Hosts], pod: int)
     assert job.lost_pod(0) == pod
 
 
-def test_the_launcher_on_a_node_that_comes_back_leaves_its_place_to_the_new_one(hosts: Callable[..., Hosts]) -> None:
-    job = hosts()
-    job.run()
-    job.net.hosts[2].cut()
-    former = job.running.pop(2)
-    spare = len(job.net.hosts)
-    job.net.add()
-    job.place(2, spare)
-    job.net.name_leader(job.net.hosts[0].address)
-    job.start("train.py", only=2)
-    ranks = job.ranks(1)
-    job.net.hosts[2].heal()
-    assert former.wait(60) == ExitCode.PREEMPTED
-    assert "[pod 2] leaving the job: another launcher has taken the place of pod 2\n" in job.log(2)
-    assert all(alive(rank) for rank in ranks)
-    job.finish(attempts=2)
-
-
 def test_an_address_that_another_job_has_taken_harms_neither_job(
     hosts: Callable[..., Hosts], tmp_path: Path, fork_server: ForkServerContext
 ) -> None:
@@ -194,34 +173,3 @@ def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(
             job.kill()
         for rank in range(2):
             assert f"[rank {rank}] {net.hosts[0].address} eth0 2\n" in job.log(rank)
-
-
-# Moves the clock of a launcher by the seconds in a file.
-SHIFTED_CLOCK = """
-import pathlib, time
-
-def shifted(clock, file=pathlib.Path("shift")):
-    return lambda: clock() + (float(file.read_text()) if file.exists() else 0.0)
-
-time.monotonic, time.time = shifted(time.monotonic), shifted(time.time)
-"""
-
-
-def test_an_attempt_of_eight_days_goes_on(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, SCRIPT, FLK_LEASE="1000000", FLK_START="spawn", FLK_RESTARTS="1", FLK_HANG_TIMEOUT="0")
-    (job.folder / "site").mkdir()
-    (job.folder / "site" / "sitecustomize.py").write_text(SHIFTED_CLOCK)
-    job.variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(job.folder / "site"), os.getenv("PYTHONPATH")]))
-    job.start("train.py")
-    ranks = [job.pid(0, 0), job.pid(0, 1)]
-    (job.folder / "shift.new").write_text(str(8 * 86400))
-    (job.folder / "shift.new").rename(job.folder / "shift")
-    time.sleep(3)  # the leader looks at the leases every second
-    assert all(alive(rank) for rank in ranks), job.logs_of_all()
-    os.kill(ranks[1], signal.SIGKILL)
-    job.pid(1, 0)
-    (job.folder / "stop").touch()
-    assert job.wait() == [0, 0], job.logs_of_all()
-    first = job.record().attempts[0]
-    assert first.ended is not None
-    assert first.ended - first.started > 8 * 86400

@@ -243,41 +243,8 @@ def test_memory_is_predicted_as_torch_has_it(ranks: Ranks) -> None:
         assert predicted == pytest.approx(measured, rel=0.1), key
 
 
-SCRIPT = """
-import sys, torch, flk_runtime as flk
-from torch import nn
-
-with flk.init() as run:
-    block = lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-    model = nn.Sequential(*(block() for _ in range(4)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    if "one-model" in sys.argv:
-        model, optimizer = run.parallelize(model, optimizer)
-    for x in run.loader(torch.randn(64, 64), batch_size=8).steps(2):
-        loss = model(x).square().mean()
-        loss.backward()
-        print(loss.item())
-        optimizer.step()
-        run.step(loss=loss)
-"""
-
-
 @pytest.fixture
 def flk(tmp_path: Path) -> Iterator[Flk]:
     command = Flk(tmp_path)
     yield command
     command.close()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpu-type", "h700", "--", "one-model"], "no figures for GPUs of type 'h700'"),
-        (["--gpu-type", "h100"], "the script did not call run.parallelize"),
-    ],
-)
-def test_a_script_that_cannot_be_planned(flk: Flk, arguments: list[str], message: str) -> None:
-    (flk.folder / "train.py").write_text(SCRIPT)
-    done = flk("plan", "train.py", "--gpu", "1", *arguments)
-    assert (done.code, done.stdout) == (2, "")
-    assert message in done.stderr

@@ -107,14 +107,6 @@ def test_a_closed_port(ranks: Ranks) -> None:
     assert "(connection refused)" in second
 
 
-def test_loopback_as_master_of_several_nodes(ranks: Ranks) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        own = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(closed.getsockname()[1])}
-        _, second = said(ranks(INIT, 2, SHORT | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, {1: own}))
-    assert "localhost is every node's own loopback address" in second
-
-
 def test_a_name_that_does_not_resolve(ranks: Ranks) -> None:
     for rank, line in enumerate(said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "no-such-host.invalid"}))):
         assert re.match(
@@ -243,17 +235,6 @@ def test_ranks_that_wait_name_the_missing_ones_after_ten_seconds(ranks: Ranks) -
     assert "flk: waiting" not in second.output
 
 
-def test_gpus_that_torch_cannot_use_are_an_error(ranks: Ranks) -> None:
-    script = INIT.replace('device="cpu"', "")
-    # A rank that reads the faults late names all ranks, and one that reads them early may name fewer.
-    for line in said(ranks(script, 2, {"FLK_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""})):
-        assert re.match(r"SetupError: ranks? [01-]+ on node \S+: 2 GPUs for each pod, but torch ", line)
-        assert "is built for the CPU" in line or "can use none" in line
-    assert the_same(ranks(script, 2, {"FLK_GPUS": "2", "FLK_PREFLIGHT": "-gpu", "CUDA_VISIBLE_DEVICES": ""})) == (
-        "began 2 0.5"
-    )
-
-
 # The script of a rank that fails once: what torchrun itself can't recover from is its own store, full of the dead
 # ranks' addresses.
 FAIL_ONCE = """
@@ -299,10 +280,3 @@ def test_check_as_the_ranks_of_a_launcher(tmp_path: Path) -> None:
     assert ended.stdout.startswith("[rank 0] ranks     2 on 1 node, launcher: flk\n")
     ended = start(["-m", "flk_runtime", "--", "check"], tmp_path, FLK_START="spawn")  # which imports no torch
     assert ended.stdout == "[rank 0] a script of this name\n"
-
-
-def test_flks_launcher_starts_the_next_attempt(tmp_path: Path) -> None:
-    ended = start(["-m", "flk_runtime", "train.py"], tmp_path, FLK_PROCESSES="2", FLK_RESTARTS="1")
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    lines = sorted(line for line in ended.stdout.splitlines() if "done" in line)
-    assert lines == [f"[rank {rank}] rank {rank} of 2 done in attempt 1" for rank in range(2)]

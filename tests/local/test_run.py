@@ -68,14 +68,6 @@ def test_a_plain_torchrun_script_runs_unchanged_in_replicas_and_processes(flk: C
     assert "flk-record" not in stdout + stderr
 
 
-def test_a_package_of_several_files_runs(flk: Command) -> None:
-    flk.write("VALUE = 41", "package/deep/model.py")
-    flk.write("from package.deep.model import VALUE\nimport sys\nprint(VALUE + 1, sys.argv[1:])", "package/train.py")
-    code, stdout, stderr = flk("run", *WITHOUT_TORCH, "-m", "package.train", "--", "--replicas", "x")
-    assert code == 0, stderr
-    assert stdout == "[rank 0] 42 ['--replicas', 'x']\n"
-
-
 def test_a_failing_rank_is_named_and_gives_the_code_of_the_contract(flk: Command) -> None:
     flk.write("""
         import os, torch.distributed as dist

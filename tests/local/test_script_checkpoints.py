@@ -250,39 +250,6 @@ def test_a_script_that_wraps_its_model_in_fsdp1_resumes_at_another_world_size(
     assert losses("parts", 2, 4) == pytest.approx(whole[2:], abs=1e-6)
 
 
-LATE_MODULE = """
-    import os, torch, flk_runtime as flk
-
-    body = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(body.parameters())
-    things, place = {"body": body, "optimizer": optimizer}, os.environ["PLACE"]
-
-    def add_head():
-        things["head"] = torch.nn.Linear(4, 2)
-        optimizer.add_param_group({"params": list(things["head"].parameters())})
-
-    def train():
-        sum(module(torch.ones(1, 4)).sum() for module in (body, things.get("head")) if module).backward()
-        optimizer.step()
-
-    if os.environ["RESUMES"]:
-        add_head()
-        print(flk.restore(place, **things), [state["step"].item() for state in optimizer.state.values()])
-    else:
-        train()
-        flk.save(1, checkpoint=place, **things)
-        add_head()
-        train()
-        flk.save(2, checkpoint=place, wait=True, **things)
-"""
-
-
-def test_an_optimizer_gets_the_parameters_of_a_new_module(ranks: Ranks, tmp_path: Path) -> None:
-    ranks(LATE_MODULE, 1, {"PLACE": str(tmp_path / "late"), "RESUMES": ""})
-    (result,) = ranks(LATE_MODULE, 1, {"PLACE": str(tmp_path / "late"), "RESUMES": "yes"})
-    assert result.lines[-1] == "2 [2.0, 2.0, 1.0, 1.0]"
-
-
 UNFIT = """
     import os, torch, flk_runtime as flk
     from torch import nn
@@ -636,44 +603,3 @@ def test_what_a_script_draws_before_its_first_step_is_the_same_in_each_attempt(
     first, second = attempt("resumed", 2), attempt("resumed", 4)
     assert (first[1], second[0], second[1]) == (split, 2, split)
     assert first[2] + second[2] == whole  # also the units that are dropped
-
-
-# As nanoGPT's get_batch: the script draws its batches itself.
-DRAWN = """
-    import json, os, torch
-    from torch import nn
-    import flk_runtime as flk
-
-    torch.manual_seed(42)
-    model = nn.Linear(2, 1)
-    things = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-    at_once = os.environ["AT_ONCE"] == "1"
-    if os.environ["KIND"] == "script":
-        begun, step_of = flk.restore(**things, random_now=at_once), lambda step: flk.save(step, wait=True, **things)
-    else:
-        loop = flk.adopt(save_every=1, log_every=0, **things)
-        begun, step_of = loop.steps, lambda _: loop.step()
-        if at_once:
-            loop.restore_random_state()
-    batches = []
-    for step in range(begun, int(os.environ["STEPS"])):
-        batch = torch.randint(10**6, (1, 2)).float()
-        batches.append(batch.tolist())
-        model(batch).sum().backward()
-        step_of(step + 1)
-    print("=", json.dumps(["batches", batches]))
-"""
-
-
-@pytest.mark.parametrize("kind", ["script", "loop"])
-def test_batches_that_a_script_draws_itself_go_on_or_a_line_says_that_the_first_one_does_not(
-    ranks: Ranks, tmp_path: Path, kind: str
-) -> None:
-    said = "batches drawn so repeat those of step 0"
-    for at_once in (True, False):
-        environment = {"FLK_CHECKPOINT": str(tmp_path / str(at_once)), "KIND": kind, "AT_ONCE": str(int(at_once))}
-        first, second = (ranks(DRAWN, 1, environment | {"STEPS": steps})[0] for steps in ("1", "3"))
-        assert said not in first.output
-        assert (said not in second.output) is at_once
-        seen = [told(each)["batches"] for each in (first, second)]
-        assert (seen[0][0] in seen[1]) is not at_once

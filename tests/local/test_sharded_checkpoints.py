@@ -284,43 +284,6 @@ def test_sharded_states_that_cannot_be_saved_are_refused_on_all_ranks(ranks: Ran
     assert [told(each) for each in ended] == [{"rank": 0}, {"rank": 1}]
 
 
-def test_optimizers_with_a_state_that_is_below_no_parameter(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        MADE_BY_THE_SCRIPT
-        + f"""
-with group():
-    for name in {SOME_CASES}:
-        for make in ELSEWHERE:
-            tell_resumed(f"{{name}}-{{make.__name__}}", name, make)
-"""
-    )
-    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert len(found) == 5 * len(SOME_CASES)
-    for case, (whole, resumed) in found.items():
-        assert whole == resumed, case
-        assert whole == pytest.approx(found[f"ddp-{case.rpartition('-')[2]}"][0], abs=1e-5), case
-
-
-def test_optimizer_state_keeps_the_dtype_in_which_it_was_saved(ranks: Ranks, tmp_path: Path) -> None:
-    """Unless the model has another dtype than it had."""
-    script = (
-        MADE_BY_THE_SCRIPT
-        + f"""
-with group():
-    for name in {SOME_CASES}:
-        tell_resumed(name, name, Master, dtype=torch.bfloat16)
-        go_made(name + "-other", name, torch.optim.AdamW, 1)
-        go_made(name + "-other", name, torch.optim.AdamW, 2, dtype=torch.bfloat16)
-"""
-    )
-    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == set(SOME_CASES)
-    for case, (whole, resumed) in found.items():
-        assert whole == resumed, case
-        state = objects(tmp_path / f"{case}-other", 2)["optimizer"]["state"]["0.weight"]
-        assert state["exp_avg"].dtype == torch.bfloat16, case
-
-
 # Numbers of ranks, each with the numbers of ranks in a shard group that hybrid strategies get there.
 WORLDS = {1: (1,), 2: (1, 2), 3: (1, 3), 4: (2,), 8: (4,)}
 
