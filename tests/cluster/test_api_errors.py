@@ -81,6 +81,7 @@ def restricted_user(altered: Any, kubectl: Any, namespace: str) -> Any:
     return write
 
 
+@pytest.mark.promise("Clusters: A request that the API server refuses creates nothing")
 def test_code_that_may_not_be_stored_is_refused_before_anything_exists(
     submit: Any, restricted_user: Any, kubectl: Any
 ) -> None:
@@ -91,6 +92,7 @@ def test_code_that_may_not_be_stored_is_refused_before_anything_exists(
     assert kubectl("get", "pytorchjobs", "-o", "name") == ""
 
 
+@pytest.mark.promise("Clusters: A request that the API server refuses creates nothing")
 def test_job_that_may_not_be_started_is_deleted_again(submit: Any, restricted_user: Any, kubectl: Any) -> None:
     rights = [
         (["create", "get", "list", "delete"], "pytorchjobs.kubeflow.org"),

@@ -147,6 +147,8 @@ def causes(
         cluster.kubectl("delete", "namespace", *names.values(), "--ignore-not-found", "--wait=false")
 
 
+@pytest.mark.promise("Causes: A job that is gone is still known")
+@pytest.mark.promise("Causes: flk why names one cause with its evidence and a remedy")
 @pytest.mark.parametrize(
     "case",
     [

@@ -58,6 +58,8 @@ def names(kubectl: Any) -> set[str]:
     return found - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
 
+@pytest.mark.promise("Clusters: A chart's release trains a script on an image that has only torch, and leaves nothing")
+@pytest.mark.promise("Clusters: The same job trains as a PyTorchJob, a TrainJob, a JobSet and a Job")
 @pytest.mark.parametrize(
     "name", ["trainjob", *(pytest.param(name, marks=pytest.mark.soak) for name in ("jobset", "job"))]
 )  # a PyTorchJob trains below
@@ -92,6 +94,8 @@ def objects(kubectl: Any) -> set[str]:
     return {name for name in names(kubectl) if not name.startswith("secret/sh.helm.release.")}
 
 
+@pytest.mark.promise("Clusters: A chart's release trains a script on an image that has only torch, and leaves nothing")
+@pytest.mark.promise("Jobs: A script runs without an image build, since code and runtime travel with the job")
 def test_a_release_with_a_script_of_200_kilobytes_trains_beside_another_and_leaves_nothing(
     helm: Any, kubectl: Any, flk: Any, image: str, torch_image: str, tmp_path: Path, eventually: Any
 ) -> None:
@@ -134,6 +138,7 @@ def test_a_release_with_a_script_of_200_kilobytes_trains_beside_another_and_leav
     eventually("nothing is left", lambda: not names(kubectl))
 
 
+@pytest.mark.promise("Clusters: A chart's release trains a script on an image that has only torch, and leaves nothing")
 def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
     helm: Any, kubectl: Any, eventually: Any, torch_image: str, tmp_path: Path
 ) -> None:
@@ -221,6 +226,7 @@ def rights_used(stderr: str, own: str) -> set[tuple[str, str, str]]:
     return used
 
 
+@pytest.mark.promise("Clusters: The roles give what the commands need, and no more")
 @pytest.mark.parametrize(
     "name", ["pytorchjob", *(pytest.param(name, marks=pytest.mark.soak) for name in ("trainjob", "jobset", "job"))]
 )
@@ -297,6 +303,7 @@ def test_role_has_every_right_that_commands_use_and_no_other(
     assert "forbidden" in refused.stderr
 
 
+@pytest.mark.promise("Causes: A job that is gone is still known")
 def test_records_outlive_pods_and_job(
     helm: Any, kubectl: Any, flk: Any, namespace: str, image: str, tmp_path: Path, eventually: Any
 ) -> None:

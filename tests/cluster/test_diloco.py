@@ -21,6 +21,7 @@ def certificate(folder: Path) -> list[str]:
     return [f"--from-file=tls.key={made.key}", f"--from-file=tls.crt={made.path}", f"--from-file=ca.crt={made.path}"]
 
 
+@pytest.mark.promise("Extensions: Sites over slow links train one model")
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str, tmp_path: Path) -> None:

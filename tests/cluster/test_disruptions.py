@@ -45,6 +45,7 @@ def seat(cluster: Cluster) -> Iterator[tuple[str, str]]:
         cluster.kubectl(*patch, json.dumps([{"op": "remove", "path": path}]))
 
 
+@pytest.mark.promise("Causes: Preemption and deletion by others are named")
 def test_preempted_by_a_pod_of_higher_priority(
     flk: Any, kubectl: Any, image: str, folder: Path, seat: tuple[str, str], eventually: Any
 ) -> None:
@@ -100,6 +101,8 @@ def only_on(node: str) -> list[str]:
     ]
 
 
+@pytest.mark.promise("Causes: Preemption and deletion by others are named")
+@pytest.mark.promise("Causes: A node, a device or an operator in trouble is named before the script is blamed")
 def test_a_node_that_does_not_answer(
     flk: Any, kubectl: Any, image: str, folder: Path, silent_node: str, eventually: Any
 ) -> None:

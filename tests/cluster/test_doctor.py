@@ -30,6 +30,7 @@ def doctor(flk: Any, tmp_path: Path, image: str) -> Any:
     return run
 
 
+@pytest.mark.promise("Causes: flk doctor says what keeps a job from running before it exists")
 def test_what_the_namespace_lacks_or_forbids(doctor: Any, kubectl: Any) -> None:
     code, found = doctor(
         secrets={"TOKEN": "wandb:token"},
@@ -60,6 +61,7 @@ def test_what_the_namespace_lacks_or_forbids(doctor: Any, kubectl: Any) -> None:
         assert sentence in found[check][1]
 
 
+@pytest.mark.promise("Causes: flk doctor says what keeps a job from running before it exists")
 def test_start_of_the_pods(flk: Any, kubectl: Any, torch_image: str, tmp_path: Path) -> None:
     """The pods run flk_runtime.check, here on an image without flk."""
     (tmp_path / "train.py").write_text("print('never runs')\n")

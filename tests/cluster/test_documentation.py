@@ -24,6 +24,7 @@ ONE_PROCESSOR = {
 }
 
 
+@pytest.mark.promise("Pages: What a page shows is what the commands print")
 @pytest.mark.parametrize("page", parameters(PAGES, EVERY_TIME), ids=name_of)
 def test_commands_for_a_cluster_print_what_the_page_shows(
     page: Path,

@@ -7,6 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.commands import WITHOUT_TORCH
 from tests.support.terminal import on_a_terminal
 
@@ -28,6 +30,7 @@ spec:
 """
 
 
+@pytest.mark.promise("Clusters: flk exec, cp and port-forward reach the pod of a rank")
 def test_commands_and_ports(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
     (tmp_path / "train.py").write_text(SERVER)
     (tmp_path / "patch.yaml").write_text(SIDECAR.format(image=image))

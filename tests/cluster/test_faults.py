@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from tests.support.commands import WITHOUT_TORCH
 
 SMALL = ["--cpu", "100m"]
@@ -18,6 +20,7 @@ def status(flk: Any, job: str) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.promise("Recovery: A container that exceeds its memory limit says so")
 def test_memory_limit(flk: Any, image: str, script: Any) -> None:
     folder = script("""
         import os, time
@@ -36,6 +39,7 @@ def test_memory_limit(flk: Any, image: str, script: Any) -> None:
         assert "600Mi" in text
 
 
+@pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
 def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any, eventually: Any) -> None:
     """The job has no volume: its checkpoints are in the memory of its pods."""
     folder = script("""

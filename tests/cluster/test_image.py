@@ -85,6 +85,7 @@ def test_own_image_runs_as_a_restricted_pod_with_a_read_only_root(image: str, ou
     }
 
 
+@pytest.mark.promise("Pages: Package, chart, images and pages have one version")
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", ["cpu", "cuda"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flk.targets import TARGETS
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -28,6 +30,7 @@ def review(namespace: str, verb: str, resource: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.promise("Clusters: The roles give what the commands need, and no more")
 def test_role_gives_submitters_what_they_need_and_no_more(kubectl: Any, namespace: str) -> None:
     kubectl("apply", "-f", str(K8S / "rbac.yaml"))
     jobs = [target.plural for target in TARGETS.values()]

@@ -167,6 +167,7 @@ def check(api: ApiClient, namespace: str, kubectl: Any, eventually: Any, loss: f
     return check
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_pytorchjob_with_master_and_worker(
     kubectl: Any, namespace: str, torch_image: str, check: Callable[[int, str], None]
 ) -> None:
@@ -178,6 +179,7 @@ def test_pytorchjob_with_master_and_worker(
     check(processes, launcher)
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_trainjob(
     trainer: None, kubectl: Any, torch_image: str, eventually: Any, check: Callable[[int, str], None]
 ) -> None:

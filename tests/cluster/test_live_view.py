@@ -12,6 +12,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.commands import Kubectl
 from tests.support.terminal import on_a_terminal
 
@@ -74,6 +76,7 @@ def assert_no_secrets(texts: dict[str, str]) -> None:
         assert [each for each in CANARIES if each in text] == [], f"{name}: {text}"
 
 
+@pytest.mark.promise("Clusters: No secret is printed, logged or kept")
 def test_a_job_is_watched_and_profiled_and_its_secrets_are_nowhere(
     flk: Any, kubectl: Kubectl, image: str, tmp_path: Path, eventually: Any
 ) -> None:

@@ -84,6 +84,7 @@ def accepted(trainer: None, kubectl: Any) -> Callable[..., None]:
     return accepted
 
 
+@pytest.mark.promise("Clusters: The API server accepts what flk accepts, for every target")
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_api_server_accepts(accepted: Callable[..., None], target: str) -> None:
     jobs, refused = [], []

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.wheels import wheel
 
 SCRIPT = """
@@ -23,6 +25,7 @@ NEEDS = ("--volume", "configmap:settings:/settings", "--volume", "secret:keys:/k
 LIMITS = ("--memory-limit", "1Gi", "--cpu-limit", "2", "--ephemeral-storage", "500Mi")
 
 
+@pytest.mark.promise("Jobs: Packages and a setup command are there before the ranks start")
 def test_packages_and_a_setup_command(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
     """One job has what it needs, also in its second attempt; the setup command of another one fails."""
     wheel(tmp_path, "torch")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.commands import WITHOUT_TORCH
 from tests.support.terminations import terminations
 
@@ -20,6 +22,7 @@ def messages(kubectl: Any, job: str) -> list[dict[str, Any]]:
     return [json.loads(end["message"]) for end in ends]
 
 
+@pytest.mark.promise("Recovery: Failures use a budget, and the same one twice without progress is final")
 def test_the_same_failure_twice_without_progress_ends_the_job(
     flk: Any, kubectl: Any, image: str, script: Callable[[str], Path]
 ) -> None:

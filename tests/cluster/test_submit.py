@@ -69,6 +69,7 @@ def archives(kubectl: Any) -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.promise("Clusters: Jobs share their code, and the last one takes it along")
 def test_jobs_share_their_code_and_the_last_takes_it_along(
     flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any
 ) -> None:
@@ -108,6 +109,7 @@ def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
     assert kubectl("get", "pytorchjobs", "-o", "name") == ""
 
 
+@pytest.mark.promise("Causes: Ctrl-C leaves the job")
 def test_ctrl_c_detaches_and_a_deleted_job_leaves_its_name(
     flk: Any, namespace: str, image: str, folder: Path, eventually: Any
 ) -> None:

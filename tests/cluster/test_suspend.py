@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.promise("Clusters: A request that the API server refuses creates nothing")
 def test_submission_that_is_killed_holds_no_node(
     flk: Any, kubectl: Any, kubeconfig: Path, image: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +56,9 @@ def uids(kubectl: Any, name: str) -> tuple[str, str]:
     return job, kubectl("get", "pods", f"{name}-worker-0", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
 
 
+@pytest.mark.promise(
+    "Clusters: flk suspend, resume, restart and delete lose no progress unasked"
+)
 def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     """Each run counts itself in the checkpoint's folder. All but the first have the arguments of --on-restart."""
     claim = {

@@ -32,6 +32,7 @@ def test_torchrun_standalone(launch: Any, loss: float) -> None:
     expect(launch(command).found(), "torchrun", 1, 2, loss)
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_torchrun_static_with_two_agents(launch: Any, loss: float, free_port: Any) -> None:
     common = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     agents = [[TORCHRUN, "--node-rank", str(node), *common, launch.script] for node in (1, 0)]
@@ -44,6 +45,7 @@ def test_torchrun_c10d_with_two_agents(launch: Any, loss: float, free_port: Any)
     expect(launch(agent, agent).found(), "torchrun", 2, 1, loss)
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_srun(launch: Any, loss: float, slurm: Any) -> None:
     command = [slurm.srun, "-n", "2", "--overcommit", launch.python, launch.script, "parallelize"]
     expect(launch(command, env=slurm.env).found(), "slurm", 1, 2, loss)
@@ -63,6 +65,7 @@ def batch(launch: Any, slurm: Any, body: str) -> list[str]:
     return ["sh", "-c", f"{submit} && until [ -e code ]; do sleep 0.1; done; cat job.out; exit $(cat code)"]
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_mpirun_of_open_mpi(launch: Any, loss: float, openmpi: list[str]) -> None:
     command = [*openmpi, "-np", "2", launch.python, launch.script, "parallelize"]
     expect(launch(command).found(), "openmpi", 1, 2, loss)
@@ -78,6 +81,7 @@ def test_mpirun_over_two_hosts(
     expect(launch([*command, launch.python, launch.script]).found(), "openmpi", 2, 2, loss)
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port: Any) -> None:
     # MPICH tells its processes nothing that they could derive a port from.
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -136,6 +140,7 @@ def test_check(launch: Any, slurm: Any, openmpi: list[str]) -> None:
     assert "the name no.such.host does not resolve there" in ended.output
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_horovodrun(launch: Any, loss: float, horovod: Any) -> None:
     command = [*horovod.run, "-np", "2", "-H", "localhost:2", launch.python, launch.script, "parallelize"]
     expect(launch(command, env=horovod.env).found(), "horovod", 1, 2, loss)

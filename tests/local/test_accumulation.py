@@ -80,6 +80,7 @@ def strategies(run_size):
 )
 
 
+@pytest.mark.promise("Training: Gradients are accumulated and weighted as in one process")
 def test_accumulated_and_weighted_gradients_are_those_of_one_process_and_resume(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         WORDS
@@ -346,6 +347,7 @@ with group():
     ranks(script, 2)
 
 
+@pytest.mark.promise("Training: Gradients are accumulated and weighted as in one process")
 def test_weights_with_a_grad_scaler_and_bfloat16(ranks: Ranks) -> None:
     script = (
         WORDS

@@ -69,6 +69,7 @@ with group():
 )
 
 
+@pytest.mark.promise("Training: What would train wrongly without a word is right or refused by name")
 def test_ranks_that_train_apart_are_refused(ranks: Ranks) -> None:
     assert told(ranks(SCRIPT, 2)[0]) == {"end": True}
 

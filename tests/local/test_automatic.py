@@ -39,6 +39,7 @@ def flk(tmp_path: Path) -> Iterator[Flk]:
     command.close()
 
 
+@pytest.mark.promise("Planning: Strategy auto chooses by the plan, and keeps its choice")
 def test_ranks_choose_a_strategy_and_keep_it_over_attempts(flk: Flk) -> None:
     done = flk("run", "train.py", "--processes", "2", "--strategy", "auto", "--", "fail")
     assert done.code == 0, done.stderr

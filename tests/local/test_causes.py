@@ -136,6 +136,7 @@ def proxy() -> Iterator[Callable[[int], Proxy]]:
         each.close()
 
 
+@pytest.mark.promise("Recovery: Cuts, slow links and lost nodes end at most the attempt")
 def test_a_pod_that_loses_its_connection_ends_the_attempt_for_all(
     forked_pods: Callable[..., Pods], proxy: Callable[[int], Proxy]
 ) -> None:

@@ -57,6 +57,7 @@ def last(ended: list[Any]) -> set[str]:
     return {rank.lines[-1] for rank in ended}
 
 
+@pytest.mark.promise("Checkpoints: A resume is bit-equal at the same number of ranks, and takes each sample once")
 def test_a_resumed_run_ends_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
     # From three ranks on it also matters in which order gradients are added up.
     undisturbed = train(ranks, tmp_path / "one", 11, 4)
@@ -171,6 +172,7 @@ def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -
     assert before == sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "folder").iterdir())
 
 
+@pytest.mark.promise("Checkpoints: A resume is bit-equal at the same number of ranks, and takes each sample once")
 @pytest.mark.parametrize("worlds", [(3, 2), pytest.param((1, 3), marks=pytest.mark.soak)])
 def test_every_sample_once_at_another_world_size(ranks: Ranks, tmp_path: Path, worlds: tuple[int, int]) -> None:
     first = train(ranks, tmp_path / "folder", 2, worlds[0])
@@ -197,6 +199,7 @@ def damage(kind: str, folder: Path) -> None:
         (folder / "manifest.json").write_bytes(b"")
 
 
+@pytest.mark.promise("Checkpoints: A damaged checkpoint is reported, and the one before it is used")
 @pytest.mark.parametrize(
     ("kind", "reason"),
     often(
@@ -251,6 +254,7 @@ def test_ranks_that_do_not_see_the_same_folder_end_with_the_reason(ranks: Ranks,
         assert "the ranks do not see the same checkpoint folder" in rank.lines[-1]
 
 
+@pytest.mark.promise("Checkpoints: Storage that is full, slow or away stops no training and is named")
 @pytest.mark.root("mounts a small file system in a namespace of its own")
 def test_a_full_disk_keeps_the_last_good_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
     script = """

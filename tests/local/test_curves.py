@@ -129,6 +129,7 @@ def reach_sinks(run: Pods, folder: Path, step: int, mlflow: str = "") -> None:
     run.until(done, f"the sinks have step {step}")
 
 
+@pytest.mark.promise("Extensions: TensorBoard, MLflow and W&B have one curve through faults")
 def test_a_killed_rank_and_a_lost_pod_leave_one_curve(job: Callable[..., Pods], root: Path, tmp_path: Path) -> None:
     run = job()
     run.start("train.py", END, "0.1")
@@ -145,6 +146,7 @@ def test_a_killed_rank_and_a_lost_pod_leave_one_curve(job: Callable[..., Pods], 
     assert_curves(tmp_path, lines)
 
 
+@pytest.mark.promise("Extensions: TensorBoard, MLflow and W&B have one curve through faults")
 def test_a_job_that_resumes_from_the_checkpoint_of_another_goes_on_with_its_run(
     job: Callable[..., Pods], tmp_path: Path
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_preempted_job_has_all_its_lines_in_the_sinks(job: Callable[..., Pods]
 CANARY = "canary-of-a-secret"
 
 
+@pytest.mark.promise("Clusters: No secret is printed, logged or kept")
 def test_no_secret_of_the_environment_or_the_arguments_is_written(job: Callable[..., Pods], tmp_path: Path) -> None:
     """Nor what the script prints and logs of them. The address of MLflow's files has no password."""
     run = job(1, MY_TOKEN=CANARY, WANDB_API_KEY=f"{CANARY}{'0' * 40}")
@@ -187,6 +190,7 @@ def test_no_secret_of_the_environment_or_the_arguments_is_written(job: Callable[
     assert "[rank 0] logged in with *** --token=***\n" in run.log()
 
 
+@pytest.mark.promise("Extensions: TensorBoard, MLflow and W&B have one curve through faults")
 def test_sinks_that_are_away_do_not_end_the_training(job: Callable[..., Pods], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     away = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}

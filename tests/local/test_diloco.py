@@ -283,6 +283,7 @@ def test_a_worker_that_does_not_trust_the_hub_sends_it_nothing(tmp_path: Path, t
         hub.close()
 
 
+@pytest.mark.promise("Extensions: Sites over slow links train one model")
 @pytest.mark.parametrize(
     "options",
     often(
@@ -302,6 +303,7 @@ def test_workers_of_two_ranks_agree(workers: Workers, options: str) -> None:
     assert workers.hub.wire_bytes > 0
 
 
+@pytest.mark.promise("Extensions: Sites over slow links train one model")
 def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: Workers) -> None:
     """It is killed when two workers have sent the open round. The third one is away when they meet the new hub."""
     kill = """
@@ -341,6 +343,7 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
     assert {json.loads(text)["digest"] for text in re.findall(r"RESULT (\{.*\})", output)} == expected
 
 
+@pytest.mark.promise("Extensions: Sites over slow links train one model")
 @pytest.mark.parametrize("step", [15, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk, step: int) -> None:
     """Worker 1 is killed within a round or, in the soak, at its end.

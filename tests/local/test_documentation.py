@@ -49,6 +49,7 @@ def test_the_pages_that_run_every_time_have_commands_for_this_machine() -> None:
     assert set(EVERY_TIME) <= {name_of(page) for page in LOCAL}
 
 
+@pytest.mark.promise("Pages: What a page shows is what the commands print")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", parameters(LOCAL, EVERY_TIME), ids=name_of)
 def test_commands_for_this_machine_print_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,7 @@ def every_sample_once(job: Pods) -> bool:
     return sorted(i for taken in steps.values() for i in taken) == list(range(SAMPLES))
 
 
+@pytest.mark.promise("Recovery: An elastic job trains each sample once while pods leave and join")
 def test_pods_leave_and_join_and_every_sample_of_the_epoch_is_taken_once(train: Start) -> None:
     job = train(4, pause=0.1, FLK_MIN_PODS="2", FLK_DISRUPTIONS="0")
     reached(job, 10)
@@ -88,6 +89,7 @@ def test_pods_leave_and_join_and_every_sample_of_the_epoch_is_taken_once(train: 
     assert loss == pytest.approx(held_out(job), rel=0.01)
 
 
+@pytest.mark.promise("Recovery: An elastic job trains each sample once while pods leave and join")
 def test_a_lost_pod_is_not_waited_for_longer_than_the_last_call(train: Start) -> None:
     job = train(3, FLK_MIN_PODS="2")
     reached(job, 15)
@@ -114,6 +116,7 @@ def test_a_job_starts_with_what_is_there_and_admits_the_others(train: Start) -> 
     assert sorted(i for taken in steps.values() for i in taken) == list(range(SAMPLES))
 
 
+@pytest.mark.promise("Recovery: An elastic job trains each sample once while pods leave and join")
 def test_a_spare_takes_the_ranks_of_a_killed_pod_which_is_the_spare_when_it_is_back(train: Start) -> None:
     job = train(3, FLK_SPARES="1", FLK_RESTARTS="0")
     reached(job, 15)

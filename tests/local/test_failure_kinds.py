@@ -500,6 +500,7 @@ def check(kind: Kind, failure: Failure | None) -> None:
     assert len(failure.summary) < 1000
 
 
+@pytest.mark.promise("Recovery: The rank that failed first is named, in every pod")
 @pytest.mark.parametrize(
     "kind", [kind if kind.name in OFTEN else for_the_soak(kind) for kind in KINDS], ids=lambda kind: kind.name
 )
@@ -531,6 +532,7 @@ NOT_FAILURES = {
 }
 
 
+@pytest.mark.promise("Recovery: The rank that failed first is named, in every pod")
 @pytest.mark.parametrize("script", often((0, 3), NOT_FAILURES.values()), ids=NOT_FAILURES)
 def test_what_python_does_not_count_as_a_failure_is_none(forked_pods: Callable[..., Pods], script: str) -> None:
     job = forked_pods(2, 2, script=HEAD + LOOP + textwrap.dedent(script) + "\ntrain(-1, steps=3)\n")

@@ -68,6 +68,7 @@ def results(printed: Iterable[str]) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in lines), key=lambda result: result["rank"])
 
 
+@pytest.mark.promise("Jobs: A script for torchrun runs unchanged, on this machine and in a cluster")
 @pytest.mark.parametrize("example", of(*NEEDS))
 def test_two_ranks_train_one_model(example: str) -> None:
     first, second = under_flk(example)

@@ -71,6 +71,7 @@ SKIP = "dist.broadcast(torch.ones(1), 0)"
 STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
 
 
+@pytest.mark.promise("Recovery: A hang ends with the rank, its stack and the cause")
 @pytest.mark.parametrize(
     ("fault", "cause", "line"),
     often(
@@ -167,6 +168,7 @@ SLOW = """
 """
 
 
+@pytest.mark.promise("Recovery: A hang ends with the rank, its stack and the cause")
 def test_a_rank_that_works_for_long_is_no_hang(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(2, 1, script=SLOW.format(limit=LIMIT), **QUICK)
     job.start("train.py")

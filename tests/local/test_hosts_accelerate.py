@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from flk_runtime.contract import user_env
 from tests.support import adapters, hosted, hosted_programs
 from tests.support.collection import skip_without
@@ -15,6 +17,7 @@ from tests.support.pods import Pods
 skip_without("accelerate")
 
 
+@pytest.mark.promise("Extensions: Transformers, Lightning and Accelerate resume at the exact sample")
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ skip_without("lightning")
 LATER = {"distributed": ["later"], "random": []}  # arguments of the script, by its sampler
 
 
+@pytest.mark.promise("Extensions: Transformers, Lightning and Accelerate resume at the exact sample")
 @pytest.mark.parametrize("sampler", often((0,), LATER))
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, sampler: str

@@ -22,6 +22,7 @@ OFFLINE = {
 }
 
 
+@pytest.mark.promise("Extensions: Transformers, Lightning and Accelerate resume at the exact sample")
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     forked_pods: Callable[..., Pods], root: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Ca
     assert f"[rank 0] {expected}" in job.log()
 
 
+@pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
 def test_a_killed_rank_restarts_all_ranks(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(2, 2, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
@@ -130,6 +131,7 @@ def test_a_killed_rank_restarts_all_ranks(forked_pods: Callable[..., Pods]) -> N
     assert (first.failure.rank, first.failure.signal, first.failure.pod_name) == (3, signal.SIGKILL, "test-worker-1")
 
 
+@pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_killed_pod_restarts_all_ranks(forked_pods: Callable[..., Pods], victim: int) -> None:
     job = forked_pods(2, 1, FLK_RESTARTS="1", HOLD="1")
@@ -176,6 +178,7 @@ def test_restarts_are_counted_and_used_up(forked_pods: Callable[..., Pods]) -> N
         assert (record.failure.kind, record.failure.exit_code) == ("exit", 7)
 
 
+@pytest.mark.promise("Recovery: The rank that failed first is named, in every pod")
 def test_the_cause_is_the_rank_that_raised_and_not_its_peers(forked_pods: Callable[..., Pods]) -> None:
     script = TRAIN + "    if rank == 2: raise ValueError('the cause')\n    dist.barrier()\n"
     job = forked_pods(2, 2, script=script)
@@ -315,6 +318,7 @@ def test_child_processes_that_a_rank_leaves_are_killed(forked_pods: Callable[...
     job.until(lambda: not alive(child), "the child process that the rank left ends")
 
 
+@pytest.mark.promise("Recovery: Nothing that a rank leaves outlives its attempt")
 def test_processes_that_a_rank_leaves_in_their_own_session_end_before_the_next_attempt(
     forked_pods: Callable[..., Pods],
 ) -> None:
@@ -335,6 +339,7 @@ def test_processes_that_a_rank_leaves_in_their_own_session_end_before_the_next_a
     assert "[rank 0] left: []\n" in job.log()
 
 
+@pytest.mark.promise("Recovery: Nothing that a rank leaves outlives its attempt")
 @pytest.mark.parametrize("end", often((0,), ["os.kill(os.getpid(), signal.SIGKILL)", "signal.pause()"]))
 def test_shared_memory_of_killed_ranks_is_removed_before_the_next_attempt(
     pods: Callable[..., Pods], tmp_path: Path, end: str
@@ -396,6 +401,7 @@ def test_a_rank_has_the_grace_period_to_end_by_itself(forked_pods: Callable[...,
     assert "[rank 0] saved\n" in job.log()
 
 
+@pytest.mark.promise("Recovery: Nothing that a rank leaves outlives its attempt")
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, time

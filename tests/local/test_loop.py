@@ -104,6 +104,7 @@ MESHES = """
 """
 
 
+@pytest.mark.promise("Checkpoints: A script's own loop resumes with save and restore, or adopt")
 def test_a_loop_trains_the_same_on_every_mesh_and_after_a_change_of_the_mesh(ranks: Ranks, tmp_path: Path) -> None:
     seen = told(ranks(MESHES, 4, {"FOLDER": str(tmp_path)})[0])
     (expected,) = seen["found"].pop("ddp")

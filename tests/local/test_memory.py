@@ -55,6 +55,7 @@ def start(job: Pods, steps: int, save_every: int = 5, pause: float = 0.02, size:
     job.start("train.py", str(steps), str(save_every), str(pause), str(size))
 
 
+@pytest.mark.promise("Checkpoints: A pod that is lost restores from the memory of its partner")
 def test_a_killed_rank_restores_from_its_own_pod(job: Callable[..., Pods], root: Path) -> None:
     run = job(2, 2)
     start(run, 40)
@@ -78,6 +79,7 @@ def restart(job: Pods, steps: int, *pods: int, save_every: int = 5, pause: float
         job.start("train.py", str(steps), str(save_every), str(pause), str(size), only=pod)
 
 
+@pytest.mark.promise("Checkpoints: A pod that is lost restores from the memory of its partner")
 @pytest.mark.parametrize("victim", often((0,), [0, 2]))
 def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root: Path, victim: int) -> None:
     run, pause = job(3), 0.1  # seconds of a step, so that a busy machine copies a checkpoint before the next one
@@ -101,6 +103,7 @@ def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root:
     assert all(steps < 10 for steps in lost), attempts
 
 
+@pytest.mark.promise("Checkpoints: A damaged checkpoint is reported, and the one before it is used")
 def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(job: Callable[..., Pods], root: Path) -> None:
     run = job(3, **{user_env.BACKOFF: "0"})
     start(run, 30, save_every=10, pause=0.1)
@@ -135,6 +138,7 @@ def test_partners_that_are_lost_together_start_the_training_again(job: Callable[
     ), run.log(0)
 
 
+@pytest.mark.promise("Recovery: Launchers that all die go on with the attempts of the job")
 def test_a_killed_launcher_finds_the_shards_of_its_pod_again(job: Callable[..., Pods], root: Path) -> None:
     run = job(1, 2)
     start(run, 40)
@@ -147,6 +151,7 @@ def test_a_killed_launcher_finds_the_shards_of_its_pod_again(job: Callable[..., 
     assert "attempts are counted from 1: no record of launchers before these is kept" in run.log(0)
 
 
+@pytest.mark.promise("Checkpoints: A pod that is lost restores from the memory of its partner")
 def test_a_pod_that_has_to_stop_saves_and_copies_before_it_ends(job: Callable[..., Pods], root: Path) -> None:
     run = job(2, **{pod_env.GRACE: "20"})
     start(run, 60, save_every=1000, size=16 << 20)
@@ -217,6 +222,7 @@ def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
     assert re.findall(r"final\D+([0-9.e-]+)", run.log(0)) == [expected]
 
 
+@pytest.mark.promise("Checkpoints: What is restored is whole and of one save")
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
 def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[..., Pods], root: Path, kills: int) -> None:
     """Ranks are killed while they save in every step. The script asserts that no state is mixed when it restores."""

@@ -109,6 +109,7 @@ def check(
     assert re.search(r"final ([\d.e-]+)", job.log(0)), log
 
 
+@pytest.mark.promise("Checkpoints: Memory is refused at the first save, or enough for any restore")
 @pytest.mark.parametrize(
     ("strategy", "fault", "limit", "processes"),
     often(
@@ -127,6 +128,7 @@ def test_a_limit_is_enough_for_restores_or_refused(
     check(forked_pods, root, strategy, fault, limit, processes)
 
 
+@pytest.mark.promise("Checkpoints: Memory is refused at the first save, or enough for any restore")
 def test_fewer_pods_restore_from_memory_and_need_more_of_it(forked_pods: Callable[..., Pods], root: Path) -> None:
     """Two shards of the lost pod have one copy, and larger shards follow. The limit is just enough for these."""
     settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "2", user_env.LAST_CALL: "1"}

@@ -33,6 +33,7 @@ def hosts(tmp_path: Path, fork_server: ForkServerContext) -> Iterator[Callable[.
             job.kill()
 
 
+@pytest.mark.promise("Recovery: Cuts, slow links and lost nodes end at most the attempt")
 def test_a_cut_that_is_shorter_than_the_lease_costs_nothing(hosts: Callable[..., Hosts]) -> None:
     job = hosts(FLK_LEASE="5")
     ranks = job.run()
@@ -44,6 +45,7 @@ def test_a_cut_that_is_shorter_than_the_lease_costs_nothing(hosts: Callable[...,
     job.finish(attempts=1)
 
 
+@pytest.mark.promise("Recovery: Cuts, slow links and lost nodes end at most the attempt")
 @pytest.mark.parametrize(
     ("receives", "sends"),
     [
@@ -97,6 +99,7 @@ def test_a_node_that_vanishes_is_replaced(hosts: Callable[..., Hosts], pod: int)
     assert job.lost_pod(0) == pod
 
 
+@pytest.mark.promise("Clusters: The pods of a job are reached by nobody else")
 def test_an_address_that_another_job_has_taken_harms_neither_job(
     hosts: Callable[..., Hosts], tmp_path: Path, fork_server: ForkServerContext
 ) -> None:

@@ -84,6 +84,7 @@ with group():
     assert found == {name: pytest.approx(expected, abs=1e-5) for name in found}
 
 
+@pytest.mark.promise("Training: What would train wrongly without a word is right or refused by name")
 def test_an_optimizer_that_would_train_nothing_is_refused(ranks: Ranks) -> None:
     script = (
         SEVERAL

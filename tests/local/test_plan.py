@@ -151,12 +151,14 @@ def compared(
     return found
 
 
+@pytest.mark.promise("Planning: flk plan predicts the memory and the bytes that ranks measure")
 @pytest.mark.xdist_group("bytes of a step")  # both tests look at one run
 def test_bytes_of_model_state_are_predicted_exactly(compared: dict[str, Any]) -> None:
     for key, (measured, predicted) in compared.items():
         assert predicted["state"] == measured["state"], key
 
 
+@pytest.mark.promise("Planning: flk plan predicts the memory and the bytes that ranks measure")
 @pytest.mark.xdist_group("bytes of a step")
 def test_bytes_on_the_wire_are_predicted_exactly(compared: dict[str, Any]) -> None:
     for key, (measured, predicted) in compared.items():
@@ -234,6 +236,7 @@ for precision, name in ((None, "shard_grad_op"), (flk.Precision(), "full_shard")
 """
 
 
+@pytest.mark.promise("Planning: flk plan predicts the memory and the bytes that ranks measure")
 def test_memory_is_predicted_as_torch_has_it(ranks: Ranks) -> None:
     found = told(ranks(SMALL_MODEL + ORACLE, 1)[0])
     deduplicated, full = found.pop("same")

@@ -65,6 +65,7 @@ def undisturbed() -> dict[int, str]:
     return {}
 
 
+@pytest.mark.promise("Recovery: On SIGTERM all ranks save after the same step")
 @pytest.mark.xdist_group("undisturbed")
 @pytest.mark.parametrize("victim", often((1,), [0, 1]))
 def test_sigterm_to_one_pod_saves_on_all_ranks_and_no_step_is_lost(
@@ -91,6 +92,7 @@ def test_sigterm_to_one_pod_saves_on_all_ranks_and_no_step_is_lost(
     assert final_loss(job) == undisturbed[2]
 
 
+@pytest.mark.promise("Recovery: On SIGTERM all ranks save after the same step")
 def test_a_save_of_five_seconds_completes_on_sigterm_to_one_pod_of_four(train: Callable[..., Pods]) -> None:
     job = train(count=4, save=5.0, FLK_GRACE="30")
     reached(job, 3)
@@ -101,6 +103,7 @@ def test_a_save_of_five_seconds_completes_on_sigterm_to_one_pod_of_four(train: C
     assert [job.running[pod].poll() for pod in (0, 1, 3)] == [None] * 3  # they wait for pod 2
 
 
+@pytest.mark.promise("Recovery: On SIGTERM all ranks save after the same step")
 def test_sigterm_to_all_pods_twice_saves_once(train: Callable[..., Pods]) -> None:
     job = train(save=2.0)
     reached(job, 3)

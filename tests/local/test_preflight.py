@@ -50,11 +50,13 @@ def the_same(ended: list[Any]) -> str:
     return lines.pop()
 
 
+@pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
 def test_a_rank_that_comes_twice(ranks: Ranks) -> None:
     line = the_same(ranks(INIT, 3, LONG, {2: {"RANK": "1", "LOCAL_RANK": "1"}}))
     assert re.match(r"SetupError: rank 1 joined twice: process \d+ on node \S+ and process \d+ on node \S+; give", line)
 
 
+@pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
 def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
     environment = {"FLK_PREFLIGHT_TIMEOUT": "4", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "PROCESSES": "2"}
     line = the_same(ranks(AT_ONCE + INIT, 2, environment))
@@ -107,6 +109,7 @@ def test_a_closed_port(ranks: Ranks) -> None:
     assert "(connection refused)" in second
 
 
+@pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
 def test_a_name_that_does_not_resolve(ranks: Ranks) -> None:
     for rank, line in enumerate(said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "no-such-host.invalid"}))):
         assert re.match(

@@ -102,6 +102,7 @@ def two_ranks(forked_pods: Callable[..., Pods], tmp_path: Path) -> Callable[[str
     return start
 
 
+@pytest.mark.promise("Causes: flk stacks, top, profile and metrics show a running job")
 @pytest.mark.parametrize(
     "script",
     often((0,), [RUN, ADOPT.replace("COUNT", "loop.step()"), PLAIN.replace("COUNT", "pass")]),

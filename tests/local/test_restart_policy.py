@@ -114,6 +114,7 @@ KEEP_TRAINING = """
 """
 
 
+@pytest.mark.promise("Recovery: Failures use a budget, and the same one twice without progress is final")
 def test_both_counts_survive_the_loss_of_pod_0(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(2, 1, script=TRAIN_UNTIL, FLK_RESTARTS="2", FLK_DISRUPTIONS="2")
     job.start("train.py")
@@ -130,6 +131,7 @@ def test_both_counts_survive_the_loss_of_pod_0(forked_pods: Callable[..., Pods])
     assert [attempt.number for attempt in record.attempts] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.promise("Recovery: A container that exceeds its memory limit says so")
 @pytest.mark.parametrize("victim", often((0,), [1, 0]))
 def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(
     forked_pods: Callable[..., Pods], victim: int
@@ -152,6 +154,7 @@ def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(
     assert record.no_retry_reason == "not retried: failed twice at step 7 with the same error"
 
 
+@pytest.mark.promise("Recovery: Launchers that all die go on with the attempts of the job")
 def test_launchers_that_are_all_killed_leave_their_attempts_on_the_volume(
     forked_pods: Callable[..., Pods], tmp_path: Path
 ) -> None:

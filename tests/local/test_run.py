@@ -49,6 +49,7 @@ def flk(tmp_path: Path) -> Iterator[Command]:
     command.close()
 
 
+@pytest.mark.promise("Jobs: A script for torchrun runs unchanged, on this machine and in a cluster")
 def test_a_plain_torchrun_script_runs_unchanged_in_replicas_and_processes(flk: Command) -> None:
     flk.write("""
         import os, torch, torch.distributed as dist
@@ -131,6 +132,7 @@ def test_pods_with_folders_of_their_own_lose_them_with_their_launcher(flk: Comma
     assert ".flk/pods/own has what another run of this name wrote" in again.stderr
 
 
+@pytest.mark.promise("Jobs: flk run ends with every process ended")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
     flk.write(HOLD)
@@ -142,6 +144,7 @@ def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
     until(lambda: not any(alive(pid) for pid in pids), "no process is left")
 
 
+@pytest.mark.promise("Jobs: flk run ends with every process ended")
 def test_when_flk_itself_is_killed_nothing_is_left(flk: Command) -> None:
     flk.write(HOLD)
     process = flk.start("run", *WITHOUT_TORCH, "train.py", "--replicas", "2")

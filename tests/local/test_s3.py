@@ -49,6 +49,7 @@ def losses(ranks: Ranks, server: S3Server, place: str, steps: int, strategy: str
     return told(ranks(SCRIPT, world_size, variables)[0])["losses"]
 
 
+@pytest.mark.promise("Checkpoints: S3 keeps them as a folder does")
 def test_a_run_resumes_from_s3_at_another_world_size_and_strategy(
     ranks: Ranks, tmp_path: Path, server: S3Server
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_run_resumes_from_s3_at_another_world_size_and_strategy(
     ]
 
 
+@pytest.mark.promise("Checkpoints: Storage that is full, slow or away stops no training and is named")
 def test_training_goes_on_while_the_server_is_away(ranks: Ranks, server: S3Server) -> None:
     script = (
         SMALL_MODEL
@@ -99,6 +101,7 @@ server.kill()
     assert (stored(server) / "latest").read_text().split()[0] == "step-000000006"
 
 
+@pytest.mark.promise("Checkpoints: Storage that is full, slow or away stops no training and is named")
 @pytest.mark.parametrize(
     ("mode", "words"),
     often(
@@ -146,6 +149,7 @@ with init("ddp", checkpoint=os.environ["PLACE"], save_every=1) as run:
     assert told(ended)["losses"] == calm
 
 
+@pytest.mark.promise("Checkpoints: S3 keeps them as a folder does")
 @pytest.mark.parametrize(
     ("change", "words"),
     often(

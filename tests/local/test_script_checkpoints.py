@@ -116,6 +116,7 @@ def test_a_run_and_a_script_do_not_save_in_the_same_place(ranks: Ranks, tmp_path
     assert (elsewhere / "latest").read_text().split()[0] == "step-000000001"
 
 
+@pytest.mark.promise("Checkpoints: A script's own loop resumes with save and restore, or adopt")
 @pytest.mark.parametrize(("wrap", "world_size"), [("none", 1), ("ddp", 2), ("fsdp2", 2)])
 def test_a_script_with_its_own_loop_resumes_bit_equal(ranks: Ranks, tmp_path: Path, wrap: str, world_size: int) -> None:
     def run(folder: str, steps: int) -> list[object]:
@@ -197,6 +198,7 @@ dist.barrier()
 )
 
 
+@pytest.mark.promise("Checkpoints: State of optimizers comes back to its parameter, or is refused")
 @pytest.mark.parametrize("wrap", often((0, 2), ["none", "ddp", "fsdp2", "fsdp1", "fsdp1 original"]))
 def test_optimizers_with_parameters_without_gradients_and_with_numbers_in_their_state(
     ranks: Ranks, tmp_path: Path, wrap: str
@@ -236,6 +238,7 @@ print("=", json.dumps(["losses", losses]))
 """
 
 
+@pytest.mark.promise("Checkpoints: A script's own loop resumes with save and restore, or adopt")
 @pytest.mark.parametrize("wrap", often((0,), ["fsdp1", "fsdp1 original"]))
 def test_a_script_that_wraps_its_model_in_fsdp1_resumes_at_another_world_size(
     ranks: Ranks, tmp_path: Path, wrap: str
@@ -456,6 +459,7 @@ def test_a_script_goes_back_to_what_it_has_saved_last(ranks: Ranks, tmp_path: Pa
         assert (tmp_path / "latest").read_text().split()[0] == "step-000000004"
 
 
+@pytest.mark.promise("Checkpoints: Two writers of one place make one checkpoint, whole")
 def test_ranks_without_a_process_group_do_not_save_in_one_place(ranks: Ranks, tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     for result in ranks(WITHOUT_A_GROUP, 2, {"FLK_CHECKPOINT": str(place), "OWN": str(tmp_path / "own")}):

@@ -78,6 +78,7 @@ def test_the_launcher_hears_that_a_checkpoint_is_complete(
     assert [ends[-1] for ends in begun(job)] == ["1 with 1.0 1.0"] * 2
 
 
+@pytest.mark.promise("Checkpoints: What is restored is whole and of one save")
 def test_saves_after_the_same_step_are_not_mixed(forked_pods: Callable[..., Pods], root: Path) -> None:
     """The shard of the lost pod is as new as that of the other one."""
     job = start(forked_pods, root, own_loop(SAVES_TWICE))
@@ -85,6 +86,7 @@ def test_saves_after_the_same_step_are_not_mixed(forked_pods: Callable[..., Pods
     assert [ends[-1] for ends in begun(job)] == ["1 with 3.0 3.0"] * 2
 
 
+@pytest.mark.promise("Checkpoints: What is restored is whole and of one save")
 @pytest.mark.parametrize("pod", often((0,), [0, 1]))
 def test_the_last_whole_checkpoint_stays_while_later_ones_lack_a_shard(
     forked_pods: Callable[..., Pods], root: Path, pod: int

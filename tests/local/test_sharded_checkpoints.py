@@ -99,12 +99,14 @@ def test_a_resumed_run_ends_bit_equal_under_every_strategy(trained: Trained) -> 
                 assert torch.equal(value, expected), (case, name, key, value, expected)
 
 
+@pytest.mark.promise("Checkpoints: A resume is bit-equal at the same number of ranks, and takes each sample once")
 @of_one_run
 def test_resume_under_another_strategy(trained: Trained) -> None:
     for case, (_, _, resumed) in trained.losses.items():
         assert resumed == pytest.approx(trained.undisturbed, abs=1e-6), case
 
 
+@pytest.mark.promise("Checkpoints: Torch reads them without flk")
 @of_one_run
 def test_torch_reads_full_tensors_by_the_models_own_names(trained: Trained) -> None:
     for folder in [*CASES, "low"]:
@@ -167,6 +169,7 @@ def tell_resumed(case, *arguments, **options):
 SOME_CASES = ("ddp", "full_shard", "shard_grad_op")
 
 
+@pytest.mark.promise("Checkpoints: State of optimizers comes back to its parameter, or is refused")
 def test_an_optimizer_that_is_made_after_parallelize_and_registered(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         MADE_BY_THE_SCRIPT

@@ -45,6 +45,7 @@ def wrong(found: dict[str, list[float]], expected: dict[str, list[float]], toler
     }
 
 
+@pytest.mark.promise("Training: Every strategy trains as one process does")
 def test_every_strategy_trains_as_one_process_does(ranks: Ranks) -> None:
     """With accumulated gradients. Other tests here make steps of one micro-batch."""
     one = (
@@ -137,6 +138,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.promise("Training: Every strategy trains as one process does")
 def test_clipping_and_tied_and_frozen_parameters(ranks: Ranks) -> None:
     script = (
         THREE_BLOCKS

@@ -22,6 +22,7 @@ def pins(lock: Path) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
+@pytest.mark.promise("Pages: Package, chart, images and pages have one version")
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 def test_every_package_has_a_version_and_hashes(lock: Path) -> None:
     assert pins(lock)

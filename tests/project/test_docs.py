@@ -188,6 +188,7 @@ def test_every_guide_shows_output(page: Path) -> None:
     assert any(block.key == "run" for block in blocks(page))
 
 
+@pytest.mark.promise("Pages: What a page shows is what the commands print")
 @pytest.mark.parametrize("file", reference.FILES, ids=name_of)
 def test_generated_files_equal_the_code(file: Path) -> None:
     assert file.read_text() == reference.FILES[file](), "`make docs` writes the file anew"

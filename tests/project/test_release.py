@@ -27,6 +27,7 @@ VERSIONS = {
 }
 
 
+@pytest.mark.promise("Pages: Package, chart, images and pages have one version")
 @pytest.mark.parametrize(("path", "pattern"), VERSIONS.items(), ids=VERSIONS.keys())
 def test_versions_agree(path: str, pattern: str) -> None:
     found = re.findall(pattern, (ROOT / path).read_text())
