@@ -4,8 +4,7 @@ The cluster is the context in FLK_TEST_CONTEXT. Else, with FLK_TEST_CLUSTER=crea
 FLK_TEST_KIND (default `flk`), which is created if it does not exist. Else the tests are skipped with the reason.
 Neither the developer's kubeconfig nor other namespaces are changed: each test has its own kubeconfig, whose context
 points to its own namespace. That namespace enforces Pod Security `restricted`, so that each test proves that flk's pods
-comply. With FLK_TEST_CUT=SECONDS, flk reaches the API server through a proxy that cuts every connection after so many
-seconds; kubectl reaches it directly.
+comply.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import textwrap
 import uuid
@@ -24,7 +22,6 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -36,7 +33,6 @@ from tests.support.collection import in_folder
 from tests.support.commands import Flk, ForkedFlk, Kubectl
 from tests.support.fork_server import start_fork_server
 from tests.support.processes import checked, until
-from tests.support.proxy import CuttingProxy
 from tests.support.requirements import locked, may_create_cluster, unavailable
 
 ROOT = Path(__file__).parents[2]
@@ -195,20 +191,6 @@ def trainer(cluster: Cluster) -> None:
 
 
 @pytest.fixture(scope="session")
-def cutting_proxy(cluster: Cluster) -> Iterator[CuttingProxy | None]:
-    """The proxy that cuts flk's connections to the API server; None without FLK_TEST_CUT."""
-    seconds = os.environ.get("FLK_TEST_CUT")
-    if not seconds:
-        yield None
-        return
-    server = urlsplit(cluster.config["clusters"][0]["cluster"]["server"])
-    proxy = CuttingProxy((str(server.hostname), server.port or 443), float(seconds))
-    yield proxy
-    print(f"the proxy has cut {proxy.cut} connections", file=sys.stderr)
-    proxy.close()
-
-
-@pytest.fixture(scope="session")
 def fork_server() -> ForkServerContext:
     return start_fork_server()
 
@@ -219,18 +201,9 @@ def flk(
     kubeconfig: Path,
     tmp_path_factory: pytest.TempPathFactory,
     cache_home: Path,
-    cutting_proxy: CuttingProxy | None,
 ) -> Iterator[Flk]:
     """Runs flk: ``flk("submit", "--replicas", "4").code``; its folder is empty unless ``cwd`` says otherwise."""
     home = tmp_path_factory.mktemp("home")
-    if cutting_proxy:
-        config = yaml.safe_load(kubeconfig.read_text())
-        cluster = config["clusters"][0]["cluster"]
-        cluster.setdefault("tls-server-name", urlsplit(cluster["server"]).hostname)
-        cluster["server"] = f"https://127.0.0.1:{cutting_proxy.port}"
-        kubeconfig = home / "kubeconfig"
-        kubeconfig.write_text(yaml.safe_dump(config))
-        kubeconfig.chmod(0o600)
     command = ForkedFlk(fork_server, tmp_path_factory.mktemp("folder"), kubeconfig=kubeconfig, home=home)
     command.env["XDG_CACHE_HOME"] = str(cache_home)
     yield command
@@ -270,16 +243,9 @@ def torch_image(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     return loaded("torch", request, cluster)
 
 
-@pytest.fixture(scope="session")
-def compiler_image(request: pytest.FixtureRequest, cluster: Cluster) -> str:
-    """The name of flk's CPU image with the C++ compiler that torch.compile calls."""
-    return loaded("cpu-compiler", request, cluster)
-
-
 # Each image: the fixture that gives it, the variable that names another one, and its name.
 IMAGES = {
     "cpu": ("image", "FLK_TEST_IMAGE", "flktrain/flk:0.1.0-cpu"),
-    "cpu-compiler": ("compiler_image", "FLK_TEST_COMPILER_IMAGE", "flktrain/flk:0.1.0-cpu-compiler"),
     "torch": ("torch_image", "FLK_TEST_TORCH_IMAGE", "flktrain/torch-only:test"),
 }
 

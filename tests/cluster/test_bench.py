@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.support.benchmark import SCRIPT
 
 
+@pytest.mark.promise("Planning: flk bench measures each strategy in the same pods")
+@pytest.mark.soak
 def test_strategies_are_measured_in_the_pods_of_one_job(flk: Any, kubectl: Any, image: str) -> None:
     (flk.folder / "train.py").write_text(SCRIPT)
     done = flk(

@@ -2,7 +2,7 @@
 
 The jobs of all selected cases are created at once, because most causes take some seconds to appear. FLK_RECORD=yes
 writes the objects of each job into tests/unit/flk/health/causes, where unit tests read those of all cases. Each run of
-the tests creates a third of the jobs, some of each subject, and `make soak` the others.
+the tests creates ten of the jobs, some of each subject, and `make soak` the others.
 """
 
 from __future__ import annotations
@@ -38,12 +38,8 @@ from tests.support.processes import until
 
 pytestmark = pytest.mark.xdist_group("causes")  # the jobs of all cases are created once
 OFTEN = {
-    *("image-missing", "registry-busy", "no-python", "secret-missing", "crash-loop"),
-    *("cpu", "port", "device-class-missing", "provisioned", "taint", "quota", "pod-security", "webhook-down"),
-    *("invalid", "queued", "claim-unbound", "claim-elsewhere", "evicted"),
-    *("foreign-exception", "restart-loop", "deadline", "memory-limit"),
-    *("rank-exception", "never-joins", "join-timeout", "code-missing", "setup-fails", "gpu-lost", "unkillable"),
-    *("pod-lost", "standstill"),
+    *("image-missing", "no-python", "secret-missing", "cpu", "quota", "webhook-down", "claim-unbound"),
+    *("foreign-exception", "rank-exception", "gpu-lost"),
 }
 assert OFTEN.issubset(case.name for case in CASES)
 NAMESPACES = ("plain", "restricted", "quota", "demanding", "limits", "refusing", "webhook")
@@ -151,6 +147,8 @@ def causes(
         cluster.kubectl("delete", "namespace", *names.values(), "--ignore-not-found", "--wait=false")
 
 
+@pytest.mark.promise("Causes: A job that is gone is still known")
+@pytest.mark.promise("Causes: flk why names one cause with its evidence and a remedy")
 @pytest.mark.parametrize(
     "case",
     [

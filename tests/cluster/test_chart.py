@@ -58,7 +58,11 @@ def names(kubectl: Any) -> set[str]:
     return found - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETS if name != "pytorchjob"])  # which trains below
+@pytest.mark.promise("Clusters: A chart's release trains a script on an image that has only torch, and leaves nothing")
+@pytest.mark.promise("Clusters: The same job trains as a PyTorchJob, a TrainJob, a JobSet and a Job")
+@pytest.mark.parametrize(
+    "name", ["trainjob", *(pytest.param(name, marks=pytest.mark.soak) for name in ("jobset", "job"))]
+)  # a PyTorchJob trains below
 def test_a_plain_torch_image_trains_as_each_target(
     name: str,
     helm: Any,
@@ -90,6 +94,8 @@ def objects(kubectl: Any) -> set[str]:
     return {name for name in names(kubectl) if not name.startswith("secret/sh.helm.release.")}
 
 
+@pytest.mark.promise("Clusters: A chart's release trains a script on an image that has only torch, and leaves nothing")
+@pytest.mark.promise("Jobs: A script runs without an image build, since code and runtime travel with the job")
 def test_a_release_with_a_script_of_200_kilobytes_trains_beside_another_and_leaves_nothing(
     helm: Any, kubectl: Any, flk: Any, image: str, torch_image: str, tmp_path: Path, eventually: Any
 ) -> None:
@@ -132,6 +138,7 @@ def test_a_release_with_a_script_of_200_kilobytes_trains_beside_another_and_leav
     eventually("nothing is left", lambda: not names(kubectl))
 
 
+@pytest.mark.promise("Clusters: A chart's release trains a script on an image that has only torch, and leaves nothing")
 def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
     helm: Any, kubectl: Any, eventually: Any, torch_image: str, tmp_path: Path
 ) -> None:
@@ -190,19 +197,6 @@ def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
     eventually("nothing is left", lambda: not names(kubectl))
 
 
-def test_check_says_what_is_missing_and_is_gone_after_it(helm: Any, kubectl: Any, eventually: Any, image: str) -> None:
-    assert helm("install", "site", str(CHART))[0] == 0
-    rules = [{"op": "replace", "path": "/rules/0/verbs", "value": ["get", "list", "watch"]}]
-    kubectl("patch", "role/site-flk", "--type=json", "-p", json.dumps(rules))
-    code, text = helm("test", "site", "--logs")
-    assert code != 0
-    assert "failed: may not create pytorchjobs" in text
-    assert "failed: may not delete pytorchjobs" in text
-    assert "may not list" not in text
-    assert helm("uninstall", "site")[0] == 0
-    eventually("nothing is left", lambda: not names(kubectl))
-
-
 REQUEST = re.compile(
     r"flk: (?P<method>[A-Z]+) https://[^/]+/(?:api|apis/(?P<group>[a-z0-9.-]+))/v[a-z0-9]+/namespaces/[^/]+"
     r"/(?P<resource>[a-z]+)(?P<name>/[^/?: ]+)?(?P<subresource>/[a-z]+)?(?P<query>\?\S*)?: (?P<outcome>\S+)"
@@ -232,8 +226,9 @@ def rights_used(stderr: str, own: str) -> set[tuple[str, str, str]]:
     return used
 
 
+@pytest.mark.promise("Clusters: The roles give what the commands need, and no more")
 @pytest.mark.parametrize(
-    "name", ["pytorchjob", *(pytest.param(n, marks=pytest.mark.soak) for n in ("trainjob", "jobset", "job"))]
+    "name", ["pytorchjob", *(pytest.param(name, marks=pytest.mark.soak) for name in ("trainjob", "jobset", "job"))]
 )
 def test_role_has_every_right_that_commands_use_and_no_other(
     name: str,
@@ -252,7 +247,7 @@ def test_role_has_every_right_that_commands_use_and_no_other(
     values = ["--set", "defaults.tolerations={spot:NoSchedule}", "--set", f"rbac.targets={{{name}}}"]
     assert helm("install", "site", str(CHART), *values)[0] == 0
     rules = kubectl.json("get", "role", "site-flk")["rules"]
-    kubeconfig = Path(flk.env["KUBECONFIG"])  # of flk alone where it reaches the API server through a proxy
+    kubeconfig = Path(flk.env["KUBECONFIG"])
     config = yaml.safe_load(kubeconfig.read_text())
     config["users"] = [{"name": config["users"][0]["name"], "user": {"token": kubectl("create", "token", "site-flk")}}]
     kubeconfig.write_text(json.dumps(config))
@@ -308,6 +303,7 @@ def test_role_has_every_right_that_commands_use_and_no_other(
     assert "forbidden" in refused.stderr
 
 
+@pytest.mark.promise("Causes: A job that is gone is still known")
 def test_records_outlive_pods_and_job(
     helm: Any, kubectl: Any, flk: Any, namespace: str, image: str, tmp_path: Path, eventually: Any
 ) -> None:

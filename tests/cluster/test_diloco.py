@@ -21,14 +21,13 @@ def certificate(folder: Path) -> list[str]:
     return [f"--from-file=tls.key={made.key}", f"--from-file=tls.crt={made.path}", f"--from-file=ca.crt={made.path}"]
 
 
+@pytest.mark.promise("Extensions: Sites over slow links train one model")
+@pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.soak), True], ids=["plain", "tls"])
-def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str, tmp_path: Path, tls: bool) -> None:
+def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str, tmp_path: Path) -> None:
     kubectl("create", "secret", "generic", "hub", "--from-literal=secret=of-both-sites")
-    shared = ["every=10", "sites=2", "secret=hub:secret"]
-    if tls:
-        kubectl("create", "secret", "generic", "certificate", *certificate(tmp_path))
-        shared.append("tls=certificate")
+    kubectl("create", "secret", "generic", "certificate", *certificate(tmp_path))
+    shared = ["every=10", "sites=2", "secret=hub:secret", "tls=certificate"]
     job = ["--processes", "2", "--cpu", "100m", "--env", "OMP_NUM_THREADS=1", "--strategy", "diloco", "--restarts", "0"]
     for name, own in (("west", ["site=0"]), ("east", ["site=1", "hub=west-worker-0:29401"])):
         options = [part for text in (*shared, *own) for part in ("--diloco", text)]
@@ -47,5 +46,5 @@ def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str, tmp_path:
     assert losses == pytest.approx([losses[0]] * 2, abs=1e-6)
     pods = json.loads(kubectl("get", "pods", "-o", "json"))["items"]
     names = [[variable["name"] for variable in pod["spec"]["containers"][0]["env"]] for pod in pods]
-    assert [pod_env.HUB_CA in each for each in names] == [tls] * 2
-    assert [pod_env.HUB_CERTIFICATE in each for each in names].count(True) == (1 if tls else 0), "that of site 0"
+    assert [pod_env.HUB_CA in each for each in names] == [True] * 2
+    assert [pod_env.HUB_CERTIFICATE in each for each in names].count(True) == 1, "that of site 0"

@@ -45,6 +45,7 @@ def seat(cluster: Cluster) -> Iterator[tuple[str, str]]:
         cluster.kubectl(*patch, json.dumps([{"op": "remove", "path": path}]))
 
 
+@pytest.mark.promise("Causes: Preemption and deletion by others are named")
 def test_preempted_by_a_pod_of_higher_priority(
     flk: Any, kubectl: Any, image: str, folder: Path, seat: tuple[str, str], eventually: Any
 ) -> None:
@@ -100,6 +101,8 @@ def only_on(node: str) -> list[str]:
     ]
 
 
+@pytest.mark.promise("Causes: Preemption and deletion by others are named")
+@pytest.mark.promise("Causes: A node, a device or an operator in trouble is named before the script is blamed")
 def test_a_node_that_does_not_answer(
     flk: Any, kubectl: Any, image: str, folder: Path, silent_node: str, eventually: Any
 ) -> None:
@@ -120,67 +123,6 @@ def test_a_node_that_does_not_answer(
     kubectl("delete", "pod", *pods, "--force", "--grace-period=0")
 
 
-def test_maintenance_is_no_failure_and_no_deadlock(
-    flk: Any, kubectl: Any, cluster: Cluster, image: str, folder: Path, silent_node: str, eventually: Any
-) -> None:
-    """The only node of two jobs is cordoned, and each job loses pods: they wait for the node."""
-    common = ["--image", image, "--cpu", "10m", "--replicas", "2", *only_on(silent_node)]
-    pods = {job: [f"{job}-worker-{index}" for index in range(2)] for job in ("first", "second")}
-    node = ["-o", "jsonpath={.spec.nodeName}"]
-    for job, names in pods.items():
-        assert flk("submit", "train.py", "--name", job, *common, cwd=folder).code == 0
-        for pod in names:
-            eventually(f"{pod} has a node", lambda pod=pod: kubectl("get", "pod", pod, "--ignore-not-found", *node))
-            kubectl("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", json.dumps(running()))
-    cluster.kubectl("cordon", silent_node)
-    kubectl("delete", "pod", *pods["first"], pods["second"][1], "--force", "--grace-period=0")
-    answer = eventually("the cause is found", lambda: found(flk, "first", "NodesNotReady"))
-    assert "unschedulable" in str(answer["cause"]["evidence"])
-    # The node has never reported again, so the pod that is left there counts as lost after a while.
-    eventually("the cause is found", lambda: found(flk, "second", "NodesNotReady") or found(flk, "second", "NodeLost"))
-    for job in pods:
-        assert flk("wait", job, "--timeout", "0").code == ExitCode.RUNNING
-    assert json.loads(flk("status", "first", "-o", "json").stdout)["phase"] in ("Pending", "Restarting")
-    kubectl("delete", "pod", *pods["first"], *pods["second"], "--force", "--grace-period=0", "--ignore-not-found")
-
-
-@pytest.fixture
-def claim(kubectl: Any) -> str:
-    """A claim whose volume is made on the node of the first pod that uses it, and stays there."""
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
-    local = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "local"}}
-    kubectl("create", "-f", "-", stdin=json.dumps(local | {"spec": spec | {"storageClassName": "standard"}}))
-    return "local"
-
-
-def test_a_drained_node_that_has_the_volume(
-    flk: Any, kubectl: Any, cluster: Cluster, image: str, folder: Path, claim: str, eventually: Any
-) -> None:
-    """The pods wait for the node of their volume, however they were ended, and run there again."""
-    common = ["--image", image, "--cpu", "10m", "--replicas", "2", "--volume", f"{claim}:/data", *WITHOUT_TORCH]
-    assert flk("submit", "train.py", "--name", "bound", *common, cwd=folder).code == 0
-    eventually("it runs", lambda: " Running " in flk("status", "bound").stdout)
-    node = kubectl("get", "pod", "bound-worker-0", "-o", "jsonpath={.spec.nodeName}")
-    drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s"]
-    drain += ["--pod-selector=flk.dev/job=bound"]
-    where = f"; the volume of the claim {claim} is on node {node}, which is cordoned"
-    for how in ([], ["--disable-eviction"]):
-        try:
-            cluster.kubectl(*drain, *how, timeout=180)
-            eventually("the node is named", lambda: flk("why", "bound").stdout.partition("\n")[0].endswith(where))
-            answer = found(flk, "bound", "NodesNotReady")
-            assert f"kubernetes.io/hostname In {node}" in [item["text"] for item in answer["cause"]["evidence"]]
-            assert json.loads(flk("status", "bound", "-o", "json").stdout)["phase"] in ("Pending", "Restarting")
-            assert flk("wait", "bound", "--timeout", "0").code == ExitCode.RUNNING
-        finally:
-            cluster.kubectl("uncordon", node)
-        eventually(
-            "it runs again", lambda: json.loads(flk("status", "bound", "-o", "json").stdout)["phase"] == "Running"
-        )
-        assert flk("why", "bound").stdout.startswith("bound: nothing is wrong")
-        assert flk("wait", "bound", "--timeout", "0").code == ExitCode.RUNNING
-
-
 def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     assert (
         flk("submit", "train.py", "--name", "gone", "--image", image, "--cpu", "10m", *WITHOUT_TORCH, cwd=folder).code
@@ -199,20 +141,6 @@ def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, e
     assert [item["where"] for item in answer["cause"]["evidence"]] == where
     assert "--checkpoint" in answer["cause"]["remedy"]
     assert answer["cause"]["exit_code"] == ExitCode.CANCELLED
-
-
-def test_deleted_by_somebody_before_any_command_has_followed_it(
-    flk: Any, kubectl: Any, image: str, folder: Path
-) -> None:
-    assert (
-        flk("submit", "train.py", "--name", "unseen", "--image", image, "--cpu", "10m", *WITHOUT_TORCH, cwd=folder).code
-        == 0
-    )
-    kubectl("delete", "pytorchjob", "unseen")
-    ended = [flk(command, "unseen") for command in ("status", "why", "logs", "wait")]
-    assert [each.code for each in ended] == [ExitCode.CANCELLED] * 4
-    assert "unseen   Deleted" in ended[0].stdout
-    assert "flk submit, which saw it last" in ended[1].stdout
 
 
 def found(flk: Any, job: str, code: str) -> Any:

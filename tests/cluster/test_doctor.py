@@ -30,13 +30,7 @@ def doctor(flk: Any, tmp_path: Path, image: str) -> Any:
     return run
 
 
-def test_job_that_can_run(doctor: Any) -> None:
-    code, found = doctor()
-    assert code == 0, found
-    assert {level for level, _ in found.values()} == {"ok"}, found
-    assert "operator" in found
-
-
+@pytest.mark.promise("Causes: flk doctor says what keeps a job from running before it exists")
 def test_what_the_namespace_lacks_or_forbids(doctor: Any, kubectl: Any) -> None:
     code, found = doctor(
         secrets={"TOKEN": "wandb:token"},
@@ -67,48 +61,7 @@ def test_what_the_namespace_lacks_or_forbids(doctor: Any, kubectl: Any) -> None:
         assert sentence in found[check][1]
 
 
-def test_quota_limit_range_claim_and_key(doctor: Any, flk: Any, kubectl: Any, tmp_path: Path) -> None:
-    kubectl("create", "quota", "tight", "--hard=pods=1")
-    kubectl("create", "secret", "generic", "wandb", "--from-literal=another=canary-value")
-    limits = {"limits": [{"type": "Container", "max": {"memory": "32Mi"}}]}
-    kubectl(
-        "create",
-        "-f",
-        "-",
-        stdin={"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "low"}, "spec": limits},
-    )
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
-    pvc = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "one"}, "spec": claim}
-    kubectl("create", "-f", "-", stdin=pvc)
-    code, found = doctor(secrets={"TOKEN": "wandb:token"}, checkpoint="one:/checkpoints")
-    assert code == 104
-    assert found["quota"][0] == "failed"
-    assert "the job needs 2 pods, and quota tight has 1 left of 1" in found["quota"][1]
-    assert found["limit range"] == ("failed", "a container may have at most 32Mi memory, and the job asks for 64Mi")
-    assert found["secret"] == ("failed", "secret wandb has no key token; its keys: another")
-    assert found["claim"][0] == "warning"
-    assert "on one node at a time only (ReadWriteOnce)" in found["claim"][1]
-
-    checked = flk("submit", "--check", cwd=tmp_path)
-    assert checked.code == 104
-    assert "check failed: limit range: a container may have at most 32Mi memory" in checked.stderr
-    assert "canary-value" not in checked.stderr
-    assert kubectl("get", "pytorchjobs", "-o", "name") == ""
-
-
-def test_user_without_rights(doctor: Any, kubeconfig: Path, kubectl: Any, tmp_path: Path) -> None:
-    kubectl("create", "serviceaccount", "nobody")
-    config = yaml.safe_load(kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": kubectl("create", "token", "nobody").strip()}
-    path = tmp_path / "nobody"
-    path.write_text(yaml.safe_dump(config))
-    code, found = doctor(env={"KUBECONFIG": str(path)})
-    assert code == 104
-    assert found["rights"][0] == "failed"
-    assert "which flk submit" in found["rights"][1]
-    assert {found[check][0] for check in ("operator", "quota", "limit range", "gpus", "capacity")} == {"unknown"}
-
-
+@pytest.mark.promise("Causes: flk doctor says what keeps a job from running before it exists")
 def test_start_of_the_pods(flk: Any, kubectl: Any, torch_image: str, tmp_path: Path) -> None:
     """The pods run flk_runtime.check, here on an image without flk."""
     (tmp_path / "train.py").write_text("print('never runs')\n")

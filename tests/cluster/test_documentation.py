@@ -12,9 +12,8 @@ from scripts.documentation.pages import all_pages, blocks
 from tests.support.pages import name_of, parameters
 
 PAGES = [page for page in all_pages() if any((b.key, b.value) == ("run", "cluster") for b in blocks(page))]
-# Every pod of a page imports torch. These pages cover the kinds of commands, but for Helm's, which test_chart.py calls;
-# the soak runs the others too.
-EVERY_TIME = ("README.md", "docs/guides/when-a-job-fails.md")
+# Every pod of a page imports torch. The soak runs the other pages too.
+EVERY_TIME = ("README.md",)
 # The pages' jobs ask for no processors, so each rank would have a thread for each processor of the node. Such threads
 # keep the processors busy while they wait for each other: the pods took twice the processor time.
 ONE_PROCESSOR = {
@@ -25,6 +24,7 @@ ONE_PROCESSOR = {
 }
 
 
+@pytest.mark.promise("Pages: What a page shows is what the commands print")
 @pytest.mark.parametrize("page", parameters(PAGES, EVERY_TIME), ids=name_of)
 def test_commands_for_a_cluster_print_what_the_page_shows(
     page: Path,

@@ -92,6 +92,7 @@ def submit(flk: Any, kubectl: Any, image: str, shared_class: str, eventually: An
     return submit
 
 
+@pytest.mark.promise("Recovery: An elastic job trains each sample once while pods leave and join")
 @pytest.mark.soak
 def test_an_elastic_job_changes_its_size_by_deletion_and_by_scale(
     submit: Callable[..., Training], tmp_path: Path

@@ -44,6 +44,7 @@ def write(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(textwrap.dedent(text))
 
 
+@pytest.mark.promise("Jobs: The example trains in the cluster as it does here")
 @pytest.mark.timeout(900)
 def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str) -> None:
     """In the cluster the model is sharded within pods and replicated across them; here each rank has all of it."""
@@ -74,6 +75,7 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
     assert there["heldout_loss"] == pytest.approx(local["heldout_loss"], abs=1e-4)
 
 
+@pytest.mark.promise("Jobs: A script for torchrun runs unchanged, on this machine and in a cluster")
 @pytest.mark.timeout(900)
 def test_a_torchrun_style_package_of_several_files_runs_unchanged_on_an_image_without_flk(
     flk: Any, torch_image: str

@@ -1,12 +1,13 @@
-"""`flk exec`, `flk cp` and `flk port-forward` in a real cluster, and commands on several jobs."""
+"""`flk exec`, `flk cp` and `flk port-forward` in a real cluster."""
 
 from __future__ import annotations
 
-import json
 import os
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.commands import WITHOUT_TORCH
 from tests.support.terminal import on_a_terminal
@@ -29,6 +30,7 @@ spec:
 """
 
 
+@pytest.mark.promise("Clusters: flk exec, cp and port-forward reach the pod of a rank")
 def test_commands_and_ports(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
     (tmp_path / "train.py").write_text(SERVER)
     (tmp_path / "patch.yaml").write_text(SIDECAR.format(image=image))
@@ -70,7 +72,6 @@ def test_commands_and_ports(flk: Any, kubectl: Any, image: str, tmp_path: Path, 
     assert forward.wait(timeout=30) == 130
 
     copies_in_both_directions(flk, tmp_path)
-    waits_for_several_jobs(flk, image, tmp_path)
     forwards_until_the_pod_is_gone(flk, kubectl)
 
 
@@ -91,41 +92,6 @@ def copies_in_both_directions(flk: Any, folder: Path) -> None:
     )
     refused = flk("cp", "run/latest/shard.bin", "web:/etc/shard.bin", cwd=folder)
     assert (refused.code, "ermission denied" in refused.stderr) == (1, True), refused.stderr
-
-
-def waits_for_several_jobs(flk: Any, image: str, folder: Path) -> None:
-    """While the first job runs: a watch of the list, and waits by names and by labels."""
-    (folder / "short").mkdir()
-    (folder / "short" / "short.py").write_text("print('done')\n")
-    watch = flk.start("list", "--watch", "-l", "team=web")
-    assert watch.stdout.readline().startswith("web is running, 2 of 2 pods")
-    args = [
-        "submit",
-        "short.py",
-        "--name",
-        "short",
-        "--image",
-        image,
-        "--cpu",
-        "50m",
-        "--label",
-        "team=web",
-        *WITHOUT_TORCH,
-    ]
-    assert flk(*args, cwd=folder / "short").code == 0
-    assert flk("wait", "short").code == 0
-    by_name = flk("wait", "short", "web", "--timeout", "1s")
-    assert by_name.code == 124, by_name.stderr
-    assert "flk: job short succeeded" in by_name.stderr
-    by_label = flk("wait", "-l", "team=web", "--for", "Running", "-o", "json")
-    assert by_label.code == 0, by_label.stderr
-    assert [state["name"] for state in json.loads(by_label.stdout)["items"]] == ["web", "short"]
-    lines = [watch.stdout.readline()]
-    while "short is succeeded" not in lines[-1]:
-        lines.append(watch.stdout.readline())
-    watch.send_signal(2)
-    assert watch.wait(timeout=30) == 130
-    assert "short [rank 0] done\n" in flk("logs", "-l", "team=web", "--no-follow").stdout
 
 
 def forwards_until_the_pod_is_gone(flk: Any, kubectl: Any) -> None:

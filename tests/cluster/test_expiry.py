@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.test_faults import SMALL
 from tests.support.commands import WITHOUT_TORCH
 
 
+@pytest.mark.soak
 def test_jobs_are_deleted_after_their_ttl(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
     def submit(name: str, code: str, *more: str) -> Any:
         (tmp_path / "train.py").write_text(code)

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract import user_env
-from flk_runtime.contract.record import JobRecord
 from tests.support.commands import WITHOUT_TORCH
-from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "100m"]
 
@@ -23,65 +20,7 @@ def status(flk: Any, job: str) -> dict[str, Any]:
     return state
 
 
-CRASHES = {
-    "exception": ("raise ValueError('shard 2 is damaged')", "raised ValueError: shard 2 is damaged"),
-    "abort": (r"os.write(2, b'  what():  bad length\n'); os.abort()", "was killed by SIGABRT: bad length"),
-    "sizes": ("dist.all_reduce(torch.ones(1))", "was killed by SIGABRT: the ranks called different collectives"),
-    "exit": ("os._exit(17)", "ended with exit code 17"),
-    "early": ("sys.exit(0)", "ended with exit code 0 before the other ranks"),
-    "segfault": ("faulthandler._sigsegv()", "was killed by SIGSEGV"),  # the last one: its traceback is shown
-}
-
-
-def termination_messages(kubectl: Any, job: str) -> list[JobRecord]:
-    """The records in the termination messages of all pods of a job."""
-    texts = [end["message"] for end in terminations(kubectl, job)]
-    records = [JobRecord.from_json(text) for text in texts]
-    assert None not in records, texts
-    return [record for record in records if record]
-
-
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.soak)])
-def test_the_rank_that_ends_first_is_the_cause(flk: Any, kubectl: Any, image: str, script: Any, rounds: int) -> None:
-    """Its peers report broken connections, in the same pod and in the other one. Each attempt ends in another way."""
-    folder = script(f"""
-        import faulthandler, os, sys
-        import torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        faults = {[fault for fault, _ in CRASHES.values()] * rounds}
-        for step in range(1000):
-            if dist.get_rank() == 2 and step == 3:
-                exec(faults[int(os.environ["TORCHELASTIC_RESTART_COUNT"])])
-            dist.all_reduce(torch.ones(1 << 10))
-    """)
-    expected = [f"rank 2 in crash-worker-1 {words}" for _, words in CRASHES.values()] * rounds
-    args = ["--name", "crash", "--replicas", "2", "--processes", "2", "--image", image, *SMALL]
-    args += ["--restarts", str(len(expected) - 1), "--env", f"{user_env.BACKOFF}=0"]
-    assert flk("submit", "train.py", *args, cwd=folder).code == 0
-    ended = flk("wait", "crash")
-    assert ended.code == 100, ended.stderr
-    state = status(flk, "crash")
-    assert [attempt["failure"]["rank"] for attempt in state["attempts"]] == [2] * len(expected)
-    assert all(map(str.startswith, [attempt["cause"] for attempt in state["attempts"]], expected)), state["attempts"]
-    assert (state["phase"], state["failure"]["rank"]) == ("Failed", 2)
-    assert state["attempts"][0]["failure"]["type"] == "ValueError"
-    shown = flk("logs", "crash", "--no-follow", "--rank", "2").stdout
-    assert "[rank 2] ValueError: shard 2 is damaged" in shown
-    assert "flk-record" not in flk("logs", "crash", "--no-follow").stdout
-    for text in (ended.stderr, flk("status", "crash").stdout):
-        assert expected[-1] in text
-        assert "Connection" not in text
-    records = termination_messages(kubectl, "crash")
-    assert len(records) == 2
-    for record in records:
-        assert record.failure is not None
-        assert record.failure.summary.startswith(expected[-1])
-        summaries = [attempt.failure.summary for attempt in record.attempts if attempt.failure]
-        assert len(summaries) >= 2  # the message of a container has room for the last attempts
-        assert all(map(str.startswith, reversed(summaries), reversed(expected))), summaries
-    assert 'train.py", line' in ended.stderr
-
-
+@pytest.mark.promise("Recovery: A container that exceeds its memory limit says so")
 def test_memory_limit(flk: Any, image: str, script: Any) -> None:
     folder = script("""
         import os, time
@@ -100,6 +39,7 @@ def test_memory_limit(flk: Any, image: str, script: Any) -> None:
         assert "600Mi" in text
 
 
+@pytest.mark.promise("Recovery: A rank or pod that dies costs no result, and no volume is needed")
 def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any, eventually: Any) -> None:
     """The job has no volume: its checkpoints are in the memory of its pods."""
     folder = script("""

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flk_runtime.contract.record import JobRecord
 from tests.support.terminations import terminations
 
@@ -45,6 +47,7 @@ HANGS = {
 }
 
 
+@pytest.mark.promise("Recovery: A hang ends with the rank, its stack and the cause")
 def test_a_hang_is_the_cause(flk: Any, kubectl: Any, image: str, script: Any) -> None:
     """Rank 2 hangs in the first attempt in one way, and in the second one in another."""
     first, last = HANGS
@@ -85,6 +88,8 @@ ASLEEP = """
 """
 
 
+@pytest.mark.promise("Causes: flk stacks, top, profile and metrics show a running job")
+@pytest.mark.soak
 def test_stacks_and_slow_ranks_of_a_running_job(flk: Any, image: str, script: Any, eventually: Any) -> None:
     submit(flk, image, script(ASLEEP), "asleep", "--processes", "1")
     folder = script(SCRIPT.format(fault="time.sleep(0.06)", begin=0))

@@ -12,10 +12,9 @@ from flk.targets import TARGETS
 K8S = Path(__file__).parents[2] / "k8s"
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt-resumed", "gpt-infiniband"])
-def test_example_manifest_is_accepted(name: str, kubectl: Any) -> None:
-    created = kubectl("create", "--dry-run=server", "-f", str(K8S / "examples" / f"{name}.yaml"))
-    assert created.strip() == f"pytorchjob.kubeflow.org/{name} created (server dry run)"
+def test_an_example_manifest_is_accepted(kubectl: Any) -> None:
+    created = kubectl("create", "--dry-run=server", "-f", str(K8S / "examples" / "gpt.yaml"))
+    assert created.strip() == "pytorchjob.kubeflow.org/gpt created (server dry run)"
 
 
 def review(namespace: str, verb: str, resource: str) -> dict[str, Any]:
@@ -31,6 +30,7 @@ def review(namespace: str, verb: str, resource: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.promise("Clusters: The roles give what the commands need, and no more")
 def test_role_gives_submitters_what_they_need_and_no_more(kubectl: Any, namespace: str) -> None:
     kubectl("apply", "-f", str(K8S / "rbac.yaml"))
     jobs = [target.plural for target in TARGETS.values()]

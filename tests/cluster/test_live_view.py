@@ -14,10 +14,7 @@ from typing import Any
 
 import pytest
 
-from scripts.documentation import browser
-from tests.cluster.conftest import PATIENCE
 from tests.support.commands import Kubectl
-from tests.support.requirements import unavailable
 from tests.support.terminal import on_a_terminal
 
 TRAIN = """
@@ -79,6 +76,7 @@ def assert_no_secrets(texts: dict[str, str]) -> None:
         assert [each for each in CANARIES if each in text] == [], f"{name}: {text}"
 
 
+@pytest.mark.promise("Clusters: No secret is printed, logged or kept")
 def test_a_job_is_watched_and_profiled_and_its_secrets_are_nowhere(
     flk: Any, kubectl: Kubectl, image: str, tmp_path: Path, eventually: Any
 ) -> None:
@@ -148,24 +146,3 @@ def test_a_job_is_watched_and_profiled_and_its_secrets_are_nowhere(
     texts["records"] = kubectl("get", "configmaps", "-o", "yaml")
     texts["termination messages"] = kubectl("get", "pods", "-o", "jsonpath={.items[*].status}")
     assert_no_secrets(texts)
-
-
-@pytest.mark.soak
-def test_a_job_fails_before_the_eyes_of_a_reader(flk: Any, image: str, tmp_path: Path) -> None:
-    chromium = browser.program()
-    if chromium is None:
-        unavailable("no Chromium is installed")
-    (tmp_path / "train.py").write_text(TRAIN)
-    args = ["--name", "gpt", "--replicas", "2", "--image", image, "--cpu", "50m", "--memory", "1Gi", "--restarts", "0"]
-    assert flk("submit", "train.py", *args, "--strategy", "ddp", cwd=tmp_path).code == 0
-    address = address_of(flk.start("report", "gpt", "--serve", cwd=tmp_path))
-    with browser.Browser(chromium) as window:
-        window.open(address)
-        window.value("window.mark = 'the same document'")
-        window.wait_for("document.querySelector('.badge').textContent === 'Running'", PATIENCE)
-        window.wait_for("document.querySelectorAll('[data-chart=loss] svg path').length > 0", PATIENCE)
-        assert flk("exec", "gpt", "--rank", "1", "--", "touch", "/tmp/fail").code == 0
-        window.wait_for("document.querySelector('.badge').textContent === 'Failed'", PATIENCE)
-        assert CAUSE in window.value("document.querySelector('.lead').textContent")
-        assert "ValueError" in window.value("document.querySelector('[aria-label=Traceback]').textContent")
-        assert window.value("window.mark") == "the same document"

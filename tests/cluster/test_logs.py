@@ -19,24 +19,6 @@ if rank == 1:
     raise ValueError("sample 371 has no label")
 dist.barrier()
 """
-FOREIGN = """
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata: {{name: foreign}}
-spec:
-  pytorchReplicaSpecs:
-    Worker:
-      replicas: 2
-      restartPolicy: Never
-      template:
-        spec:
-          securityContext: {{runAsNonRoot: true, runAsUser: 1000, seccompProfile: {{type: RuntimeDefault}}}}
-          containers:
-          - name: pytorch
-            image: {image}
-            command: [python3, -c, "print('same line'); print('no prefix')"]
-            securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
-"""
 
 
 @pytest.fixture
@@ -79,21 +61,3 @@ def test_logs_of_a_job_that_fails_and_then_is_gone(flk: Any, kubectl: Any, image
     assert gone.code == 100  # that of the job, which had ended
     assert "[rank 1] ValueError: sample 371 has no label" in gone.stdout.splitlines()
     assert "job fails is gone" in gone.stderr
-
-
-def test_logs_of_a_job_that_flk_did_not_make(flk: Any, kubectl: Any, image: str) -> None:
-    kubectl("create", "-f", "-", stdin=FOREIGN.format(image=image))
-    followed = flk("logs", "foreign")
-    assert followed.code == 0, followed.stderr
-    assert {"[pod 0] same line", "[pod 1] no prefix"} <= set(followed.stdout.splitlines())
-    folded = flk("logs", "foreign", "--no-follow", "--fold").stdout
-    assert folded == "[pods 0-1] same line\n[pods 0-1] no prefix\n"
-    saved = flk("logs", "foreign", "--no-follow", "--output-folder", "saved")
-    assert saved.code == 0, saved.stderr
-    assert "wrote 2 files to saved" in saved.stderr
-    assert flk("wait", "foreign", "--for", "condition=Succeeded").code == 0
-    assert flk("delete", "-l", "app=none").stdout == ""
-    assert flk("delete", "--all", "--older-than", "1h").stdout == ""
-    assert flk("delete", "--all").stdout == ""
-    assert flk("delete", "--all", "--include-others").stdout == "foreign\n"
-    assert flk("wait", "foreign", "--for", "delete").code == 0

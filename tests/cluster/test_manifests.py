@@ -33,7 +33,6 @@ RUNTIME = Path(__file__).parents[2] / "k8s" / "training-runtime.yaml"
 GOLDEN = Path(__file__).parents[1] / "unit" / "flk" / "manifest" / "golden"
 JOBS = sorted(GOLDEN.glob("*.job.yaml"))
 SMALL = Bundle(runtime=b"runtime", code=b"code")
-LARGE = Bundle(runtime=b"runtime", code=b"code" * 500_000)
 
 
 def objects(job: Job, bundle: Bundle) -> list[dict[str, Any]]:
@@ -85,6 +84,7 @@ def accepted(trainer: None, kubectl: Any) -> Callable[..., None]:
     return accepted
 
 
+@pytest.mark.promise("Clusters: The API server accepts what flk accepts, for every target")
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_api_server_accepts(accepted: Callable[..., None], target: str) -> None:
     jobs, refused = [], []
@@ -98,10 +98,6 @@ def test_the_api_server_accepts(accepted: Callable[..., None], target: str) -> N
             jobs.append(job)
     assert refused == (["full", "patched"] if target == "trainjob" else [])
     accepted(*jobs)
-
-
-def test_the_api_server_accepts_code_in_several_config_maps(accepted: Callable[..., None]) -> None:
-    accepted(validated({"command": "train.py", "name": "large"}), bundle=LARGE)
 
 
 def test_a_manifest_that_is_wrong_is_refused(accepted: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +205,7 @@ def job_of(name: str, fields: dict[str, Any], accepted: Counter[str], refused: C
     return job
 
 
+@pytest.mark.soak
 def test_what_flk_accepts_the_api_server_accepts(accepted: Callable[..., None]) -> None:
     taken: Counter[str] = Counter()
     refused: Counter[str] = Counter()

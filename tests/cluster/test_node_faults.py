@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import yaml
 
-from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import MAKE_CLUSTER, ROOT, Cluster, kind_kubeconfig, loaded
 from tests.support.preemption import TRAIN
 from tests.support.processes import checked
@@ -119,25 +118,6 @@ def paused(node: str) -> Iterator[None]:
         checked(["docker", "unpause", node])
 
 
-def test_a_drained_node_loses_no_step(
-    flk: Any, kubectl: Any, image: str, cluster: Cluster, eventually: Any, tmp_path: Path
-) -> None:
-    job = Training(flk, kubectl, image, tmp_path, 1500)
-    eventually("the job trains", lambda: job.trains(1))
-    node = next(job.node(pod) for pod in (1, 2) if job.node(pod) != job.node(0))
-    try:
-        drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s"]
-        cluster.kubectl(*drain, "--pod-selector=flk.dev/job=train", timeout=180)
-        eventually("the job trains on other nodes", lambda: job.trains(2))
-    finally:
-        cluster.kubectl("uncordon", node)
-    first = job.status()["attempts"][0]
-    assert first["outcome"] == "preempted"
-    saved = re.search(rf"on {node} received SIGTERM; saved after step (\d+)$", first["cause"])
-    assert saved, first
-    assert f"begins at step {saved[1]}\n" in kubectl("logs", "train-worker-0")
-
-
 @pytest.mark.parametrize("pod", [1, 0])
 def test_a_node_that_is_gone_is_named_and_the_job_goes_on_without_it(
     flk: Any, kubectl: Any, image: str, cluster: Cluster, eventually: Any, tmp_path: Path, pod: int
@@ -168,18 +148,6 @@ def test_a_node_that_is_gone_is_named_and_the_job_goes_on_without_it(
     assert f"node {node} does not answer" in wait.communicate(timeout=60)[1]
 
 
-def test_a_node_that_was_stopped_for_a_while_comes_back(
-    flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
-) -> None:
-    job = Training(flk, kubectl, image, tmp_path, 3000)
-    eventually("the job trains", lambda: job.trains(1))
-    node = next(job.node(pod) for pod in (1, 2) if job.node(pod) != job.node(0))
-    with paused(node):
-        time.sleep(45)  # longer than a lease
-    eventually("the job trains again", lambda: job.trains(2))
-    assert "lost" in job.status()["attempts"][0]["cause"]
-
-
 def test_a_job_goes_on_without_api_server_and_operator(
     flk: Any, kubectl: Any, image: str, cluster: Cluster, eventually: Any, tmp_path: Path
 ) -> None:
@@ -204,31 +172,3 @@ def test_a_job_goes_on_without_api_server_and_operator(
     assert [each["outcome"] for each in json.loads(flk("status", "train", "-o", "json").stdout)["attempts"]] == [
         "succeeded"
     ]
-
-
-def test_why_names_an_operator_that_is_away(
-    flk: Any, kubectl: Any, image: str, cluster: Cluster, eventually: Any, tmp_path: Path
-) -> None:
-    job = Training(flk, kubectl, image, tmp_path, 3000)
-    eventually("the job trains", lambda: job.trains(1))
-    scale = ["-n", "kubeflow", "scale", "deployment", "training-operator"]
-    cluster.kubectl(*scale, "--replicas=0")
-    try:
-        kubectl("delete", "pod", "train-worker-1")
-        wait = flk("wait", "train", "--timeout", "5m")
-        assert wait.code == ExitCode.INFRASTRUCTURE, wait.stderr
-        answer = json.loads(flk("why", "train", "-o", "json").stdout)
-        assert answer["code"] == "OperatorNotRunning"
-        assert answer["summary"] == "the training operator is scaled to 0 pods, so nothing creates train-worker-1"
-        assert [(item["where"], item["text"]) for item in answer["cause"]["evidence"]] == [
-            ("Deployment training-operator in namespace kubeflow: spec.replicas", "0"),
-            ("pod train-worker-1", "it does not exist"),
-        ]
-        assert answer["cause"]["remedy"].endswith("scale deployment training-operator --replicas 1 -n kubeflow")
-        refused = flk("submit", "train.py", "--name", "second", "--image", image, cwd=tmp_path)
-        assert refused.code == 1
-        assert "the training operator, which checks PyTorchJobs, may not be running" in refused.stderr
-    finally:
-        cluster.kubectl(*scale, "--replicas=1")
-        cluster.kubectl("-n", "kubeflow", "rollout", "status", "deployment", "training-operator", timeout=180)
-    eventually("the job trains with a new pod", lambda: job.trains(2))

@@ -8,11 +8,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.preemption import TRAIN
 
 STEPS = 120
 
 
+@pytest.mark.promise("Recovery: On SIGTERM all ranks save after the same step")
 def test_evicted_pods_lose_no_step(
     flk: Any, kubectl: Any, image: str, checkpoints_claim: None, eventually: Any, namespace: str, tmp_path: Path
 ) -> None:

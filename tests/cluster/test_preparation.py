@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flk.targets import TARGETS
+import pytest
+
 from tests.support.wheels import wheel
 
 SCRIPT = """
@@ -24,6 +25,7 @@ NEEDS = ("--volume", "configmap:settings:/settings", "--volume", "secret:keys:/k
 LIMITS = ("--memory-limit", "1Gi", "--cpu-limit", "2", "--ephemeral-storage", "500Mi")
 
 
+@pytest.mark.promise("Jobs: Packages and a setup command are there before the ranks start")
 def test_packages_and_a_setup_command(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
     """One job has what it needs, also in its second attempt; the setup command of another one fails."""
     wheel(tmp_path, "torch")
@@ -63,19 +65,3 @@ def test_packages_and_a_setup_command(flk: Any, kubectl: Any, image: str, tmp_pa
     assert sum(line.startswith("[pod 0] installing packages") for line in lines) == 1
     assert any(line.startswith("[rank 0] ") and line.endswith("site-packages/torch/__init__.py") for line in lines)
     assert "[rank 0] 0.25 hidden done" in lines
-
-
-def test_the_api_server_takes_all_options_with_each_target(flk: Any, kubectl: Any, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    others = ("--volume", "nfs://fs/a:/nfs:ro", "--volume", "hostpath:/mnt:/mnt:ro", "--volume", "data:/data:ro")
-    flags = (*NEEDS, *LIMITS, *others, "--gpu", "H100:8", "--topology", "rack", "--setup", "true", "--pip", "einops")
-    items = []
-    for target in TARGETS:
-        made = flk("render", "train.py", "--name", target, "--target", target, *flags, "-o", "json", cwd=tmp_path)
-        assert made.code == 0, made.stderr
-        items += json.loads(made.stdout)["items"]
-    items = [item for item in items if item["kind"] not in ("ConfigMap", "Secret")]
-    listed = kubectl(
-        "apply", "--dry-run=server", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-    )
-    assert listed.count("created (server dry run)") == len(items) >= len(TARGETS)

@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-from flk.jobs import submission
-from flk.jobs.lifecycle import create_job
-from flk.observe.client import JobClient
-from flk.spec.job import validated
 from tests.support.commands import SPAWN, WITHOUT_TORCH
 
 SMALL = ["--cpu", "50m", "--restarts", "0", *WITHOUT_TORCH]
@@ -73,6 +69,7 @@ def archives(kubectl: Any) -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.promise("Clusters: Jobs share their code, and the last one takes it along")
 def test_jobs_share_their_code_and_the_last_takes_it_along(
     flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any
 ) -> None:
@@ -100,23 +97,6 @@ def test_jobs_share_their_code_and_the_last_takes_it_along(
     eventually("the code is gone", lambda: archives(kubectl) == {})
 
 
-def test_code_that_goes_while_a_job_is_submitted_is_there_when_it_starts(
-    kubeconfig: Path, kubectl: Any, monkeypatch: pytest.MonkeyPatch, image: str, folder: Path
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    job = validated({"command": "train.py", "name": "late", "image": image, "resources": {"cpu": "50m"}, "env": SPAWN})
-    ready = submission.prepare(job, folder, JobClient.connect())
-
-    def owned(created: Any) -> list[Any]:
-        """What the garbage collector does when another job is deleted at this moment."""
-        kubectl("delete", "configmaps", "-l", "flk.dev/shared", "--wait")
-        return submission.objects_with_uid(created)
-
-    create_job(ready.client, ready.manifests, owned)
-    assert len(archives(kubectl)) == 2
-    kubectl("wait", "pytorchjob/late", "--for=condition=Succeeded", "--timeout=120s", timeout=130)
-
-
 def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
     for where in ("client", "server"):
         args = ["submit", "train.py", "--name", "dry", "--image", image, "--dry-run", where, "-o", "json"]
@@ -129,6 +109,7 @@ def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
     assert kubectl("get", "pytorchjobs", "-o", "name") == ""
 
 
+@pytest.mark.promise("Causes: Ctrl-C leaves the job")
 def test_ctrl_c_detaches_and_a_deleted_job_leaves_its_name(
     flk: Any, namespace: str, image: str, folder: Path, eventually: Any
 ) -> None:
@@ -162,38 +143,6 @@ def test_ctrl_c_detaches_and_a_deleted_job_leaves_its_name(
     second = flk("submit", "train.py", "--name", "long", "--image", image, *SMALL, cwd=folder)
     assert second.code == 0, second.stderr
     assert flk("wait", "long").code == 0
-
-
-def test_image_that_is_not_there_is_told_while_waiting(flk: Any, folder: Path, eventually: Any) -> None:
-    args = ["submit", "train.py", "--name", "noimage", "--image", "flk-test/nowhere:1", *SMALL]
-    assert flk(*args, cwd=folder).code == 0
-    found = eventually("the reason is known", lambda: (s := state(flk, "noimage"))["reason"] and s)
-    assert found["reason"] in ("ImageNotFound", "RegistryUnreachable")  # the second without the internet
-    assert "noimage-worker-0" in found["message"]
-    waited = flk("wait", "noimage", "--timeout", "3s")
-    assert waited.code == 124
-    assert found["reason"] in waited.stderr
-
-
-def test_pods_that_a_quota_refuses(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
-    kubectl("create", "quota", "tight", "--hard=pods=1")
-    args = [
-        "submit",
-        "forever.py",
-        "--name",
-        "quota",
-        "--replicas",
-        "2",
-        "--image",
-        image,
-        "--stuck-after",
-        "5s",
-        *SMALL,
-    ]
-    assert flk(*args, cwd=folder).code == 0
-    found = eventually("it is stuck", lambda: (s := state(flk, "quota"))["phase"] == "Stuck" and s)
-    assert "the job needs 2 pods, and quota tight has 1 in all: it can never run" in found["message"]
-    assert flk("delete", "quota").code == 0
 
 
 def test_python_api(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, image: str, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 
 import flk as api
 from flk.jobs.lifecycle import create_job
-from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.submission import prepare
 from flk.observe.client import JobClient
-from flk.targets import target_of
-from tests.support.commands import SPAWN, WITHOUT_TORCH
+from tests.support.commands import WITHOUT_TORCH
 
 SMALL = ["--cpu", "50m", "--restarts", "0", *WITHOUT_TORCH]
 
@@ -26,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.promise("Clusters: A request that the API server refuses creates nothing")
 def test_submission_that_is_killed_holds_no_node(
     flk: Any, kubectl: Any, kubeconfig: Path, image: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,39 +50,15 @@ def test_submission_that_is_killed_holds_no_node(
     assert flk("wait", "killed").code == 0
 
 
-@pytest.mark.parametrize("target", ["pytorchjob", "job"])
-def test_pods_that_a_queue_starts_early_wait_for_the_secret(
-    flk: Any, kubectl: Any, kubeconfig: Path, image: str, folder: Path, eventually: Any, target: str, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    job = api.Job(
-        name="early", command=["train.py"], image=image, target=target, replicas=2, resources={"cpu": "50m"}, env=SPAWN
-    )
-    ready = prepare(job, folder, JobClient.connect())
-
-    def owned(created: Any) -> list[Any]:
-        """What Kueue does when it admits the job at this moment."""
-        change = target_of(created).suspension(False)
-        kubectl("patch", f"{target}/early", "--type=merge", "-p", json.dumps(change))
-        waiting = "jsonpath={.items[*].status.containerStatuses[*].state.waiting.reason}"
-        eventually(
-            "both pods wait",
-            lambda: kubectl("get", "pods", "-o", waiting).split() == ["CreateContainerConfigError"] * 2,
-        )
-        assert json.loads(flk("status", "early", "-o", "json").stdout)["phase"] == "Starting"
-        return objects_with_uid(created)
-
-    create_job(ready.client, ready.manifests, owned)
-    waited = flk("wait", "early")
-    assert waited.code == 0, waited.stderr
-
-
 def uids(kubectl: Any, name: str) -> tuple[str, str]:
     """The UIDs of a job and of its first pod; that of the pod is empty without one."""
     job = kubectl("get", "pytorchjob", name, "-o", "jsonpath={.metadata.uid}")
     return job, kubectl("get", "pods", f"{name}-worker-0", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
 
 
+@pytest.mark.promise(
+    "Clusters: flk suspend, resume, restart and delete lose no progress unasked"
+)
 def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     """Each run counts itself in the checkpoint's folder. All but the first have the arguments of --on-restart."""
     claim = {
@@ -144,27 +118,3 @@ def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: 
     assert waited.code == 0, waited.stderr
     assert runs(3)()
     assert uids(kubectl, "kept")[0] != job
-
-
-def test_a_pod_of_a_job_that_runs_moves_off_a_node(flk: Any, kubectl: Any, eventually: Any) -> None:
-    """The operator makes pods from the template as it is then, and leaves those alone that exist."""
-    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
-    security |= {"runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
-    container = {"name": "pytorch", "image": "none", "imagePullPolicy": "Never", "securityContext": security}
-    template = {"spec": {"containers": [container]}}  # a pod without an image has a node, and that is enough here
-    worker = {"replicas": 1, "restartPolicy": "Always", "template": template}
-    spec = {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": {"Worker": worker}}
-    job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "moves"}, "spec": spec}
-    kubectl("create", "-f", "-", stdin=job)
-
-    def place() -> tuple[str, str]:
-        text = "jsonpath={.metadata.uid} {.spec.nodeName}"
-        uid, _, node = kubectl("get", "pod", "moves-worker-0", "--ignore-not-found", "-o", text).partition(" ")
-        return uid, node
-
-    first, node = eventually("the pod has a node", lambda: place() if place()[1] else None)
-    assert flk("resume", "moves", "--avoid-node", node).code == 0
-    assert place() == (first, node)
-    kubectl("delete", "pod", "moves-worker-0")
-    eventually("another pod has a node", lambda: place()[1] and place()[0] != first)
-    assert place()[1] != node

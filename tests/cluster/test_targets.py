@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flk.targets import TARGETS
 
-OTHERS = ("trainjob", "jobset", "job")
 STEPS = 300
 # The youngest process of the runtime in a pod is a rank. The brackets keep the shell from finding itself.
 KILL = """
@@ -20,7 +18,6 @@ for process in $(ls /proc | grep -E '^[0-9]+$' | sort -rn); do
   grep -q flk[_]runtime /proc/$process/cmdline && kill -9 $process && exit
 done
 """
-NEVER_ENDING = "import signal\nwhile True:\n    signal.pause()\n"
 
 
 @pytest.fixture
@@ -99,107 +96,3 @@ def test_same_loss_after_a_killed_rank_and_a_deleted_pod(
         "jobset.jobset.x-k8s.io/on-jobset",
         "job.batch/on-job",
     }
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900, func_only=True)
-def test_states_and_commands(
-    flk: Any, kubectl: Any, image: str, no_jobs_stay: None, eventually: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / "never.py").write_text(NEVER_ENDING)
-    (tmp_path / "broken.py").write_text("raise ValueError('shard 2 is damaged')\n")
-    small = ["--cpu", "50m", "--image", image]
-    jobs = {
-        "missing": ["never.py", "--cpu", "50m", "--image", "flktrain/flk:no-such-tag"],
-        "large": ["never.py", "--cpu", "900", "--image", image],
-        "broken": ["broken.py", "--restarts", "0", *small],
-        "runs": ["never.py", "--replicas", "2", "--label", "case=runs", *small],
-    }
-    for target in OTHERS:
-        for name, words in jobs.items():
-            submitted = flk("submit", *words, "--name", f"{name}-{target}", "--target", target, cwd=tmp_path)
-            assert submitted.code == 0, submitted.stderr
-
-    def phase(name: str, wanted: str) -> bool:
-        found = state(flk, name)
-        return bool(found["phase"] == wanted)
-
-    # Of several names and of labels, jobs are found by a list that has their metadata alone.
-    ended = flk("wait", *(f"broken-{target}" for target in OTHERS))
-    assert (ended.code, ended.stderr.count("ValueError: shard 2 is damaged") >= 3) == (100, True), ended.stderr
-    chosen = flk("status", "-l", "case=runs", "-o", "name")
-    assert {each.partition("/")[2] for each in chosen.stdout.split()} == {f"runs-{target}" for target in OTHERS}
-    assert not any(each.startswith("pytorchjob") for each in chosen.stdout.split())
-    for target in OTHERS:
-        ended = flk("wait", f"broken-{target}")
-        assert (ended.code, "ValueError: shard 2 is damaged" in ended.stderr) == (100, True), ended.stderr
-        ended = flk("wait", f"missing-{target}")
-        assert ended.code == 104, ended.stderr
-        assert "flktrain/flk:no-such-tag" in ended.stderr
-        assert "no node has 900 cpu" in flk("why", f"large-{target}").stdout
-        name = f"runs-{target}"
-        eventually(f"{name} runs", lambda name=name: phase(name, "Running"))
-        assert flk("exec", name, "--rank", "1", "--", "printenv", "FLK_POD_INDEX").stdout.strip() == "1"
-        eventually("its stacks are shown", lambda name=name: "signal.pause()" in flk("stacks", name).stdout)
-        assert flk("suspend", name).code == 0
-        assert state(flk, name)["phase"] == "Suspended"
-        assert kubectl.json("get", "pods", "-l", f"flk.dev/job={name}")["items"] == []
-        assert "Suspended" in flk("why", name).stdout
-        assert flk("resume", name).code == 0
-        eventually(f"{name} runs again", lambda name=name: phase(name, "Running"))
-        assert flk("restart", f"broken-{target}").code == 0
-        eventually("the restarted job fails anew", lambda target=target: phase(f"broken-{target}", "Failed"))
-        for each in jobs:
-            assert flk("delete", f"{each}-{target}").code == 0
-        assert f"-{target}-" not in kubectl("get", "pods", "-l", "flk.dev/job", "-o", "name")
-        kinds = "services,configmaps,secrets,jobsets,jobs"
-        eventually(
-            "nothing is left",
-            lambda target=target, kinds=kinds: f"-{target}" not in kubectl("get", kinds, "-o", "name"),
-        )
-
-
-GATE = "--feature-gates=TrainJobStatus=true"
-PROGRESS = """
-import flk_runtime as flk
-import torch
-run = flk.init(log_every=5)
-model = torch.nn.Linear(4, 1)
-model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
-for _ in range(20):
-    loss = model(torch.ones(2, 4)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    run.step(loss=loss, total=20)
-"""
-
-
-@pytest.fixture
-def status_server(kubectl: Any, trainer: None) -> Iterator[None]:
-    """Kubeflow Trainer with the gate that lets pods tell their progress, which it does not have before and after."""
-    manager = ["-n", "kubeflow-system", "deploy/kubeflow-trainer-controller-manager"]
-    before = kubectl.json("get", *manager)["spec"]["template"]["spec"]["containers"][0]["args"]
-
-    def start_with(arguments: list[str]) -> None:
-        change = [{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
-        kubectl("patch", *manager, "--type", "json", "-p", json.dumps(change))
-        kubectl("rollout", "status", *manager, "--timeout", "180s")
-
-    start_with([*before, GATE])
-    yield
-    start_with(before)
-
-
-@pytest.mark.soak
-def test_progress_is_in_the_status_of_a_trainjob(
-    flk: Any, kubectl: Any, image: str, no_jobs_stay: None, status_server: None, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(PROGRESS)
-    options = ["--name", "told", "--target", "trainjob", "--strategy", "ddp", "--cpu", "50m", "--image", image]
-    assert flk("submit", "train.py", *options, cwd=tmp_path).code == 0
-    ended = flk("wait", "told")
-    assert ended.code == 0, ended.stderr
-    status = kubectl.json("get", "trainjob", "told")["status"]["trainerStatus"]
-    assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (100, 0)
-    assert {"name": "step", "value": "20"} in status["metrics"]

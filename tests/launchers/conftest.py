@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from tests.support.collection import in_folder
-from tests.support.horovod import HOROVOD, Build, launcher_with_stand_in
+from tests.support.horovod import HOROVOD, launcher_with_stand_in
 from tests.support.install import cache, needed, pip_install, program, said
 from tests.support.ports import held_ports
 from tests.support.requirements import locked, unavailable
@@ -47,7 +47,7 @@ OURS = {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm_rsh_agent": "sh"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a built Horovod come last, and one worker runs this folder, which has one Slurm and one such build.
+    """One worker runs this folder, which has one Slurm.
 
     The time that it takes to install a launcher does not count as a test's time.
     """
@@ -55,18 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("launchers"))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(300, func_only=True))
-    items.sort(key=_needs_build)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def build(request: pytest.FixtureRequest) -> Build | None:
-    """The build of Horovod, which takes minutes and begins with the first test of this folder, if one needs it."""
-    return Build() if any(map(_needs_build, request.session.items)) else None
-
-
-def _needs_build(item: pytest.Item) -> bool:
-    params: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
-    return params.get("horovod") == BUILT
 
 
 @pytest.fixture
@@ -223,9 +211,6 @@ def slurm() -> Iterator[Slurm]:
 # Horovod
 
 
-BUILT = "built"
-
-
 @dataclass(frozen=True)
 class Horovod:
     """Horovod with gloo: its launcher, and the variable that makes it importable."""
@@ -234,14 +219,10 @@ class Horovod:
     env: dict[str, str]
 
 
-@pytest.fixture(scope="session", params=["stand-in", pytest.param(BUILT, marks=pytest.mark.soak)])
-def horovod(request: pytest.FixtureRequest, build: Build | None) -> Horovod:
-    """horovodrun, whose ranks have a stand-in for its communicator in Python, or the one that is built from C++."""
-    if request.param == BUILT:
-        assert build
-        folder, reason = build.wait(), build.reason or "it is still being built"
-    else:
-        folder, reason = launcher_with_stand_in()
+@pytest.fixture(scope="session")
+def horovod() -> Horovod:
+    """horovodrun, whose ranks have a stand-in for its communicator, which is C++."""
+    folder, reason = launcher_with_stand_in()
     if folder is None:
         unavailable(f"Horovod {HOROVOD} (from PyPI) is not there: {reason}")
     run = "import sys; from horovod.runner.launch import run_commandline; sys.exit(run_commandline())"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 TORCHRUN = str(Path(sysconfig.get_path("scripts"), "torchrun"))
-FLK = str(Path(sysconfig.get_path("scripts"), "flk"))
 
 
 def ranks(nodes: int, processes: int) -> list[list[int]]:
@@ -33,6 +32,7 @@ def test_torchrun_standalone(launch: Any, loss: float) -> None:
     expect(launch(command).found(), "torchrun", 1, 2, loss)
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_torchrun_static_with_two_agents(launch: Any, loss: float, free_port: Any) -> None:
     common = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     agents = [[TORCHRUN, "--node-rank", str(node), *common, launch.script] for node in (1, 0)]
@@ -45,16 +45,13 @@ def test_torchrun_c10d_with_two_agents(launch: Any, loss: float, free_port: Any)
     expect(launch(agent, agent).found(), "torchrun", 2, 1, loss)
 
 
-def test_flk_run(launch: Any, loss: float) -> None:
-    command = [FLK, "run", launch.script, "--replicas", "2", "--processes", "2"]
-    expect(launch(command).found(), "flk", 2, 2, loss)
-
-
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_srun(launch: Any, loss: float, slurm: Any) -> None:
     command = [slurm.srun, "-n", "2", "--overcommit", launch.python, launch.script, "parallelize"]
     expect(launch(command, env=slurm.env).found(), "slurm", 1, 2, loss)
 
 
+@pytest.mark.soak
 def test_sbatch(launch: Any, loss: float, slurm: Any) -> None:
     body = f"{slurm.srun} --overcommit {launch.python} {launch.script}"
     expect(launch(batch(launch, slurm, body), env=slurm.env).found(), "slurm", 1, 2, loss)
@@ -68,16 +65,13 @@ def batch(launch: Any, slurm: Any, body: str) -> list[str]:
     return ["sh", "-c", f"{submit} && until [ -e code ]; do sleep 0.1; done; cat job.out; exit $(cat code)"]
 
 
-def test_torchrun_inside_srun(launch: Any, loss: float, slurm: Any) -> None:
-    command = [slurm.srun, "-n", "1", TORCHRUN, "--standalone", "--nproc-per-node", "2", launch.script]
-    expect(launch(command, env=slurm.env).found(), "torchrun", 1, 2, loss)
-
-
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_mpirun_of_open_mpi(launch: Any, loss: float, openmpi: list[str]) -> None:
     command = [*openmpi, "-np", "2", launch.python, launch.script, "parallelize"]
     expect(launch(command).found(), "openmpi", 1, 2, loss)
 
 
+@pytest.mark.soak
 def test_mpirun_over_two_hosts(
     launch: Any, loss: float, openmpi: list[str], two_hosts: tuple[str, str], free_port: Any
 ) -> None:
@@ -87,11 +81,7 @@ def test_mpirun_over_two_hosts(
     expect(launch([*command, launch.python, launch.script]).found(), "openmpi", 2, 2, loss)
 
 
-def test_mpirun_inside_sbatch(launch: Any, loss: float, slurm: Any, openmpi: list[str]) -> None:
-    body = " ".join([*openmpi, "-np", "2", launch.python, launch.script])
-    expect(launch(batch(launch, slurm, body), env=slurm.env).found(), "openmpi", 1, 2, loss)
-
-
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port: Any) -> None:
     # MPICH tells its processes nothing that they could derive a port from.
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -99,6 +89,7 @@ def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port:
     expect(launch(command, env=master).found(), "mpich", 1, 2, loss)
 
 
+@pytest.mark.soak
 def test_mpiexec_over_two_hosts_with_mpi4py(
     launch: Any, loss: float, mpich: list[str], mpi4py: dict[str, str], two_hosts: tuple[str, str]
 ) -> None:
@@ -149,12 +140,7 @@ def test_check(launch: Any, slurm: Any, openmpi: list[str]) -> None:
     assert "the name no.such.host does not resolve there" in ended.output
 
 
+@pytest.mark.promise("Jobs: flk.init works under flk, torchrun, Slurm, MPI, Horovod and Kubeflow's operators")
 def test_horovodrun(launch: Any, loss: float, horovod: Any) -> None:
     command = [*horovod.run, "-np", "2", "-H", "localhost:2", launch.python, launch.script, "parallelize"]
     expect(launch(command, env=horovod.env).found(), "horovod", 1, 2, loss)
-
-
-def test_horovodrun_with_two_hosts(launch: Any, loss: float, horovod: Any) -> None:
-    # Two names of this machine. Nothing tells where rank 0 is but Horovod itself.
-    command = [*horovod.run, "-np", "2", "-H", "localhost:1,127.0.0.1:1", launch.python, launch.script]
-    expect(launch(command, env=horovod.env).found(), "horovod", 2, 1, loss)

@@ -80,6 +80,7 @@ def strategies(run_size):
 )
 
 
+@pytest.mark.promise("Training: Gradients are accumulated and weighted as in one process")
 def test_accumulated_and_weighted_gradients_are_those_of_one_process_and_resume(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         WORDS
@@ -115,25 +116,7 @@ with group():
     assert runs == 3 + 5 + 5 + 5
 
 
-def test_an_elastic_job_that_lacks_ranks_weights_as_with_all_of_them(ranks: Ranks) -> None:
-    script = (
-        WORDS
-        + """
-with group():
-    tell("one", one_process(5, True))
-    for name in ("ddp", "full_shard"):
-        with init(name) as run:
-            assert run.loader(Words(), 3).name and run.world_size == 3
-            tell(name, accumulate(run, *run.parallelize(*build()), steps=5, size=(3, 1)))
-            tell(f"{name} micro-batches", run.accumulation)
-"""
-    )
-    found = told(ranks(script, 3, {"FLK_ATTEMPT": "0", "FLK_FULL_WORLD_SIZE": "4"})[0])
-    for name in ("ddp", "full_shard"):
-        assert found[f"{name} micro-batches"] == 2  # 12 samples, as of 4 ranks, on 3
-        assert found[name] == pytest.approx(found["one"], abs=1e-5)
-
-
+@pytest.mark.soak
 def test_two_loaders_have_the_shares_that_they_gave(ranks: Ranks) -> None:
     """A step of one has fewer samples than its ranks have to take in full, and other micro-batches."""
     script = (
@@ -364,6 +347,7 @@ with group():
     ranks(script, 2)
 
 
+@pytest.mark.promise("Training: Gradients are accumulated and weighted as in one process")
 def test_weights_with_a_grad_scaler_and_bfloat16(ranks: Ranks) -> None:
     script = (
         WORDS

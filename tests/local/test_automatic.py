@@ -39,6 +39,7 @@ def flk(tmp_path: Path) -> Iterator[Flk]:
     command.close()
 
 
+@pytest.mark.promise("Planning: Strategy auto chooses by the plan, and keeps its choice")
 def test_ranks_choose_a_strategy_and_keep_it_over_attempts(flk: Flk) -> None:
     done = flk("run", "train.py", "--processes", "2", "--strategy", "auto", "--", "fail")
     assert done.code == 0, done.stderr
@@ -57,10 +58,3 @@ def test_a_script_that_cannot_be_planned_trains_with_full_shard(forked_pods: Cal
     assert "flk: strategy full_shard, chosen by auto: it needs least memory, and there is no plan, because" in job.log()
     assert "ValueError: the data is not here; set another with --strategy" in job.log()
     assert job.log().count("trains with full_shard") == 2
-
-
-def test_one_rank_needs_no_plan(forked_pods: Callable[..., Pods]) -> None:
-    job = forked_pods(script=SCRIPT, **{user_env.STRATEGY: "auto"})
-    job.start("train.py")
-    assert job.wait() == [0], job.log()
-    assert "flk: strategy ddp, chosen by auto: there is one rank" in job.log()

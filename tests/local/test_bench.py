@@ -21,6 +21,7 @@ def flk(tmp_path: Path) -> Iterator[Flk]:
     command.close()
 
 
+@pytest.mark.promise("Planning: flk bench measures each strategy in the same pods")
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
@@ -45,6 +46,7 @@ def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
     assert said in trained.stderr
 
 
+@pytest.mark.promise("Planning: flk bench measures each strategy in the same pods")
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_strategy_that_fails_on_one_rank_does_not_stop_the_others(flk: Flk) -> None:
@@ -57,12 +59,4 @@ def test_a_strategy_that_fails_on_one_rank_does_not_stop_the_others(flk: Flk) ->
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
     assert "failed: rank 1" in lines["full_shard"]
     assert " ms " in lines["ddp"]
-    assert "fastest: --strategy ddp" in done.stdout
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_one_rank_is_measured(flk: Flk) -> None:
-    done = flk("bench", "train.py", "--local", "--steps", "2", "--strategies", "ddp")
-    assert done.code == 0, done.stderr
     assert "fastest: --strategy ddp" in done.stdout

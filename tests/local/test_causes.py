@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,122 +10,8 @@ import pytest
 
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
 from tests.support.pods import END, Pods
 from tests.support.processes import alive
-
-# Three ranks in three pods reduce in a loop; rank 1 fails in step 3, as {fault} says.
-SCRIPT = """
-    import faulthandler, os, pathlib, signal, sys, time
-    import torch, torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-
-    def fail():
-        {fault}
-
-    for step in range(200):
-        if step == 3 and rank == 1:
-            fail()
-        dist.all_reduce(torch.ones(1))
-        time.sleep(0.01)
-"""
-WHAT = "terminate called after throwing an instance\\n  what():  enforce fail: length <= nbytes\\n"
-ABORT = f"os.write(2, b'{WHAT}'); os.abort()"
-# The process group is closed before the exception arrives at the top, so the peers report first.
-CLOSE_FIRST = """
-        try:
-            raise ValueError("sample 371 has no label")
-        finally:
-            dist.destroy_process_group()
-            time.sleep(0.2)
-"""
-
-
-def failure_of(job: Pods) -> Failure:
-    failures = [job.record(pod).failure for pod in range(job.pods)]
-    assert failures[0] is not None, job.logs_of_all()
-    assert failures == [failures[0]] * job.pods
-    return failures[0]
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind", "exit_code", "number", "words"),
-    [
-        ("faulthandler._sigsegv()", "signal", None, signal.SIGSEGV, "in fail"),
-        ("os.abort()", "signal", None, signal.SIGABRT, "in fail"),
-        (ABORT, "signal", None, signal.SIGABRT, "enforce fail: length <= nbytes"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed", None, signal.SIGKILL, ""),
-        ("print('bad disk', file=sys.stderr, flush=True); os._exit(17)", "exit", 17, None, "bad disk"),
-        ("os._exit(0)", "early", 0, None, ""),
-        ("sys.exit(0)", "early", 0, None, ""),
-        ("sys.exit('no data')", "exit", 1, None, ""),
-    ],
-    ids=["segfault", "abort", "abort in C++", "kill", "exit code", "early success", "early SystemExit", "message"],
-)
-def test_the_rank_that_ended_first_is_the_cause(
-    forked_pods: Callable[..., Pods], fault: str, kind: str, exit_code: int | None, number: int | None, words: str
-) -> None:
-    job = forked_pods(3, 1, script=SCRIPT.format(fault=fault))
-    job.start("train.py")
-    assert job.wait() == [ExitCode.TRAINING] * 3, job.logs_of_all()
-    failure = failure_of(job)
-    assert (failure.rank, failure.pod_name, failure.kind) == (1, "test-worker-1", kind), failure
-    assert (failure.exit_code, failure.signal) == (exit_code, number)
-    assert not failure.secondary
-    assert words in failure.stderr
-    assert number in (None, signal.SIGKILL) or words in failure.summary
-    assert "flk_runtime/launcher" not in failure.stderr
-
-
-def test_an_exception_that_is_reported_after_its_consequences_is_the_cause(forked_pods: Callable[..., Pods]) -> None:
-    job = forked_pods(3, 1, script=SCRIPT.format(fault=CLOSE_FIRST))
-    job.start("train.py")
-    assert job.wait() == [ExitCode.TRAINING] * 3
-    failure = failure_of(job)
-    assert (failure.rank, failure.type, failure.message) == (1, "ValueError", "sample 371 has no label")
-
-
-def test_an_exception_raised_from_a_broken_connection_is_secondary(forked_pods: Callable[..., Pods]) -> None:
-    script = """
-        import os, time
-        import torch, torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        dist.all_reduce(torch.ones(1))
-        if dist.get_rank() == 1:
-            time.sleep(0.3)
-            os._exit(17)
-        try:
-            dist.all_reduce(torch.ones(1))
-        except RuntimeError as error:
-            raise OSError("the training step failed") from error
-    """
-    job = forked_pods(2, 1, script=script)
-    job.start("train.py")
-    assert job.wait() == [ExitCode.TRAINING] * 2
-    assert (failure_of(job).rank, failure_of(job).exit_code) == (1, 17)
-
-
-def test_equal_failures_are_one_with_a_count(forked_pods: Callable[..., Pods]) -> None:
-    script = """
-        import os, pathlib, signal, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a rank must not be ended before it has raised
-        pathlib.Path(f"started.{os.environ['RANK']}").touch()
-        while len(list(pathlib.Path().glob("started.*"))) < 4:
-            time.sleep(0.001)
-        raise FileNotFoundError("no such dataset")
-    """
-    job = forked_pods(2, 2, script=script)
-    job.start("train.py")
-    assert job.wait() == [ExitCode.TRAINING] * 2
-    failure = failure_of(job)
-    assert failure.type == "FileNotFoundError"
-    assert failure.count == 4
-    assert re.fullmatch(
-        r"rank \d in test-worker-\d and 3 other ranks raised FileNotFoundError: no such dataset", failure.summary
-    )
 
 
 def test_an_exception_counts_before_a_pod_that_is_lost_afterwards(forked_pods: Callable[..., Pods]) -> None:
@@ -252,6 +136,7 @@ def proxy() -> Iterator[Callable[[int], Proxy]]:
         each.close()
 
 
+@pytest.mark.promise("Recovery: Cuts, slow links and lost nodes end at most the attempt")
 def test_a_pod_that_loses_its_connection_ends_the_attempt_for_all(
     forked_pods: Callable[..., Pods], proxy: Callable[[int], Proxy]
 ) -> None:

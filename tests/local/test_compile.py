@@ -77,7 +77,8 @@ def test_losses_and_names_stay(ranks: Ranks, tmp_path: Path) -> None:
         assert sorted(content["model"]) == sorted(names), case
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param(True, marks=pytest.mark.soak, id="inductor")])
+@pytest.mark.soak
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param(True, id="inductor")])
 def test_a_compiler_trains_as_eager_does(fork_server: ForkServerContext, tmp_path: Path, compiler: str | bool) -> None:
     """The soak has inductor, whose C++ takes a minute to compile. The other one ends where inductor would begin."""
     script = (
@@ -97,47 +98,7 @@ with init("none") as run:
     assert found["True"] == pytest.approx(found["False"], abs=1e-5)
 
 
-def test_modules_of_torch_are_compiled_too(ranks: Ranks) -> None:
-    """torch.compile skips the frames of torch.nn that it meets first: a model or block of these was not compiled."""
-    script = (
-        SMALL_MODEL
-        + """
-def layers(kind):
-    torch.manual_seed(3)
-    if kind == "sequential":
-        return nn.Sequential(nn.Linear(6, 13), nn.GELU(), nn.Linear(13, 6))
-    layer = nn.TransformerEncoderLayer(6, 2, 13, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-warnings.filterwarnings("ignore", "The .grad attribute")
-words = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(1))
-with group():
-    for kind, strategy in (("sequential", "full_shard"), ("encoder", "ddp")):
-        for compile in (False, "eager"):
-            torch._dynamo.reset()
-            torch._dynamo.utils.counters.clear()
-            with init(strategy) as run:
-                model = layers(kind)
-                model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), compile=compile)
-                seen = []
-                for _ in range(2):
-                    loss = model(words).square().mean()
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    seen.append(loss.item())
-            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-            tell(f"{kind} {compile}", [seen, graphs])
-"""
-    )
-    found = told(ranks(script, 2)[0])
-    for kind in ("sequential", "encoder"):
-        (plain, none), (compiled, graphs) = (found[f"{kind} {each}"] for each in (False, "eager"))
-        assert none == 0, kind
-        assert graphs > 0, kind
-        assert compiled == pytest.approx(plain, abs=1e-6)
-
-
+@pytest.mark.soak
 def test_a_parallelized_model_is_saved_whole_by_torch(ranks: Ranks, tmp_path: Path) -> None:
     """torch.save and copy.deepcopy take a compiled, recomputed model, of DDP and of one process, as a plain one."""
     script = (

@@ -18,12 +18,7 @@ LOCAL = [page for page in all_pages() if any((b.key, b.value) == ("run", "local"
 EVERY_TIME = (
     "docs/index.md",  # a script that fails
     "docs/guides/first-job.md",  # the bundled example, and a job file
-    "docs/guides/install.md",
     "docs/guides/own-loop.md",  # flk's library, and a restart
-    "docs/guides/symptoms.md",
-    "docs/guides/what-a-job-needs.md",
-    "docs/migrate/skypilot.md",  # another tool's job file
-    "docs/migrate/torchx.md",
 )
 
 NEEDS = ("accelerate", "lightning", "transformers")  # packages with a page of the same name
@@ -54,6 +49,7 @@ def test_the_pages_that_run_every_time_have_commands_for_this_machine() -> None:
     assert set(EVERY_TIME) <= {name_of(page) for page in LOCAL}
 
 
+@pytest.mark.promise("Pages: What a page shows is what the commands print")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", parameters(LOCAL, EVERY_TIME), ids=name_of)
 def test_commands_for_this_machine_print_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,7 @@ def every_sample_once(job: Pods) -> bool:
     return sorted(i for taken in steps.values() for i in taken) == list(range(SAMPLES))
 
 
+@pytest.mark.promise("Recovery: An elastic job trains each sample once while pods leave and join")
 def test_pods_leave_and_join_and_every_sample_of_the_epoch_is_taken_once(train: Start) -> None:
     job = train(4, pause=0.1, FLK_MIN_PODS="2", FLK_DISRUPTIONS="0")
     reached(job, 10)
@@ -88,6 +89,7 @@ def test_pods_leave_and_join_and_every_sample_of_the_epoch_is_taken_once(train: 
     assert loss == pytest.approx(held_out(job), rel=0.01)
 
 
+@pytest.mark.promise("Recovery: An elastic job trains each sample once while pods leave and join")
 def test_a_lost_pod_is_not_waited_for_longer_than_the_last_call(train: Start) -> None:
     job = train(3, FLK_MIN_PODS="2")
     reached(job, 15)
@@ -102,6 +104,7 @@ def test_a_lost_pod_is_not_waited_for_longer_than_the_last_call(train: Start) ->
     assert causes(job)[0] == "test-worker-2 lost the connection to pod 0: it closed the connection"
 
 
+@pytest.mark.soak
 def test_a_job_starts_with_what_is_there_and_admits_the_others(train: Start) -> None:
     job = train(3, only=0, pause=0.2, FLK_MIN_PODS="1")  # so that it still trains when the others have started
     job.until(lambda: "1 of 3 ranks from step 0" in job.log(0), "the job starts with one pod")
@@ -113,17 +116,7 @@ def test_a_job_starts_with_what_is_there_and_admits_the_others(train: Start) -> 
     assert sorted(i for taken in steps.values() for i in taken) == list(range(SAMPLES))
 
 
-def test_the_global_batch_grows_with_the_job_if_it_says_so(train: Start) -> None:
-    job = train(2, only=0, pause=0.2, FLK_MIN_PODS="1", FLK_BATCH="scale")
-    reached(job, 5)
-    begin(job, only=1)
-    job.until(lambda: "2 of 2 ranks" in job.log(0), "the job has two pods")
-    assert job.wait() == [0, 0], job.logs_of_all()
-    steps = samples_by_step(job.folder)
-    assert sorted(i for taken in steps.values() for i in taken) == list(range(SAMPLES))
-    assert {len(taken) for taken in steps.values()} == {2, 4}
-
-
+@pytest.mark.promise("Recovery: An elastic job trains each sample once while pods leave and join")
 def test_a_spare_takes_the_ranks_of_a_killed_pod_which_is_the_spare_when_it_is_back(train: Start) -> None:
     job = train(3, FLK_SPARES="1", FLK_RESTARTS="0")
     reached(job, 15)

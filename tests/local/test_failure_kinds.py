@@ -1,7 +1,7 @@
 """Kinds of failures in real processes: rank, cause and exit code are right in every launcher's termination message.
 
-Each kind runs with two launchers of two ranks and one restart, so each attempt has to name the cause, and a failure
-that a restart cannot cure must end the job at once.
+Each kind runs with two launchers of two ranks. A failure that a restart cannot cure must end the job at once. The soak
+runs the kinds that are not in OFTEN.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
+from tests.support.collection import for_the_soak, often
 from tests.support.pods import Pods
 
 HEAD = """
@@ -481,6 +482,11 @@ FINAL = (
     ),
 )
 KINDS = [*SIGNALS, *EXITS, *EXCEPTIONS, *CRASHES, *FINAL, *(GROUPS if sys.version_info >= (3, 11) else ())]
+OFTEN = (
+    *("segfault", "SIGKILL", "uncaught exception in C++", "exit code", "early success", "exception on all ranks"),
+    *("cause that is reported second", "exception from a broken connection", "exception in a DataLoader worker"),
+    *("full disk while saving", "sizes that differ between ranks", "wrong argument of init"),
+)
 
 
 def check(kind: Kind, failure: Failure | None) -> None:
@@ -494,15 +500,14 @@ def check(kind: Kind, failure: Failure | None) -> None:
     assert len(failure.summary) < 1000
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.promise("Recovery: The rank that failed first is named, in every pod")
+@pytest.mark.parametrize(
+    "kind", [kind if kind.name in OFTEN else for_the_soak(kind) for kind in KINDS], ids=lambda kind: kind.name
+)
 def test_rank_cause_and_exit_code_are_right(forked_pods: Callable[..., Pods], kind: Kind) -> None:
-    """In one attempt. What a restart would change fails here with one, and all others in the soak."""
+    """In one attempt. A kind that is final although a restart is left has one."""
     restarts = int(kind.attempts == 1)
-    fail(forked_pods, replace(kind, attempts=1), restarts)
-
-
-def fail(forked_pods: Callable[..., Pods], kind: Kind, restarts: int) -> None:
-    """Run a job that fails so, and check what its records say."""
+    kind = replace(kind, attempts=1)
     job = forked_pods(2, 2, script=kind.script, FLK_RESTARTS=str(restarts), **kind.settings)
     job.start("train.py")
     assert job.wait() == [kind.code] * 2, job.logs_of_all()
@@ -517,28 +522,6 @@ def fail(forked_pods: Callable[..., Pods], kind: Kind, restarts: int) -> None:
         assert "flk_runtime/launcher" not in record.failure.details
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("number", range(9))
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_rank_cause_and_exit_code_are_right_again(forked_pods: Callable[..., Pods], kind: Kind, number: int) -> None:
-    """With the test above, each kind ten times, and restarted if it is a kind that is."""
-    fail(forked_pods, kind, restarts=1)
-
-
-def test_the_traceback_of_a_broken_connection_is_printed_if_nothing_else_failed(
-    forked_pods: Callable[..., Pods],
-) -> None:
-    words = "[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"
-    fault = f"all_have_started()\nif rank == 2: raise RuntimeError('{words}')\ntime.sleep(600)\n"
-    job = forked_pods(2, 2, script=HEAD + fault, FLK_DISRUPTIONS="0")
-    job.start("train.py")
-    assert job.wait() == [ExitCode.INFRASTRUCTURE] * 2, job.logs_of_all()
-    printed = [line for line in job.logs_of_all().splitlines() if line.startswith("[rank ")]
-    assert printed[0] == "[rank 2] Traceback (most recent call last):"
-    assert printed[-1] == f"[rank 2] RuntimeError: {words}"
-    assert len(printed) < 6
-
-
 NOT_FAILURES = {
     "exception in a thread": "threading.Thread(target=int, args=('x',), daemon=True).start()",
     "exception in an exit handler": "atexit.register(int, 'x')",
@@ -549,7 +532,8 @@ NOT_FAILURES = {
 }
 
 
-@pytest.mark.parametrize("script", NOT_FAILURES.values(), ids=NOT_FAILURES)
+@pytest.mark.promise("Recovery: The rank that failed first is named, in every pod")
+@pytest.mark.parametrize("script", often((0, 3), NOT_FAILURES.values()), ids=NOT_FAILURES)
 def test_what_python_does_not_count_as_a_failure_is_none(forked_pods: Callable[..., Pods], script: str) -> None:
     job = forked_pods(2, 2, script=HEAD + LOOP + textwrap.dedent(script) + "\ntrain(-1, steps=3)\n")
     job.start("train.py")

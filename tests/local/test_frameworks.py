@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.ranks import Ranks
 
+OFTEN = ("nanogpt", "lightning")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLK = ("-m", "flk", "run")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -30,7 +31,14 @@ NEEDS = {
 
 def of(*examples: str) -> list[Any]:
     """The examples as parameters. One worker runs all tests of an example, or each would start it anew."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(f"example {name}"), id=name) for name in examples]
+    return [
+        pytest.param(
+            name,
+            marks=[pytest.mark.xdist_group(f"example {name}"), *([] if name in OFTEN else [pytest.mark.soak])],
+            id=name,
+        )
+        for name in examples
+    ]
 
 
 def under_flk(example: str) -> list[dict[str, Any]]:
@@ -60,6 +68,7 @@ def results(printed: Iterable[str]) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in lines), key=lambda result: result["rank"])
 
 
+@pytest.mark.promise("Jobs: A script for torchrun runs unchanged, on this machine and in a cluster")
 @pytest.mark.parametrize("example", of(*NEEDS))
 def test_two_ranks_train_one_model(example: str) -> None:
     first, second = under_flk(example)
@@ -82,12 +91,6 @@ def test_with_torchruns_variables_and_in_one_process_it_trains_the_same(ranks: R
 @pytest.mark.parametrize("example", of(*NEEDS))
 def test_under_torchrun_it_trains_the_same(example: str) -> None:
     assert start(TORCHRUN, example) == under_flk(example)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("example", of("nanogpt", "accelerate", "transformers"))
-def test_one_process_trains_the_same_on_the_same_samples(example: str) -> None:
-    assert_same_training(start((), example), under_flk(example))
 
 
 def assert_same_training(of_one: list[dict[str, Any]], of_two: list[dict[str, Any]]) -> None:

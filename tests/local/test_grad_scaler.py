@@ -39,52 +39,6 @@ def fused(model):  # a GradScaler leaves the scale of gradients to it, where it 
 )
 
 
-@pytest.mark.parametrize("clip", [False, True])
-def test_a_distributed_optimizer_steps_with_unscaled_averages(ranks: Ranks, clip: bool) -> None:
-    script = (
-        SCALED
-        + f"""
-with init("none") as run:
-    model = build()[0]
-    optimizer, zero_grad = sgd(model), model.zero_grad  # a skipped step does not end with the optimizer's zero_grad
-    if run.world_size > 1:
-        optimizer = flk.DistributedOptimizer(optimizer)
-    clip = (lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1).item()) if {clip} else None
-    tell("seen", scaled(run, model, optimizer, new_scaler(), clip=clip, zero_grad=zero_grad))
-"""
-    )
-    expected = told(ranks(script, 1)[0])["seen"]
-    assert [each[1] for each in expected if isinstance(each, list)] == [1024, 2048, 1024, 1024, 2048, 2048]
-    for rank in ranks(script, 2):
-        for found, wanted in zip(told(rank)["seen"], expected, strict=True):
-            assert found == pytest.approx(wanted, abs=1e-5, nan_ok=True)
-
-
-def test_a_fused_optimizer_takes_the_scale_from_the_scaler(ranks: Ranks) -> None:
-    script = (
-        SCALED
-        + f"""
-with group():
-    for name in ("ddp", *{SHARDING}) if "RANK" in os.environ else ("none",):
-        for averaging in (False, True) if name in ("ddp", "none") else (False,):
-            with init("none" if averaging else name) as run:
-                model = build()[0]
-                if averaging:
-                    optimizer = flk.DistributedOptimizer(fused(model)) if run.world_size > 1 else fused(model)
-                else:
-                    model, optimizer = run.parallelize(model, fused(model), **hybrid(name))
-                tell(f"{{name}} {{averaging}}", scaled(run, model, optimizer, new_scaler()))
-"""
-    )
-    expected = told(ranks(script, 1)[0])["none False"]
-    assert [each[1] for each in expected] == [1024, 2048, 1024, 1024, 2048, 2048]
-    found = told(ranks(script, 2)[0])
-    assert len(found) == 7
-    for name, seen in found.items():
-        for one, other in zip(seen, expected, strict=True):
-            assert one == pytest.approx(other, abs=1e-5, nan_ok=True), name
-
-
 def test_a_run_scales_under_every_strategy_and_resumes(ranks: Ranks, tmp_path: object) -> None:
     script = (
         SCALED

@@ -85,15 +85,6 @@ def test_the_script_gets_the_variables_of_accelerate_launch(tmp_path: Path, conf
     assert found == [expected, expected]
 
 
-@pytest.mark.soak
-def test_the_module_takes_options_of_accelerate_launch(tmp_path: Path) -> None:
-    (tmp_path / "show.py").write_text(SHOW)
-    (tmp_path / "accelerate.yaml").write_text(CPU)
-    script = ("--config_file", "accelerate.yaml", "--debug", "show.py")
-    found = shown(tmp_path, "-m", "flk", "run", "-m", "flk_hosts.accelerate_launch", "--", *script)
-    assert found[0][0]["ACCELERATE_DEBUG_MODE"] == "true"
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from flk_runtime.contract import user_env
 from tests.support import adapters, hosted, hosted_programs
-from tests.support.collection import skip_without
+from tests.support.collection import often, skip_without
 from tests.support.pods import Pods
 
 skip_without("lightning")
@@ -20,7 +20,8 @@ skip_without("lightning")
 LATER = {"distributed": ["later"], "random": []}  # arguments of the script, by its sampler
 
 
-@pytest.mark.parametrize("sampler", LATER)
+@pytest.mark.promise("Extensions: Transformers, Lightning and Accelerate resume at the exact sample")
+@pytest.mark.parametrize("sampler", often((0,), LATER))
 def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, sampler: str
 ) -> None:
@@ -36,15 +37,8 @@ def test_after_a_killed_rank_the_losses_are_those_of_the_undisturbed_training(
     adapters.assert_curve(job, [3, 6, 9, 12])
 
 
-def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Callable[..., Pods], root: Path) -> None:
-    job = adapters.start(forked_pods, root, hosted.LIGHTNING, 0, "waits", "distributed")
-    paths = [job.folder / f"step.0.{rank}" for rank in (0, 1)]
-    job.until(lambda: all(path.exists() and path.read_text() >= "2" for path in paths), "both ranks count steps")
-    adapters.ends_saved(job)
-
-
 @pytest.mark.parametrize(
-    "programs", ["1 3 5", *(pytest.param(rest, marks=pytest.mark.soak) for rest in ("0 2", "4 6"))]
+    "programs", ["1 3", *(pytest.param(rest, marks=pytest.mark.soak) for rest in ("0 2", "4 6", "5"))]
 )
 def test_trainings_of_one_process_go_on_each_from_its_own_place(
     forked_pods: Callable[..., Pods], root: Path, programs: str

@@ -10,6 +10,7 @@ import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.record import JobRecord
+from tests.support.collection import often
 
 # The launcher as it is, with GPUs that NVML tells to be idle, or none.
 LAUNCHER = """
@@ -50,7 +51,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("gpus", SCRIPTS)
+@pytest.mark.parametrize("gpus", often((0, 1), SCRIPTS))
 def test_idle_gpus_end_the_job(gpus: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPTS[gpus])
     variables = {

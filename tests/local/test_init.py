@@ -26,23 +26,6 @@ def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
     ranks(script, 1)
 
 
-def test_a_second_call_returns_the_same_run(ranks: Ranks) -> None:
-    script = """
-        import flk_runtime as flk
-        run = flk.init(seed=5, device="cpu")
-        assert flk.init() is run and flk.init(seed=5) is run
-        try:
-            flk.init(seed=6)
-        except flk.SetupError as error:
-            assert "another seed" in str(error)
-        else:
-            raise AssertionError
-        run.close()
-        assert flk.init(seed=6, device="cpu") is not run
-    """
-    ranks(script, 1)
-
-
 def test_a_group_that_is_there_is_used_and_left(ranks: Ranks) -> None:
     script = """
         import torch.distributed as dist, flk_runtime as flk
@@ -106,28 +89,6 @@ def test_a_script_without_a_seed_draws_the_same_in_each_attempt_and_one_of_anoth
     assert first.lines == again.lines
     assert first.lines[0].startswith("0 ")
     assert len({line.split()[-1] for line in first.lines}) == 3
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"FLK_STRATEGY": "zero4"}, "unknown strategy 'zero4': expected one of none, ddp"),
-        ({"FLK_SEED": "x"}, "FLK_SEED=x: expected an integer"),
-        ({"FLK_SAVE_EVERY": "-1"}, "FLK_SAVE_EVERY=-1: expected auto or a number of steps from 0 to 2147483647"),
-        ({"RANK": "1"}, "must be set together with RANK=1"),
-    ],
-)
-def test_wrong_variables_are_named(ranks: Ranks, environment: dict[str, str], words: str) -> None:
-    script = """
-        import flk_runtime as flk
-        try:
-            flk.init()
-        except flk.SetupError as error:
-            assert error.kind == "usage"
-            print(error)
-    """
-    (ended,) = ranks(script, 1, environment)
-    assert words in ended.output
 
 
 def test_a_process_that_imports_the_script_is_refused(ranks: Ranks) -> None:
@@ -239,35 +200,6 @@ def test_a_rank_that_hangs_is_noticed_once_the_first_step_is_done(ranks: Ranks, 
     assert first.lines == ["noticed"]
 
 
-def test_a_script_that_goes_on_after_a_save_that_failed_trains_again(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        SLOW
-        + """
-        from flk_runtime.shared.progress import Phase, own_page
-
-        class Odd:
-            def state_dict(self):
-                return {"own": lambda: None}
-
-            def load_state_dict(self, state):
-                pass
-
-        run.register("odd", flk.replicated(Odd()))
-        try:
-            run.save()
-        except flk.CheckpointError as error:
-            print(str(error).partition(":")[0])
-        print(Phase(own_page().phase).name)
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        print(backend.options._timeout.total_seconds())
-        run.abandon()
-"""
-    )
-    variables = {"GROUP": "None", "WAIT": "0", "FLK_CHECKPOINT": str(tmp_path / "checkpoints")}
-    for rank in ranks(script, 2, variables):
-        assert rank.lines[-3:] == ["cannot save 'odd.own'", "TRAINING", str(STEP_TIMEOUT)]
-
-
 def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         SLOW
@@ -290,23 +222,3 @@ def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Rank
     variables = {"GROUP": "None", "WAIT": str(1.5 * STEP_TIMEOUT), "FLK_CHECKPOINT": str(tmp_path / "checkpoints")}
     ended = ranks(script, 2, variables)
     assert [rank.lines[-1] for rank in ended] == ["steps 3"] * 2
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"FLK_STEP_TIMEOUT": "soon"}, "FLK_STEP_TIMEOUT=soon: expected a number of seconds"),
-        ({"FLK_STEP_TIMEOUT": "0"}, "step_timeout=0: expected more than 0 seconds"),
-        ({"FLK_PREFLIGHT_TIMEOUT": "-1"}, "FLK_PREFLIGHT_TIMEOUT=-1: expected a number of seconds, 0 or more"),
-    ],
-)
-def test_times_are_checked(ranks: Ranks, environment: dict[str, str], words: str) -> None:
-    script = """
-        import flk_runtime as flk
-        try:
-            flk.init(device="cpu")
-        except flk.SetupError as error:
-            print(error)
-    """
-    (ended,) = ranks(script, 1, environment)
-    assert ended.output == words + "\n"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.collection import often
+
 STREAMS = """
 import itertools
 import os
@@ -155,7 +157,7 @@ def resumed(
 WORLDS = [(2, 4, 2), (3, 3, 4), (1, 2, 5), (2, 4, 1000)]
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", often((0,), ["0", "2"]))
 def test_it_resumes_at_any_number_of_ranks(ranks: Callable[..., list[Any]], tmp_path: Path, workers: str) -> None:
     seen = resumed(ranks, tmp_path, WORLDS if workers == "0" else WORLDS[::3], KIND="numbers", WORKERS=workers)
     assert sorted(seen) == [[epoch, n] for epoch in range(2) for n in range(50)]

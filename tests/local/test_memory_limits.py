@@ -12,6 +12,7 @@ import pytest
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.shared.memory_messages import EXCHANGE, EXCHANGE_BYTES
+from tests.support.collection import often
 from tests.support.memory import delete_pods
 from tests.support.pods import Pods
 
@@ -43,7 +44,6 @@ SHARD = 4 * (256 * 256 + 256) * 4 * 3 / 4  # bytes of parameters and of two mome
 STRATEGIES = ("ddp", "full_shard", "hybrid_shard")
 FAULTS = ("killed rank", "lost pod", "lost pod 0")
 LIMITS = (0, 0.5, 1.5, 2.5, 3.5, 4.1, 4.6, 5.0, 5.5, 6.5, 9.5)  # in shards; headers and plain values count too
-LIMITS_OF_TWO = (7.0, 9.0, 12.0, 18.0, 19.0, 20.0)  # with two ranks in each pod
 
 
 def size(text: str) -> float:
@@ -109,14 +109,18 @@ def check(
     assert re.search(r"final ([\d.e-]+)", job.log(0)), log
 
 
+@pytest.mark.promise("Checkpoints: Memory is refused at the first save, or enough for any restore")
 @pytest.mark.parametrize(
     ("strategy", "fault", "limit", "processes"),
-    [
-        ("ddp", "lost pod 0", 5.0, 1),
-        ("hybrid_shard", "lost pod", 5.0, 1),
-        ("full_shard", "killed rank", 3.0, 1),
-        ("ddp", "lost pod", 20.0, 2),
-    ],
+    often(
+        (0, 2),
+        [
+            ("ddp", "lost pod 0", 5.0, 1),
+            ("hybrid_shard", "lost pod", 5.0, 1),
+            ("full_shard", "killed rank", 3.0, 1),
+            ("ddp", "lost pod", 20.0, 2),
+        ],
+    ),
 )
 def test_a_limit_is_enough_for_restores_or_refused(
     forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float, processes: int
@@ -124,6 +128,7 @@ def test_a_limit_is_enough_for_restores_or_refused(
     check(forked_pods, root, strategy, fault, limit, processes)
 
 
+@pytest.mark.promise("Checkpoints: Memory is refused at the first save, or enough for any restore")
 def test_fewer_pods_restore_from_memory_and_need_more_of_it(forked_pods: Callable[..., Pods], root: Path) -> None:
     """Two shards of the lost pod have one copy, and larger shards follow. The limit is just enough for these."""
     settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "2", user_env.LAST_CALL: "1"}
@@ -146,23 +151,3 @@ def test_every_limit_is_enough_for_restores_or_refused(
     forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float
 ) -> None:
     check(forked_pods, root, strategy, fault, limit)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("limit", LIMITS_OF_TWO)
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_limit_of_pods_with_two_ranks_is_enough_for_restores_or_refused(
-    forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float
-) -> None:
-    check(forked_pods, root, strategy, fault, limit, processes=2)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_limit_beside_storage_is_enough_for_restores_or_leaves_them_to_storage(
-    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path, strategy: str, fault: str, limit: float
-) -> None:
-    check(forked_pods, root, strategy, fault, limit, storage=tmp_path / "checkpoint")

@@ -31,6 +31,7 @@ def job(forked_pods: Callable[..., Pods], pods: int, disk: Path, **variables: st
     return forked_pods(pods, 1, script=TRAIN, **settings)
 
 
+@pytest.mark.promise("Checkpoints: Memory is refused at the first save, or enough for any restore")
 def test_ranks_launchers_and_pods_that_are_lost_restore_from_the_disk(
     forked_pods: Callable[..., Pods], disk: Path
 ) -> None:

@@ -54,6 +54,7 @@ def check(expected, model):
 )
 
 
+@pytest.mark.promise("Training: A model on the meta device starts with its own initial values")
 def test_an_initializer_of_the_model_sets_the_values_of_one_process(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         OWN
@@ -162,6 +163,7 @@ with group():
     ranks(script, 2)
 
 
+@pytest.mark.promise("Training: A model on the meta device starts with its own initial values")
 def test_a_model_of_transformers_on_meta_starts_as_on_a_cpu(ranks: Ranks) -> None:
     pytest.importorskip("transformers")
     script = (

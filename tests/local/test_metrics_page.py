@@ -43,6 +43,7 @@ def port() -> Iterator[int]:
         yield hold()
 
 
+@pytest.mark.promise("Causes: flk stacks, top, profile and metrics show a running job")
 def test_a_running_job_shows_its_steps(tmp_path: Path, port: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     environment = {"PATH": "/usr/bin:/bin", "FLK_METRICS_PORT": str(port), "FLK_JOB": "gpt", "FLK_PROCESSES": "2"}

@@ -84,6 +84,7 @@ with group():
     assert found == {name: pytest.approx(expected, abs=1e-5) for name in found}
 
 
+@pytest.mark.promise("Training: What would train wrongly without a word is right or refused by name")
 def test_an_optimizer_that_would_train_nothing_is_refused(ranks: Ranks) -> None:
     script = (
         SEVERAL
@@ -161,30 +162,6 @@ with group():
 """
     )
     ranks(script, 2)
-
-
-def test_lbfgs_trains_where_parameters_stay_whole(ranks: Ranks) -> None:
-    script = (
-        SMALL_MODEL
-        + """
-with init(os.environ.get("FLK_STRATEGY")) as run:
-    model = build()[0].double()  # since a line search makes much of the last digits
-    options = {"max_iter": 5, "line_search_fn": "strong_wolfe"}  # which calls the closure as often as the loss demands
-    model, optimizer = run.parallelize(model, torch.optim.LBFGS(model.parameters(), **options))
-    seen = []
-    for (part,) in data(2, 1):
-        def closure():
-            optimizer.zero_grad()
-            loss = loss_of(model, share(run, part))
-            loss.backward()
-            return loss
-        seen.append(run.mean(optimizer.step(closure).item()))
-    tell("losses", seen)
-"""
-    )
-    (alone,) = ranks(script, 1, {"FLK_STRATEGY": "none"})
-    together = ranks(script, 2)
-    assert told(together[0])["losses"] == pytest.approx(told(alone)["losses"], abs=1e-6)
 
 
 LIBRARIES = (
@@ -339,46 +316,6 @@ with group():
         other = variables | {user_env.STRATEGY: strategy, "PLACE": f"own-{world_size}"}
         rest = told(ranks(alone, world_size, other)[0])["found"]
         assert found["full_shard"] + rest == pytest.approx(expected, abs=1e-6), world_size
-
-
-def test_state_of_shards_is_told_from_what_has_their_shape_by_chance(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        OF_SHARDS
-        + """
-class Mixed(torch.optim.Optimizer):
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 0.05})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for each in self.param_groups[0]["params"]:
-            state, gradient = self.state[each], each.grad if each.dim() > 1 else shard(each.grad)
-            state["momentum"] = 0.9 * state.get("momentum", torch.zeros_like(gradient)) + gradient
-            state["steps"] = state.get("steps", torch.zeros(1)) + 1
-            shard(each).sub_(shard(state["momentum"]), alpha=0.05)
-
-def go(place, *ends):
-    for until in ends:
-        with init("full_shard", checkpoint=os.environ["FOLDER"] + place) as run:
-            torch.manual_seed(0)
-            model = nn.Linear(3, 2)  # whose bias has shards of one element
-            model, optimizer = run.parallelize(model, Mixed(model.parameters()))
-            for step in range(run.steps, until):
-                optimizer.zero_grad()
-                model(torch.full((2, 3), step + 1.0)).square().sum().backward()
-                optimizer.step()
-                run.step()
-    states = [optimizer.state[each] for each in model.parameters()]
-    return [[(hasattr(each, "to_local"), shard(each).tolist()) for each in state.values()] for state in states]
-
-with group():
-    tell("found", [go("whole", 3), go("resumed", 2, 3)])
-"""
-    )
-    for each in ranks(script, 2, {"FOLDER": f"{tmp_path}/"}):
-        whole, resumed = told(each)["found"]
-        assert [sharded for state in whole for sharded, _ in state] == [True, False, False, False]
-        assert resumed == whole
 
 
 def test_lists_of_shards_in_the_state_of_an_optimizer_are_refused(ranks: Ranks, tmp_path: Path) -> None:

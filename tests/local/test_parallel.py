@@ -26,16 +26,6 @@ TRAIN = """
 """
 
 
-def test_ddp_trains_as_one_process_does(ranks: Ranks) -> None:
-    # The same global steps of 12 samples, on 1 and on 3 ranks.
-    (alone,) = ranks(TRAIN, 1)
-    together = ranks(TRAIN, 3)
-    assert len({rank.output for rank in together}) == 1
-    expected, got = json.loads(alone.output), json.loads(together[0].output)
-    assert expected[0] == got[0] == 12
-    assert got == pytest.approx(expected, abs=1e-5)
-
-
 def test_none_leaves_communication_to_the_user(ranks: Ranks) -> None:
     (alone,) = ranks(TRAIN, 1)
     first, second = ranks(TRAIN, 2, {"FLK_STRATEGY": "none"})
@@ -60,19 +50,6 @@ def test_ddp_starts_with_the_parameters_of_rank_0(ranks: Ranks) -> None:
         assert (first[1] == second[1]) == same
         assert first[1] == first[0]
         assert first[2:] == ["[None,", "None]", "2"]
-
-
-def test_sparse_gradients(ranks: Ranks) -> None:
-    script = """
-        import torch, flk_runtime as flk
-        with flk.init(device="cpu") as run:
-            model = run.parallelize(torch.nn.EmbeddingBag(10, 3, sparse=True))
-            model(torch.tensor([[run.rank, 5]])).sum().backward()
-            print(model.module.weight.grad.to_dense()[:, 0].tolist())
-    """
-    first, second = ranks(script, 2)
-    assert first.output == second.output
-    assert json.loads(first.output)[:6] == [0.25, 0.25, 0, 0, 0, 0.5]
 
 
 def test_a_model_that_is_not_trained_has_the_weights_of_rank_0_and_is_not_trained_later(ranks: Ranks) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -152,12 +151,14 @@ def compared(
     return found
 
 
+@pytest.mark.promise("Planning: flk plan predicts the memory and the bytes that ranks measure")
 @pytest.mark.xdist_group("bytes of a step")  # both tests look at one run
 def test_bytes_of_model_state_are_predicted_exactly(compared: dict[str, Any]) -> None:
     for key, (measured, predicted) in compared.items():
         assert predicted["state"] == measured["state"], key
 
 
+@pytest.mark.promise("Planning: flk plan predicts the memory and the bytes that ranks measure")
 @pytest.mark.xdist_group("bytes of a step")
 def test_bytes_on_the_wire_are_predicted_exactly(compared: dict[str, Any]) -> None:
     for key, (measured, predicted) in compared.items():
@@ -235,6 +236,7 @@ for precision, name in ((None, "shard_grad_op"), (flk.Precision(), "full_shard")
 """
 
 
+@pytest.mark.promise("Planning: flk plan predicts the memory and the bytes that ranks measure")
 def test_memory_is_predicted_as_torch_has_it(ranks: Ranks) -> None:
     found = told(ranks(SMALL_MODEL + ORACLE, 1)[0])
     deduplicated, full = found.pop("same")
@@ -244,80 +246,8 @@ def test_memory_is_predicted_as_torch_has_it(ranks: Ranks) -> None:
         assert predicted == pytest.approx(measured, rel=0.1), key
 
 
-SCRIPT = """
-import sys, torch, flk_runtime as flk
-from torch import nn
-
-with flk.init() as run:
-    block = lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-    model = nn.Sequential(*(block() for _ in range(4)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    if "one-model" in sys.argv:
-        model, optimizer = run.parallelize(model, optimizer)
-    for x in run.loader(torch.randn(64, 64), batch_size=8).steps(2):
-        loss = model(x).square().mean()
-        loss.backward()
-        print(loss.item())
-        optimizer.step()
-        run.step(loss=loss)
-"""
-
-
 @pytest.fixture
 def flk(tmp_path: Path) -> Iterator[Flk]:
     command = Flk(tmp_path)
     yield command
     command.close()
-
-
-def test_a_script_is_planned_without_a_change(flk: Flk) -> None:
-    (flk.folder / "train.py").write_text(SCRIPT)
-    done = flk(
-        "plan", "train.py", "--replicas", "2", "--gpu", "4", "--gpu-type", "h100", "-o", "json", "--", "one-model"
-    )
-    plan = json.loads(done.stdout)
-    assert plan["parameters"] == 4 * (64 * 256 + 256 + 256 * 64 + 64)
-    assert plan["world_size"] == 8
-    rows = {(row["strategy"], row["precision"], row["recompute"]): row for row in plan["rows"]}
-    assert len(rows) == 5 * 2 * 2
-    ddp, sharded = (rows[name, "as written", False] for name in ("ddp", "full_shard"))
-    assert ddp["parameters"] == plan["parameters"] * 4
-    assert sharded["parameters"] < ddp["parameters"] / 7
-    assert rows["ddp", "as written", True]["compute_seconds"] > ddp["compute_seconds"]
-
-
-def test_a_plan_for_a_type_with_two_sizes_of_memory_names_the_smaller_one(flk: Flk) -> None:
-    (flk.folder / "train.py").write_text(SCRIPT)
-    for smaller in ([], ["--gpu-type", "a100-40gb"]):
-        done = flk("plan", "train.py", "--gpu", "A100:1", *smaller, "--", "one-model")
-        assert ("some nodes with A100 have GPUs with less memory: --gpu-type a100-40gb" in done.stderr) == (not smaller)
-        assert f"A100 with {40 if smaller else 80}" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpu-type", "h700", "--", "one-model"], "no figures for GPUs of type 'h700'"),
-        (["--gpu-type", "h100"], "the script did not call run.parallelize"),
-    ],
-)
-def test_a_script_that_cannot_be_planned(flk: Flk, arguments: list[str], message: str) -> None:
-    (flk.folder / "train.py").write_text(SCRIPT)
-    done = flk("plan", "train.py", "--gpu", "1", *arguments)
-    assert (done.code, done.stdout) == (2, "")
-    assert message in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "planned"),
-    [
-        (["--gpu", "H200:1"], "H200"),
-        (["--gpu-type", "a100-40gb", "--gpu", "H200:1"], "A100"),
-        ([], "L4"),  # the job file's
-    ],
-)
-def test_a_plan_is_for_the_gpus_that_the_job_asks_for(flk: Flk, arguments: list[str], planned: str) -> None:
-    (flk.folder / "train.py").write_text(SCRIPT)
-    (flk.folder / "flk.yaml").write_text("command: train.py one-model\nresources: {gpu: 'L4:1'}\n")
-    plan = json.loads(flk("plan", *arguments, "-o", "json").stdout)
-    assert plan["gpu"] == planned

@@ -50,40 +50,13 @@ def the_same(ended: list[Any]) -> str:
     return lines.pop()
 
 
+@pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
 def test_a_rank_that_comes_twice(ranks: Ranks) -> None:
     line = the_same(ranks(INIT, 3, LONG, {2: {"RANK": "1", "LOCAL_RANK": "1"}}))
     assert re.match(r"SetupError: rank 1 joined twice: process \d+ on node \S+ and process \d+ on node \S+; give", line)
 
 
-def test_a_rank_that_comes_when_the_others_have_met(ranks: Ranks) -> None:
-    script = """
-    import os, time
-    from pathlib import Path
-    import flk_runtime as flk
-    met, ended = Path(__file__).with_name("met"), Path(__file__).with_name("ended")
-    late = os.environ["FLK_NODE_NAME"] == "late"
-    while late and not met.exists():
-        time.sleep(0.05)
-    try:
-        with flk.init(device="cpu") as run:
-            met.touch()
-            while not ended.exists():  # rank 0 holds the store
-                time.sleep(0.05)
-            print("began", run.world_size, run.mean(run.rank))
-    except (flk.SetupError, flk.RendezvousError) as error:
-        print(type(error).__name__ + ":", error)
-    if late:
-        ended.touch()
-    """
-    *others, late = ranks(script, 3, LONG | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "FLK_NODE_NAME": "a"},
-                          {2: {"RANK": "1", "LOCAL_RANK": "1", "FLK_NODE_NAME": "late"}})  # fmt: skip
-    assert said(others) == ["began 2 0.5"] * 2
-    assert re.match(
-        r"SetupError: rank 1 on node late \(process \d+\) joined after all ranks had joined, and rank 1 is process",
-        said([late])[0],
-    )
-
-
+@pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
 def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
     environment = {"FLK_PREFLIGHT_TIMEOUT": "4", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "PROCESSES": "2"}
     line = the_same(ranks(AT_ONCE + INIT, 2, environment))
@@ -124,19 +97,6 @@ def test_no_route_to_the_master(ranks: Ranks) -> None:
     assert re.search(r"did not reach the master 203.0.113.1:\d+: there is no route to it \(Network is", said(ended)[1])
 
 
-def test_a_port_behind_which_nobody_answers(ranks: Ranks) -> None:
-    """As behind a firewall that drops packets: a listener whose queue is full."""
-    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for waiting in (first, second):
-            waiting.setblocking(False)
-            waiting.connect_ex(full.getsockname())
-        port = full.getsockname()[1]
-        _, line = said(ranks(INIT, 2, SHORT, {1: {"MASTER_PORT": str(port)}}))
-    assert f"did not reach the master 127.0.0.1:{port}: no answer; the address is wrong, or a firewall" in line
-
-
 def test_a_closed_port(ranks: Ranks) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -149,14 +109,7 @@ def test_a_closed_port(ranks: Ranks) -> None:
     assert "(connection refused)" in second
 
 
-def test_loopback_as_master_of_several_nodes(ranks: Ranks) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        own = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(closed.getsockname()[1])}
-        _, second = said(ranks(INIT, 2, SHORT | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, {1: own}))
-    assert "localhost is every node's own loopback address" in second
-
-
+@pytest.mark.promise("Jobs: Ranks that differ or are missing end all with one sentence, which has a cure")
 def test_a_name_that_does_not_resolve(ranks: Ranks) -> None:
     for rank, line in enumerate(said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "no-such-host.invalid"}))):
         assert re.match(
@@ -212,37 +165,6 @@ def test_the_loopback_interface_between_nodes(ranks: Ranks) -> None:
         "SetupError: rank 0 on node node-0, rank 1 on node node-1 would use the loopback interface, which does "
         "not reach other nodes (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface that does"
     )
-
-
-def test_an_interface_that_is_not_there(ranks: Ranks) -> None:
-    line = the_same(ranks(INIT, 2, LONG, {1: {"GLOO_SOCKET_IFNAME": "eth77"}}))
-    assert line.startswith(
-        "SetupError: GLOO_SOCKET_IFNAME=eth77 names a network interface that does not exist on rank 1 on"
-    )
-
-
-@pytest.mark.root("mounts a small /dev/shm in a namespace of its own")
-def test_a_tiny_shared_memory(ranks: Ranks) -> None:
-    script = """
-        import ctypes, os, subprocess, sys
-        if os.environ["RANK"] == "1":
-            if ctypes.CDLL(None, use_errno=True).unshare(0x00020000):  # CLONE_NEWNS
-                sys.exit(77)
-            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"], check=True)
-    """ + textwrap.indent(textwrap.dedent(INIT), " " * 8)
-    first, second = ranks(script, 2, LONG, failing=True)
-    if second.code == 77:
-        pytest.skip("this container may not make mount namespaces (CAP_SYS_ADMIN)")
-    assert said([first, second]) == ["began 2 0.5"] * 2
-    assert f"flk: /dev/shm has only 1 MiB on rank 1 on node {socket.gethostname()}: DataLoader" in first.output
-    assert "/dev/shm" not in second.output
-
-
-def test_switched_off_the_ranks_only_meet(ranks: Ranks) -> None:
-    assert the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "off"}, {1: {"FLK_SEED": "7"}})) == "began 2 0.5"
-    line = the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "never"}))
-    assert line.startswith("SetupError: FLK_PREFLIGHT=never: 'never' is not on, off, or a minus sign and one of world-")
 
 
 def test_one_check_is_switched_off(ranks: Ranks) -> None:
@@ -309,55 +231,11 @@ def test_hybrid_sharding_on_nodes_of_different_sizes_is_refused(ranks: Ranks) ->
     assert "ranks on this node (pass shard_size where nodes differ) is 2 on ranks 0-1, and 1 on ranks 2-3" in line
 
 
-def test_hybrid_sharding_of_ranks_that_are_dealt_to_nodes_in_turn_is_refused(ranks: Ranks) -> None:
-    """As srun -m cyclic deals them: shard groups would span nodes."""
-    assert the_same(ranks(HYBRID, 4, {}, of_nodes([0, 0, 1, 1]))) == "built"
-    assert "neighbouring ranks are on different nodes" in the_same(ranks(HYBRID, 4, {}, of_nodes([0, 1, 0, 1])))
-
-
 def test_ranks_that_wait_name_the_missing_ones_after_ten_seconds(ranks: Ranks) -> None:
     environment = {"FLK_PREFLIGHT_TIMEOUT": "20", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "PROCESSES": "2"}
     first, second = ranks(AT_ONCE + INIT, 2, environment)
     assert re.search(r"^flk: waiting for ranks 2-3 of 4, for 1\d s; giving up in \d+ s$", first.output, re.MULTILINE)
     assert "flk: waiting" not in second.output
-
-
-def test_gpus_that_torch_cannot_use_are_an_error(ranks: Ranks) -> None:
-    script = INIT.replace('device="cpu"', "")
-    # A rank that reads the faults late names all ranks, and one that reads them early may name fewer.
-    for line in said(ranks(script, 2, {"FLK_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""})):
-        assert re.match(r"SetupError: ranks? [01-]+ on node \S+: 2 GPUs for each pod, but torch ", line)
-        assert "is built for the CPU" in line or "can use none" in line
-    assert the_same(ranks(script, 2, {"FLK_GPUS": "2", "FLK_PREFLIGHT": "-gpu", "CUDA_VISIBLE_DEVICES": ""})) == (
-        "began 2 0.5"
-    )
-
-
-def test_a_group_of_many_ranks_need_not_connect_all_to_all(ranks: Ranks) -> None:
-    """What `init` sets for the gloo group beside NCCL's: connections are made by the collectives that need them."""
-    script = """
-        import contextlib, os, torch, torch.distributed as dist
-        def sockets():
-            found = 0
-            for number in os.listdir("/proc/self/fd"):
-                with contextlib.suppress(FileNotFoundError):  # a thread of gloo may close it meanwhile
-                    found += os.readlink(f"/proc/self/fd/{number}").startswith("socket")
-            return found
-        before = sockets()
-        dist.init_process_group("gloo")
-        dist.barrier()
-        dist.all_reduce(torch.ones(1))
-        print(sockets() - before)
-    """
-    # Rank 0 serves the store.
-    lazy, eager = (
-        sum(int(line) for line in said(ranks(script, 16, {"TORCH_GLOO_LAZY_INIT": value}))[1:]) for value in "10"
-    )
-    assert lazy < 0.8 * eager
-
-
-def test_a_process_can_begin_a_second_time(ranks: Ranks) -> None:
-    assert the_same(ranks(INIT + INIT, 2)) == "began 2 0.5"
 
 
 # The script of a rank that fails once: what torchrun itself can't recover from is its own store, full of the dead
@@ -405,21 +283,3 @@ def test_check_as_the_ranks_of_a_launcher(tmp_path: Path) -> None:
     assert ended.stdout.startswith("[rank 0] ranks     2 on 1 node, launcher: flk\n")
     ended = start(["-m", "flk_runtime", "--", "check"], tmp_path, FLK_START="spawn")  # which imports no torch
     assert ended.stdout == "[rank 0] a script of this name\n"
-
-
-@pytest.mark.soak
-def test_check_as_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "flk_runtime", "check"]
-    ended = start(torchrun, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("ranks     2 on 1 node, launcher: torchrun\n")
-    ended = start(torchrun, tmp_path, FLK_SEED="x")
-    assert ended.returncode == 1  # torchrun's own
-    assert re.fullmatch(r"fault     ranks 0-1 on node \S+: FLK_SEED=x: expected an integer\n", ended.stdout)
-
-
-def test_flks_launcher_starts_the_next_attempt(tmp_path: Path) -> None:
-    ended = start(["-m", "flk_runtime", "train.py"], tmp_path, FLK_PROCESSES="2", FLK_RESTARTS="1")
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    lines = sorted(line for line in ended.stdout.splitlines() if "done" in line)
-    assert lines == [f"[rank {rank}] rank {rank} of 2 done in attempt 1" for rank in range(2)]

@@ -19,6 +19,7 @@ from tests.support.wheels import wheel
 __all__ = ["flk"]
 
 
+@pytest.mark.promise("Jobs: Packages and a setup command are there before the ranks start")
 def test_a_package_with_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = wheel(tmp_path, "pytest")
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import pod_env, pod_layout, user_env
+from tests.support.collection import often
 from tests.support.memory import GLOO, SAVES_TWICE, delete_pods, own_loop
 from tests.support.pods import Pods
 
@@ -27,11 +28,6 @@ SAVES_WITHOUT_A_PART = """
         save(2, 2.0)
         save(3, 3.0)
 """
-SAVES_IN_OTHER_PLACE = """
-        for step in (1, 2):
-            save(step, float(step), wait=True, checkpoint=os.environ["FLK_CHECKPOINT"] + "/")
-            save(step + 10, -1.0, wait=True, checkpoint=os.path.abspath("best"))
-"""
 
 GOES_BACK = """
     import torch
@@ -43,14 +39,6 @@ GOES_BACK = """
         flk.restore(model=model)
     except (flk.SetupError, flk.CheckpointError) as error:
         print(error)
-"""
-
-CHANGES_ITS_SIZE = """
-    import torch
-    import flk_runtime as flk
-
-    for step, numbers in enumerate((1 << 18, 1 << 20, 1 << 16, 1 << 20, 17 << 16, 1 << 19, 5 << 18), 1):
-        flk.save(step, state={"numbers": torch.zeros(numbers)}, wait=True)
 """
 
 
@@ -78,7 +66,7 @@ def lose_pod(job: Pods, root: Path, pod: int = 1) -> None:
     assert job.wait() == [0, 0], job.logs_of_all()
 
 
-@pytest.mark.parametrize("begin", [GLOO, "flk.init()"])
+@pytest.mark.parametrize("begin", often((0,), [GLOO, "flk.init()"]))
 def test_the_launcher_hears_that_a_checkpoint_is_complete(
     forked_pods: Callable[..., Pods], root: Path, begin: str
 ) -> None:
@@ -90,6 +78,7 @@ def test_the_launcher_hears_that_a_checkpoint_is_complete(
     assert [ends[-1] for ends in begun(job)] == ["1 with 1.0 1.0"] * 2
 
 
+@pytest.mark.promise("Checkpoints: What is restored is whole and of one save")
 def test_saves_after_the_same_step_are_not_mixed(forked_pods: Callable[..., Pods], root: Path) -> None:
     """The shard of the lost pod is as new as that of the other one."""
     job = start(forked_pods, root, own_loop(SAVES_TWICE))
@@ -97,7 +86,8 @@ def test_saves_after_the_same_step_are_not_mixed(forked_pods: Callable[..., Pods
     assert [ends[-1] for ends in begun(job)] == ["1 with 3.0 3.0"] * 2
 
 
-@pytest.mark.parametrize("pod", [0, 1])
+@pytest.mark.promise("Checkpoints: What is restored is whole and of one save")
+@pytest.mark.parametrize("pod", often((0,), [0, 1]))
 def test_the_last_whole_checkpoint_stays_while_later_ones_lack_a_shard(
     forked_pods: Callable[..., Pods], root: Path, pod: int
 ) -> None:
@@ -110,24 +100,6 @@ def test_the_last_whole_checkpoint_stays_while_later_ones_lack_a_shard(
     job.until(lambda: lost in job.log(1), "rank 1 says what is lost")  # before its launcher is, and with it the line
     lose_pod(job, root, pod)
     assert [ends[-1] for ends in begun(job)] == ["1 with 1.0 1.0"] * 2
-
-
-def test_checkpoints_in_another_place_are_not_in_memory(forked_pods: Callable[..., Pods], root: Path) -> None:
-    """The memory is for the job's checkpoints, not for the best model that a script keeps elsewhere."""
-    job = start(forked_pods, root, own_loop(SAVES_IN_OTHER_PLACE))
-    lose_pod(job, root)
-    assert [ends[-1] for ends in begun(job)] == ["2 with 2.0 2.0"] * 2
-    assert (job.folder / "best" / "latest").read_text().split()[0] == "step-000000012"
-
-
-def test_the_memory_that_checkpoints_take_is_said_again_when_it_has_grown_noticeably(
-    forked_pods: Callable[..., Pods], root: Path
-) -> None:
-    """The files for them do not shrink."""
-    job = forked_pods(script=CHANGES_ITS_SIZE, **places(root))
-    job.start("train.py")
-    assert job.wait() == [0], job.log()
-    assert re.findall(r"each pod uses up to (\d+)(?:\.\d)? MiB", job.log()) == ["2", "8", "10"], job.log()
 
 
 def test_a_script_that_goes_back_without_storage_is_told_why_it_cannot(

@@ -99,6 +99,7 @@ def rank_bytes(rank: int, n: int) -> dict[str, int]:
     }
 
 
+@pytest.mark.promise("Training: Bytes and collectives of a step are those of the page on strategies")
 @pytest.mark.xdist_group("what sharding costs")  # both tests look at one run
 def test_bytes_per_rank(measured: list[dict[str, Any]]) -> None:
     keys = [key for key in measured[0] if key.endswith("sizes")]
@@ -110,6 +111,7 @@ def test_bytes_per_rank(measured: list[dict[str, Any]]) -> None:
         assert sum(each["exp_avg"] for each in found) == 4 // n * BYTES, key
 
 
+@pytest.mark.promise("Training: Bytes and collectives of a step are those of the page on strategies")
 @pytest.mark.xdist_group("what sharding costs")
 def test_collectives_per_step(measured: list[dict[str, Any]]) -> None:
     keys = [key for key in measured[0] if not key.endswith("sizes")]
@@ -132,6 +134,7 @@ def test_collectives_per_step(measured: list[dict[str, Any]]) -> None:
     assert [{key: rank[key] for key in keys} for rank in measured] == [expected] * 4
 
 
+@pytest.mark.promise("Training: A model on the meta device starts with its own initial values")
 def test_a_meta_start_never_holds_the_whole_model(ranks: Ranks) -> None:
     script = (
         SMALL_MODEL

@@ -14,7 +14,6 @@ import torch
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 from tests.support.small_model import (
-    COUNTING,
     COUNTING_ELSEWHERE,
     MASTER_WEIGHTS,
     SMALL_MODEL,
@@ -100,12 +99,14 @@ def test_a_resumed_run_ends_bit_equal_under_every_strategy(trained: Trained) -> 
                 assert torch.equal(value, expected), (case, name, key, value, expected)
 
 
+@pytest.mark.promise("Checkpoints: A resume is bit-equal at the same number of ranks, and takes each sample once")
 @of_one_run
 def test_resume_under_another_strategy(trained: Trained) -> None:
     for case, (_, _, resumed) in trained.losses.items():
         assert resumed == pytest.approx(trained.undisturbed, abs=1e-6), case
 
 
+@pytest.mark.promise("Checkpoints: Torch reads them without flk")
 @of_one_run
 def test_torch_reads_full_tensors_by_the_models_own_names(trained: Trained) -> None:
     for folder in [*CASES, "low"]:
@@ -125,59 +126,6 @@ def test_resume_at_another_world_size(ranks: Ranks, trained: Trained, tmp_path: 
     script = GO + f"with group():\n    for name in {cases}:\n        tell(name, go(name, 'full_shard', 4))\n"
     found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
     assert found == dict.fromkeys(cases, pytest.approx(trained.undisturbed, abs=1e-6))
-
-
-LATE = (
-    GO
-    + COUNTING
-    + """
-class Late(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(7, 7) for _ in range(3)])
-    def forward(self, x, late):
-        x = self.blocks[0](x)
-        return self.blocks[2](self.blocks[1](x) if late else x)
-
-def go_late(folder, name, steps):
-    losses = []
-    with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
-        torch.manual_seed(0)
-        pairs = []
-        for make in (torch.optim.AdamW, Counting):
-            model = Late()
-            pairs.append(run.parallelize(model, make(model.parameters()), find_unused_parameters=True))
-        while run.steps < steps:
-            x = torch.randn(8, 7, generator=torch.Generator().manual_seed(run.steps * 10 + run.rank))
-            for model, optimizer in pairs:
-                loss = model(x, run.steps >= 2).square().mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
-            run.step()
-    return losses
-"""
-)
-
-
-def test_optimizers_with_parameters_without_gradients_and_with_numbers_in_their_state(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    """The second half of the steps uses a block of which the checkpoint holds no state."""
-    script = (
-        LATE
-        + f"""
-with group():
-    for name in {CASES}:
-        parts = [go_late(name, name, 2), go_late(name, name, 4)]
-        tell(name, [go_late(name + "-whole", name, 4), sum(parts, [])])
-"""
-    )
-    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == set(CASES)
-    for case, (whole, resumed) in found.items():
-        assert whole == resumed, case
 
 
 MADE_BY_THE_SCRIPT = (
@@ -221,6 +169,7 @@ def tell_resumed(case, *arguments, **options):
 SOME_CASES = ("ddp", "full_shard", "shard_grad_op")
 
 
+@pytest.mark.promise("Checkpoints: State of optimizers comes back to its parameter, or is refused")
 def test_an_optimizer_that_is_made_after_parallelize_and_registered(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         MADE_BY_THE_SCRIPT
@@ -336,67 +285,6 @@ with group():
 def test_sharded_states_that_cannot_be_saved_are_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     ended = ranks(REFUSED, 2, {"BASE": str(tmp_path)})
     assert [told(each) for each in ended] == [{"rank": 0}, {"rank": 1}]
-
-
-def test_optimizers_with_a_state_that_is_below_no_parameter(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        MADE_BY_THE_SCRIPT
-        + f"""
-with group():
-    for name in {SOME_CASES}:
-        for make in ELSEWHERE:
-            tell_resumed(f"{{name}}-{{make.__name__}}", name, make)
-"""
-    )
-    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert len(found) == 5 * len(SOME_CASES)
-    for case, (whole, resumed) in found.items():
-        assert whole == resumed, case
-        assert whole == pytest.approx(found[f"ddp-{case.rpartition('-')[2]}"][0], abs=1e-5), case
-
-
-UNLIKE_TORCHS = (
-    GO
-    + COUNTING_ELSEWHERE
-    + """
-class Unlike(Wrapper):
-    def state_dict(self):
-        return {"inside": self.inside.state_dict()}
-
-with group():
-    with init("ddp", save_every=0, checkpoint=f"{base}/checkpoints") as run:
-        model = nn.Linear(2, 2)
-        model, optimizer = run.parallelize(model, Unlike(model.parameters()))
-        run.step()
-        refused("cannot save the optimizer Unlike, whose state_dict() is not like torch's (KeyError:", run.save)
-        run.abandon()
-    tell("rank", run.rank)
-"""
-)
-
-
-def test_an_optimizer_whose_state_dict_is_not_like_torchs_is_refused(ranks: Ranks, tmp_path: Path) -> None:
-    assert told(ranks(UNLIKE_TORCHS, 2, {"BASE": str(tmp_path)})[1]) == {"rank": 1}
-
-
-def test_optimizer_state_keeps_the_dtype_in_which_it_was_saved(ranks: Ranks, tmp_path: Path) -> None:
-    """Unless the model has another dtype than it had."""
-    script = (
-        MADE_BY_THE_SCRIPT
-        + f"""
-with group():
-    for name in {SOME_CASES}:
-        tell_resumed(name, name, Master, dtype=torch.bfloat16)
-        go_made(name + "-other", name, torch.optim.AdamW, 1)
-        go_made(name + "-other", name, torch.optim.AdamW, 2, dtype=torch.bfloat16)
-"""
-    )
-    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == set(SOME_CASES)
-    for case, (whole, resumed) in found.items():
-        assert whole == resumed, case
-        state = objects(tmp_path / f"{case}-other", 2)["optimizer"]["state"]["0.weight"]
-        assert state["exp_avg"].dtype == torch.bfloat16, case
 
 
 # Numbers of ranks, each with the numbers of ranks in a shard group that hybrid strategies get there.

@@ -312,6 +312,7 @@ with group():
 )
 
 
+@pytest.mark.promise("Training: What would train wrongly without a word is right or refused by name")
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])

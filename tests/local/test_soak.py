@@ -273,6 +273,7 @@ def soak(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..
         yield make
 
 
+@pytest.mark.promise("Recovery: Faults of all kinds, mixed, leave the state that training has without them")
 @pytest.mark.soak
 @pytest.mark.timeout(FAULTS * 90 + 900)
 @pytest.mark.parametrize(

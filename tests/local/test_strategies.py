@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
-from tests.support.small_model import SHARDING, SMALL_MODEL, THREE_BLOCKS, told
+from tests.support.small_model import SHARDING, THREE_BLOCKS, told
 
 # What one process does with bfloat16 copies of the parameters and float32 sums of gradients.
 EMULATION = """
@@ -46,6 +45,7 @@ def wrong(found: dict[str, list[float]], expected: dict[str, list[float]], toler
     }
 
 
+@pytest.mark.promise("Training: Every strategy trains as one process does")
 def test_every_strategy_trains_as_one_process_does(ranks: Ranks) -> None:
     """With accumulated gradients. Other tests here make steps of one micro-batch."""
     one = (
@@ -138,6 +138,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.promise("Training: Every strategy trains as one process does")
 def test_clipping_and_tied_and_frozen_parameters(ranks: Ranks) -> None:
     script = (
         THREE_BLOCKS
@@ -245,85 +246,6 @@ with group():
         assert loss == found[name.replace("True", "False")], name
 
 
-def test_a_model_that_is_called_twice_in_a_step(ranks: Ranks) -> None:
-    script = (
-        THREE_BLOCKS
-        + """
-with group():
-    for name in ("no_shard", "shard_grad_op", "full_shard"):
-        model, optimizer = build()
-        del model.scale  # DDP sends buffers in place, which a second forward pass before the backward pass forbids
-        model.scale = 1
-        with init(name) as run:
-            model, optimizer = run.parallelize(model, optimizer)
-            for step in range(2):
-                optimizer.zero_grad()
-                parts = data(6, 2)[step]
-                loss = loss_of(model, share(run, parts[0])) + loss_of(model, share(run, parts[1]))
-                loss.backward()
-                optimizer.step()
-            tell(name, run.mean(loss.item()))
-"""
-    )
-    one, two = told(ranks(script, 1)[0]), told(ranks(script, 2)[0])
-    for losses in (one, two):
-        assert losses == pytest.approx(dict.fromkeys(one, one["no_shard"]), abs=1e-6)
-
-
-def test_an_optimizer_that_has_stepped_and_a_second_model(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        THREE_BLOCKS
-        + f"""
-with group():
-    for name in ("ddp", "full_shard", "hybrid_shard"):
-        with init(name, checkpoint={str(tmp_path)!r} + "/" + name) as run:
-            for _ in range(2):
-                model, optimizer = build()
-                flk.replicated(optimizer)  # the ranks take the same steps
-                for words in data(6, 1)[0][0]:
-                    optimizer.zero_grad()
-                    loss_of(model, words).backward()
-                    optimizer.step()
-                model, optimizer = run.parallelize(model, optimizer, **hybrid(name))
-                losses = train(run, model, optimizer, steps=2)
-            tell(name, [losses, [len(g["params"]) for g in optimizer.param_groups]])
-"""
-    )
-    found = told(ranks(script, 2)[0])
-    for name in ("full_shard", "hybrid_shard"):
-        assert found[name][0] == pytest.approx(found["ddp"][0], abs=1e-6)
-        assert found[name][1] == found["ddp"][1]
-        objects = load_with_torch(tmp_path / name / "step-000000004")
-        assert objects.keys() >= {"model", "model-1", "optimizer", "optimizer-1"}
-
-
-def test_ddp_trains_complex_parameters(ranks: Ranks) -> None:
-    script = (
-        THREE_BLOCKS
-        + """
-class Rotation(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
-
-    def forward(self, x):
-        return (self.weight * x).abs().square().sum()
-
-with init("ddp") as run:
-    model = Rotation()
-    model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1))
-    loss = model(torch.tensor([1.0 + run.rank, 2.0]))
-    loss.backward()
-    optimizer.step()
-    tell("weight", torch.view_as_real(model.module.weight).tolist())
-"""
-    )
-    first, second = (told(rank) for rank in ranks(script, 2))
-    # The gradient of |w x|² is 2 w x²: with x = 1 and 2 on average 5 w, and 8 w where x = 2 on both ranks.
-    assert first == second
-    torch.testing.assert_close(torch.tensor(first["weight"]), torch.tensor([[0.5, 1.0], [0.6, -0.2]]))
-
-
 def test_units_by_name_give_the_same_losses_to_the_bit(ranks: Ranks) -> None:
     """Also where other modules are recomputed."""
     script = (
@@ -407,35 +329,6 @@ with group():
         assert len([m for m in run.parallelize(build()[0]).modules() if "FSDP" in type(m).__name__]) == 4  # small ones
     with init("full_shard") as run:
         run.parallelize(wide(kind=Uncalled)[0], blocks="Block")(data(6, 1)[0][0][run.rank][:, :-1])
-"""
-    )
-    ranks(script, 2)
-
-
-def test_an_error_of_shards_names_its_cause_and_a_cure(ranks: Ranks) -> None:
-    script = (
-        SMALL_MODEL
-        + """
-import copy
-from flk_runtime.shared.failure_report import describe
-
-with group():
-    with init("full_shard") as run:
-        model = run.parallelize(build()[0])
-        model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
-        weight = model.head.weight
-        assert copy.deepcopy(weight.detach()).shape == weight.shape
-        shards = [weight.detach().clone()]
-        for action, advice in (
-            (lambda: copy.deepcopy(weight), "copy parameter.detach()"),
-            (lambda: torch._foreach_copy_(shards, shards), "parameter.copy_() in the place of"),
-        ):
-            try:
-                action()
-            except Exception as error:
-                assert advice in describe(error)["message"], error
-            else:
-                raise AssertionError("torch can do this now: leave the advice out")
 """
     )
     ranks(script, 2)

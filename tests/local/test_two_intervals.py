@@ -75,13 +75,6 @@ TRAIN = """
 """
 
 
-# The disk is no longer full in the second attempt.
-ENDS_FULL = """
-        if os.environ["FLK_ATTEMPT"] == "1":
-            pathlib.Path("full").unlink(missing_ok=True)
-"""
-
-
 def reach(job: Pods, step: int) -> None:
     paths = [job.folder / f"step.{rank}" for rank in range(2)]
     job.until(lambda: all(path.exists() and int(path.read_text() or 0) >= step for path in paths), f"step {step}")
@@ -158,15 +151,3 @@ def test_a_full_disk_ends_the_run_at_its_end_and_only_then(
     assert int((job.folder / "step.0").read_text()) == 60
     assert log.count("a save waits for storage while that still writes: no room for checkpoints") == 1
     assert "is not in memory" not in log, log
-
-
-def test_an_attempt_that_has_nothing_left_to_train_stores_what_it_has_restored_from_memory(
-    forked_pods: Callable[..., Pods], root: Path, tmp_path: Path
-) -> None:
-    settings = {pod_env.MEMORY_ROOT: str(root), user_env.SAVE_EVERY: "5", user_env.STORE_EVERY: "1000"}
-    job = forked_pods(1, 2, script=TRAIN + ENDS_FULL, **settings, **{user_env.CHECKPOINT: str(tmp_path / "checkpoint")})
-    (job.folder / "full").touch()
-    job.start("train.py", "ddp", "20")
-    assert job.wait() == [0], job.log(0)
-    assert begun(job) == [0, 20]
-    assert stored(job) == [20]

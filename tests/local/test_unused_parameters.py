@@ -61,6 +61,7 @@ def all_of(run, makers, **options):
 )
 
 
+@pytest.mark.promise("Training: Every strategy trains as one process does")
 def test_unused_parameters_stay_where_they_are(ranks: Ranks) -> None:
     """Where parameters are sharded, torch gives those that no rank has used a gradient of 0. Plain SGD ignores it."""
     script = (

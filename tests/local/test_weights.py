@@ -41,6 +41,7 @@ main()
 """
 
 
+@pytest.mark.promise("Checkpoints: Torch reads them without flk")
 def test_export_and_import(ranks: Ranks, tmp_path: Path) -> None:
     variables = {"STRATEGY": "full_shard", "PLACE": str(tmp_path / "run"), "EXPORT": str(tmp_path / "own.safetensors")}
     ranks(BEGIN, 2, variables)
@@ -69,6 +70,7 @@ def test_export_and_import(ranks: Ranks, tmp_path: Path) -> None:
     assert again.output == f"flk: {tmp_path}/run holds checkpoints already: name another folder\n"
 
 
+@pytest.mark.promise("Checkpoints: Torch reads them without flk")
 @pytest.mark.filterwarnings("ignore")  # torch's functions warn that they run in one process
 def test_weights_of_any_form_are_loaded_under_any_strategy(ranks: Ranks, tmp_path: Path) -> None:
     script = SMALL_MODEL + "torch.save(build()[0].state_dict(), os.environ['FILE'])\n"

@@ -16,13 +16,9 @@ from flk import cli
 from flk.cli import why
 from flk.health import diagnose
 from flk.spec.job import validated
-from flk_runtime.contract import user_env
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import MEANINGS
 from scripts.documentation import reference
-from scripts.documentation.outputs import main, normalized
+from scripts.documentation.outputs import normalized
 from scripts.documentation.pages import GENERATED, ROOT, all_pages, blocks, flk_commands
-from scripts.documentation.unbroken_options import on_page_content
 from tests.support import recorded
 
 PAGES = all_pages()
@@ -88,12 +84,6 @@ def test_named_tests_exist(page: Path) -> None:
         assert not name or f"def {name}(" in file.read_text(), f"{name_of(page)} names {path}::{name}"
 
 
-def test_only_pages_for_contributors_name_tests() -> None:
-    for page in PAGES:
-        if "contributing" not in page.parts and page.name != "CONTRIBUTING.md":
-            assert not re.search(r"\btest_\w+", page.read_text()), f"{name_of(page)} names a test"
-
-
 COMMANDS = [(name_of(page), line) for page in PAGES for line in flk_commands(page)]
 
 
@@ -157,21 +147,6 @@ def test_the_outputs_of_a_page_are_compared_line_by_line(old: str, new: str, sam
     assert (normalized(PRINTED.replace(old, new)) == normalized(PRINTED)) == same
 
 
-def test_a_page_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["outputs", "docs/absent.md"])
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().err.endswith("error: there is no page docs/absent.md\n")
-
-
-def test_ranks_may_print_in_any_order_and_the_lines_of_a_rank_may_not() -> None:
-    lines = PRINTED.splitlines(keepends=True)
-    moved = [*lines[:2], lines[3], lines[2], *lines[4:]]
-    swapped = [*lines[:2], lines[4], lines[3], lines[2], *lines[5:]]
-    assert normalized("".join(moved)) == normalized(PRINTED)
-    assert normalized("".join(swapped)) != normalized(PRINTED)
-
-
 BESIDE = ROOT / "docs" / "concepts" / "beside-kubectl.md"
 RECORDED = {  # for each answer on the page, a job that a cluster has recorded, and its row in the table
     "ImageNotFound": ("image-missing", "an image that its registry does not have"),
@@ -210,53 +185,10 @@ def test_every_guide_shows_output(page: Path) -> None:
     assert any(block.key == "run" for block in blocks(page))
 
 
+@pytest.mark.promise("Pages: What a page shows is what the commands print")
 @pytest.mark.parametrize("file", reference.FILES, ids=name_of)
 def test_generated_files_equal_the_code(file: Path) -> None:
     assert file.read_text() == reference.FILES[file](), "`make docs` writes the file anew"
-
-
-def test_a_default_that_is_empty_is_shown_as_none() -> None:
-    rows = [line.split(" | ") for line in reference.environment().splitlines() if line.startswith("| `FLK_")]
-    defaults = {row[0].strip("| `"): row[1] for row in rows if len(row) == 3}
-    assert (defaults["FLK_HANG_TIMEOUT"], defaults["FLK_PREFLIGHT"], defaults["FLK_SEED"]) == ("", "", "`0`")
-
-
-@pytest.mark.parametrize("variable", ["FLK_SAVE_EVERY", "FLK_STORE_EVERY"])
-def test_the_interval_that_only_a_variable_may_have_is_beside_it_alone(variable: str) -> None:
-    (row,) = (line for line in reference.environment().splitlines() if line.startswith(f"| `{variable}`"))
-    assert row.endswith("; 0: only at the end. |")
-    assert getattr(user_env, variable.removeprefix("FLK_")).read({variable: "0"}) == 0
-    assert "only at the end" not in reference.job_file()
-    field = variable.removeprefix("FLK_").lower()
-    with pytest.raises(flk.UsageError, match=f"{field}: must be auto or a number of steps from 1 "):
-        validated({"command": "train.py", field: 0})
-
-
-def test_the_page_of_the_variables_has_what_the_client_reads() -> None:
-    own = reference.environment().partition("## On the client")[2]
-    read = ("FLK_IMAGE", "KUBECONFIG", "NO_COLOR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HTTPS_PROXY", "NO_PROXY")
-    assert [name for name in read if f"`{name}`" not in own] == []
-
-
-def test_the_meanings_of_variables_hold_for_every_target_and_every_limit() -> None:
-    assert "PyTorchJob" not in reference.environment().partition("## Reserved names")[0]
-    words = {0: "", 2: "two", 10: "ten"}
-    for limit in {meaning.final_after for meaning in MEANINGS.values()}:
-        assert words[limit] in user_env.RETRY_SAME_FAILURE.meaning
-
-
-def test_the_page_of_the_job_file_has_every_limit_of_the_code_that_travels() -> None:
-    shipped = reference.job_file().partition("## What is shipped")[2]
-    for limit in ("8 MiB", "64 MiB", "20,000 files", "100,000 files", "links to folders", "`accelerate_config`"):
-        assert limit in shipped
-
-
-def test_the_page_of_the_exit_codes_says_what_each_may_follow() -> None:
-    rows = {line.split(" | ")[0].strip("| `"): line for line in reference.exit_codes().splitlines()}
-    assert "idle timeout" in rows[str(int(ExitCode.TIMEOUT))]
-    assert "unhealthy node" in rows[str(int(ExitCode.UNUSABLE))]
-    codes = {int(meaning.code) for meaning in MEANINGS.values()}
-    assert all(re.search(rf"\b{code}\b", rows["JobFailedError"].rpartition(" | ")[2]) for code in codes)
 
 
 def test_the_api_pages_describe_every_public_name() -> None:
@@ -284,23 +216,6 @@ def test_nobody_is_told_to_install_from_an_index_what_is_not_published() -> None
         assert found is None or path.name == "CHANGELOG.md", f"{name_of(path)}: {found and found[0]}"
 
 
-def test_the_package_names_no_system_that_was_not_tested() -> None:
-    (tested,) = re.findall(r"^\| system \|.*\| (.+) \|$", (ROOT / "docs" / "guides" / "install.md").read_text(), re.M)
-    assert tested == "Debian 12 on amd64"
-    systems = re.findall(r'"Operating System :: (.+)"', (ROOT / "pyproject.toml").read_text())
-    assert systems == ["POSIX :: Linux"]
-
-
-def test_options_in_the_text_of_the_site_are_whole() -> None:
-    text = (
-        "<p>--no <code>flk submit --dry-run server</code> <code>a--b</code></p><pre><code>$ <b>x</b> --y</code></pre>"
-    )
-    marked = '<code>flk submit <span class="option">--dry-run</span> server</code>'
-    assert on_page_content(text) == text.replace("<code>flk submit --dry-run server</code>", marked)
-    assert "code .option { white-space: nowrap; }" in (ROOT / "docs" / "assets" / "site.css").read_text()
-    assert "\nhooks: [scripts/documentation/unbroken_options.py]\n" in (ROOT / "mkdocs.yml").read_text()
-
-
 def test_every_command_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert set(re.findall(r"`flk ([\w-]+)`", text)) >= set(cli.COMMANDS)
@@ -313,11 +228,3 @@ def test_modules_named_on_the_page_of_the_structure_exist() -> None:
         package, *rest = name.split(".")
         path = PACKAGES[package].joinpath(*rest)
         assert path.is_dir() or path.with_suffix(".py").exists(), f"structure.md names {name}"
-
-
-def test_the_page_of_the_structure_names_every_package() -> None:
-    named = set(re.findall(r"`(flk(?:_[a-z]+)?(?:\.(?!yaml)[a-z_]+)+)`", STRUCTURE.read_text()))
-    for package, folder in PACKAGES.items():
-        for entry in folder.iterdir():
-            if (entry / "__init__.py").exists() and not entry.is_symlink():
-                assert f"{package}.{entry.name}" in named, f"structure.md does not name {package}.{entry.name}"

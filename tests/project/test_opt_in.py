@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.requirements import REQUIRED
-from tests.support.s3 import S3Server
-
 ROOT = Path(__file__).parents[2]
 # Tests that need Debian's packages, a package of PyPI, and a cluster.
 NEEDY = [
@@ -69,22 +66,3 @@ def test_bare_pytest_installs_nothing_and_touches_no_cluster(calls: Path) -> Non
 def test_a_cluster_is_asked_for_when_it_may_be_created(calls: Path) -> None:
     run_pytest(calls, FLK_TEST_CLUSTER="create")
     assert set(calls.read_text().splitlines()) == {"docker info"}
-
-
-@pytest.mark.parametrize("required", [False, True])
-def test_a_missing_s3_server_fails_a_test_that_may_not_be_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: bool
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("FLK_TEST_CLUSTER", REQUIRED if required else "")
-    outcome = pytest.fail.Exception if required else pytest.skip.Exception
-    with pytest.raises(outcome, match="versitygw is not installed"):
-        S3Server(tmp_path / "server", 1)
-
-
-@pytest.mark.root("installs Debian's packages")
-def test_launchers_are_installed_when_they_may_be(calls: Path) -> None:
-    run_pytest(calls, FLK_TEST_INSTALL="yes")
-    assert {line.split()[0] for line in calls.read_text().splitlines()} == {"apt-get", "pip"}
-    assert "slurmctld" in calls.read_text()
-    assert "horovod" in calls.read_text()

@@ -48,13 +48,6 @@ def python_with_tests(version: str) -> Path | None:
     return python
 
 
-def test_an_environment_is_made_anew_for_another_build_of_python_and_for_other_requirements() -> None:
-    made = name_of_environment("3.13", "Python 3.13.0", ["typer>=0.15", "rich"])
-    assert name_of_environment("3.13", "Python 3.13.0", ["rich", "typer>=0.15"]) == made
-    for build, required in (("Python 3.13.1", ["typer>=0.15", "rich"]), ("Python 3.13.0", ["typer>=0.16", "rich"])):
-        assert name_of_environment("3.13", build, required) != made
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("version", VERSIONS)

@@ -38,8 +38,3 @@ def test_every_term_of_the_glossary_is_used() -> None:
     for term in terms:
         for word in re.split(r", | \(", term.rstrip(")")):
             assert re.search(rf"\b{re.escape(word.lower())}(?:e?s)?\b", text), f"no page uses the term {word}"
-
-
-def test_the_terms_stand_in_order() -> None:
-    terms = [term.lower() for term in re.findall(r"^(\S.*)\n:   ", GLOSSARY.read_text(), re.MULTILINE)]
-    assert terms == sorted(terms)

@@ -48,9 +48,3 @@ def test_what_the_page_quotes_is_a_message_that_somebody_prints() -> None:
 def test_every_cause_stands_on_the_page() -> None:
     page = (ROOT / "docs" / "guides" / "symptoms.md").read_text()
     assert [cause.code for cause in CAUSES if f"causes.md#{cause.code.lower()})" not in page] == []
-
-
-def test_a_page_that_a_message_names_exists() -> None:
-    named = {page for text in own_messages() for page in re.findall(r"docs/[\w/-]+\.md", text)}
-    assert named
-    assert [page for page in named if not (ROOT / page).is_file()] == []

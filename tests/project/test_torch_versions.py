@@ -17,7 +17,7 @@ from tests.support.requirements import locked, may_install, unavailable
 ROOT = Path(__file__).parents[2]
 VERSIONS = [".".join(map(str, OLDEST)) + ".0", "2.9.1", "2.14.1"]
 FILES = [
-    "strategies", "sharded_checkpoints", "optimizers", "precision", "memory", "streams", "loop", "recorded_checkpoints",
+    "strategies", "sharded_checkpoints", "optimizers", "precision", "memory", "loop",
     "wrapped_models", "compile", "plan", "weights", "accumulation", "script_checkpoints", "elastic",
     "preemption", "hangs", "matrix",
 ]  # fmt: skip

@@ -77,13 +77,6 @@ def test_installed_commands_run(commands: Path, tmp_path: Path, command: str) ->
     assert where.startswith(str(commands.parent))
 
 
-def test_kubectl_finds_the_plugin(commands: Path, tmp_path: Path) -> None:
-    kubectl = next((Path(folder, "kubectl") for folder in os.get_exec_path() if Path(folder, "kubectl").exists()), None)
-    if kubectl is None:
-        pytest.skip("kubectl is not installed")
-    assert run(commands, str(kubectl), "flk", "--version", cwd=tmp_path) == f"flk {VERSION}\n"
-
-
 COMPILE = """
 import pathlib, sys
 for folder in sys.argv[1:]:

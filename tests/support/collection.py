@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,13 @@ def skip_without(package: str) -> None:
     """
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed", allow_module_level=True)
+
+
+def often(numbers: Sequence[int], cases: Iterable[Any]) -> list[Any]:
+    """The parameters of a test: the cases with these numbers, from 0, and for the soak the others."""
+    return [case if number in numbers else for_the_soak(case) for number, case in enumerate(cases)]
+
+
+def for_the_soak(case: Any) -> Any:
+    """The parameters of a test that only the soak runs."""
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak)

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from flk_runtime.contract.metrics_line import AT
 
@@ -67,18 +66,6 @@ def points_of(values: Iterator[tuple[Point, float]]) -> dict[Point, float]:
     return found
 
 
-def tensorboard_hyperparameters(folder: Path) -> dict[str, Any]:
-    """What TensorBoard's HPARAMS shows of the run in a folder."""
-    from google.protobuf.json_format import MessageToDict
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.plugins.hparams import metadata
-
-    reader = EventAccumulator(str(folder)).Reload()
-    content = reader.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
-    found: dict[str, Any] = MessageToDict(metadata.parse_session_start_info_plugin_data(content))["hparams"]
-    return found
-
-
 def tensorboard_points(folder: Path) -> dict[str, dict[Point, float]]:
     """The points of each run below a folder, as TensorBoard reads them."""
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
@@ -108,19 +95,6 @@ def mlflow_points(address: str, experiment: str = "Default") -> dict[str, dict[P
         )
         for run in client.search_runs([found.experiment_id])
     }
-
-
-def wandb_configs(folder: Path) -> dict[str, dict[str, Any]]:
-    """The config of each run, by its ID, in the files that W&B writes offline."""
-    from flk_sinks.wandb import records_of, values_of
-
-    configs: dict[str, dict[str, Any]] = {}
-    for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        config = configs.setdefault(file.stem.removeprefix("run-"), {})
-        for record in records_of(str(file)):
-            if record.HasField("config"):
-                config |= values_of(record.config.update)
-    return configs
 
 
 def wandb_points(folder: Path) -> dict[str, dict[Point, float]]:
