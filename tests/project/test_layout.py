@@ -66,7 +66,7 @@ COVERED = {
         "flk_runtime.checkpoint.storage.destination flk_runtime.checkpoint.storage.manifest "
         "flk_runtime.checkpoint.storage.s3"
     ),
-    "tests/local/test_script_checkpoints.py": "flk_runtime.run.current flk_runtime.run.script",
+    "tests/local/test_script_checkpoints.py": "flk_runtime.run.script",
     "tests/local/test_precision.py": "flk_runtime.parallel.precision",
     "tests/local/test_sharded_checkpoints.py": (
         "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1 flk_runtime.distributed.fsdp1"

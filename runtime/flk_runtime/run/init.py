@@ -10,13 +10,12 @@ import torch
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current, extensions
+from flk_runtime.run import extensions
 from flk_runtime.run.group import entered
 from flk_runtime.run.options import LOG_EVERY, TIMEOUT, RunOptions
+from flk_runtime.run.process import current
 from flk_runtime.run.run import Run
 from flk_runtime.system import rng
-
-_arguments: dict[str, Any] = {}  # of the latest run
 
 
 def init(
@@ -78,18 +77,10 @@ def init(
     DiscoveryError if the launcher's variables contradict each other, RendezvousError if a rank cannot connect,
     CheckpointError if rank 0 cannot use the checkpoint folder.
     """
-    global _arguments
     given = dict(locals())
-    if current.run is not None and not current.run.closed:
-        defaults = init.__kwdefaults__ or {}
-        changed = [name for name, value in given.items() if value != defaults[name] and value != _arguments[name]]
-        if changed:
-            raise SetupError(
-                f"init was already called with another {changed[0]}, and a process has one run: close that run before"
-            )
-        return current.run
-
-    if current.is_open():
+    if isinstance(current.training, Run) and current.is_training:
+        return _same_run(current.training, given)
+    if current.is_training:
         raise SetupError(
             "init: flk.adopt keeps the state of this process's loop: use one of both, or close the loop before"
         )
@@ -97,9 +88,20 @@ def init(
         chosen = extensions.choose(options.strategy, rank_info, options.device, options.timeout)
         options = dataclasses.replace(options, strategy=chosen)
         options = dataclasses.replace(options, seed=_seed(options))
-        current.run = Run(rank_info, options, owns_group=owns_group)
-    _arguments = given
-    return current.run
+        current.training = run = Run(rank_info, options, owns_group=owns_group)
+    run.arguments = given
+    return run
+
+
+def _same_run(run: Run, given: dict[str, Any]) -> Run:
+    """The open run. Raises SetupError if one of the arguments ``given`` now differs from those that it began with."""
+    defaults = init.__kwdefaults__ or {}
+    changed = [name for name, value in given.items() if value != defaults[name] and value != run.arguments[name]]
+    if changed:
+        raise SetupError(
+            f"init was already called with another {changed[0]}, and a process has one run: close that run before"
+        )
+    return run
 
 
 def _seed(options: RunOptions) -> int:

@@ -38,6 +38,7 @@ from flk_runtime.run.context import RunContext
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.first_pass import at_first_pass
 from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.process import current
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 
@@ -76,14 +77,18 @@ class Models:
             self._compare(name, options)
         manager.check_model(name, model)
         self._metrics.utilisation.prepare(model)
-        parallel = parallelize(
-            model,
-            optimizers,
-            context.options.strategy,
-            options,
-            device=context.options.device,
-            world_size=context.world_size,
-            local_world_size=context.rank_info.local_world_size,
+        parallel = (
+            current.planner(model, optimizers, options)
+            if current.planner
+            else parallelize(
+                model,
+                optimizers,
+                context.options.strategy,
+                options,
+                device=context.options.device,
+                world_size=context.world_size,
+                local_world_size=context.rank_info.local_world_size,
+            )
         )
         self._models[name] = parallel
         for optimizer in optimizers:

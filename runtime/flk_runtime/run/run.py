@@ -40,6 +40,8 @@ class Run(Training):
 
     def __init__(self, rank_info: RankInfo, options: RunOptions, *, owns_group: bool) -> None:
         """The process group is open. ``owns_group``: `close` destroys it. Collective."""
+        self.arguments: dict[str, Any] = {}
+        """Those of `init`."""
         context = RunContext.begin(rank_info, options)
         super().__init__(context, owns_group=owns_group)
         self._metrics = Metrics(context)

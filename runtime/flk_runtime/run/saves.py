@@ -17,8 +17,8 @@ from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.preflight import report
-from flk_runtime.run import places
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.process import current
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
 
@@ -35,8 +35,8 @@ class Saves:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
         options, worker = context.options, context.worker
         self._context = context
-        name, in_memory = places.of_next_training(options.checkpoint)
-        given, self._place = places.at(options.checkpoint), places.at(name)
+        name, in_memory = current.next_place(options.checkpoint)
+        given, self._place = current.place(options.checkpoint), current.place(name)
         if self._place.has_saved_by_script:
             raise SetupError(
                 f"this process has saved another training in {name} with flk.save, and this one would resume from it: "
@@ -69,7 +69,7 @@ class Saves:
         given.trainings += 1
         self.manager.restored_by_script = self._place.restored
         if self.manager.steps:
-            places.hold_memory(name)
+            current.hold_memory(name)
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
@@ -116,7 +116,7 @@ class Saves:
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
                 self.manager.save(steps, store=store)
                 self._place.kept = True
-                places.hold_memory(self._place.name)
+                current.hold_memory(self._place.name)
                 self.due = 0
                 if wait:
                     self.manager.wait(together=True)

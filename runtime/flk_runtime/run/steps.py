@@ -7,8 +7,7 @@ the loop is over, and the script begins another, the step ends with the first on
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn, SupportsFloat
 
 import torch
@@ -19,20 +18,8 @@ from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.extensions import OuterLoop
 from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.process import current
 from flk_runtime.run.saves import Saves
-
-_tick: Callable[[], None] | None = None
-
-
-@contextlib.contextmanager
-def measured_by(tick: Callable[[], None]) -> Iterator[None]:
-    """Inside, ``tick`` is called at the end of each step of any run: a script is measured."""
-    global _tick
-    _tick = tick
-    try:
-        yield
-    finally:
-        _tick = None
 
 
 class Steps:
@@ -112,8 +99,8 @@ class Steps:
             self.end_step()
         if first:
             self._saves.timeouts.shorten()
-        if _tick:
-            _tick()
+        if current.tick:
+            current.tick()
 
     def end_step(self) -> None:
         """End the latest step, if it has not ended: save if that is due, and stop if a pod has to go. Collective."""
