@@ -7,7 +7,6 @@ number of ranks.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -90,14 +89,11 @@ class LoaderEvents:
     def begin(self, loader: EpochLoader) -> None:
         """An iteration over the loader is about to give its first batch."""
 
-    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
-        """A batch is about to be drawn; ``goes_on``: by the loop that trains, and so by all ranks.
-
-        Any other may be a look of one rank.
-        """
+    def draw(self, loader: EpochLoader) -> None:
+        """The loop that has given the batch of the latest step, on all ranks, is about to draw the next one."""
 
     def end_step(self) -> None:
-        """A loop of all ranks over epochs goes on, which ends the step before."""
+        """A loop of all ranks over epochs or steps goes on, which ends the step before."""
 
     def give(self, loader: EpochLoader, share: StepShare) -> None:
         """The loader gives a batch, which is this rank's share of a step."""
@@ -152,7 +148,6 @@ class Position(NamedTuple):
 class Iteration:
     at: Position  # after its latest batch, or where it begins
     begun: bool = False
-    place: tuple[Any, ...] = ()  # where the script drew its first batch
 
 
 class EpochLoader:
@@ -180,7 +175,6 @@ class EpochLoader:
         self._latest: Iteration | None = None
         self._givers: list[Iteration] = []  # of the batches since the latest step
         self._trainer: Iteration | None = None  # gave the batch of the latest step
-        self._places: set[tuple[Any, ...]] = set()  # where the script drew first batches of iterations that train
         self._others: set[Iteration] = set()  # gave one too
 
     @property
@@ -243,16 +237,12 @@ class EpochLoader:
         raise NotImplementedError
 
     def _draw(self, iteration: Iteration) -> None:
-        """Tell the run that a batch is about to be drawn.
+        """Tell the run that a batch is about to be drawn from the iteration that trains.
 
-        An iteration that begins goes on with the training where the script draws from it where it has drawn from one
-        that trains: the loop of the next epoch does. A look of one rank has another place in the script.
+        The first batch of any other may be a look of one rank, for which the others would wait in vain.
         """
-        goes_on = iteration is self._trainer
-        if not iteration.place:
-            iteration.place = tuple((frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_stack(None))
-            goes_on = iteration.place in self._places and self._trainer not in self._open
-        self._context.events.draw(self, goes_on=goes_on)
+        if iteration is self._trainer:
+            self._context.events.draw(self)
 
     @property
     def is_in_loop(self) -> bool:
@@ -274,7 +264,6 @@ class EpochLoader:
             return False
         opened = [each for each in givers if each in self._open] or givers
         self._trainer = self._trainer if self._trainer in givers else opened[-1]
-        self._places.add(self._trainer.place)
         self._trained, self._is_resumed = self._trainer.at, False
         others, self._others = self._others, {each for each in opened if each is not self._trainer}
         return not others.isdisjoint(self._others)
@@ -327,6 +316,7 @@ class EpochLoader:
         self._context.events.is_counted = True
         while (epoch := self._trained.epoch) < count:
             yield epoch
+            self._context.events.end_step()
             self._at = self._trained = Position(epoch + 1)
             self._latest = None
         self._context.events.end()

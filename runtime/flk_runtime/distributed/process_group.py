@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -117,14 +116,6 @@ def mean(value: Numbers, weight: Numbers) -> float:
     sums = torch.stack([torch.where(weights == 0, 0.0, values * weights).sum(), weights.sum()])
     dist.all_reduce(sums)
     return float(sums[0] / sums[1])
-
-
-def total(numbers: array[float]) -> Sequence[float]:
-    """The sums of all ranks' numbers, of which all give as many, on every rank. Collective."""
-    own = torch.frombuffer(numbers, dtype=torch.float64)
-    sums = own.to(comm_device(_CPU))  # on the CPU it is ``numbers`` itself
-    dist.all_reduce(sums)
-    return numbers if sums is own else sums.tolist()
 
 
 def mean_loss(closure: Callable[[], Any]) -> Any:

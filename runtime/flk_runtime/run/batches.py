@@ -237,8 +237,8 @@ class Batches(LoaderEvents):
         if torch.is_grad_enabled():  # without gradients it is for an evaluation
             self._begun.add(loader)
 
-    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
-        if self._steps.is_open and goes_on and loader in self._ending:
+    def draw(self, loader: EpochLoader) -> None:
+        if self._steps.is_open and loader in self._ending:
             self.end_step()
 
     def end_step(self) -> None:

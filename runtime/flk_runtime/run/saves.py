@@ -109,7 +109,6 @@ class Saves:
             if wait:
                 self.manager.wait(together=True)  # raises if there is a place, and it takes nothing
             return
-        self._context.lines.flush()  # the checkpoint has those that no sink has yet
         with self._context.page.during(Phase.SAVING):  # the check before it too
             if self.before_save:
                 self.before_save()

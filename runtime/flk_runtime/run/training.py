@@ -57,7 +57,6 @@ class Training:
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
-        self._context.lines.flush()
         dist.barrier()
 
     def mean(self, value: Numbers, weight: Numbers = 1.0) -> float:
@@ -67,7 +66,6 @@ class Training:
         many weights. What has the weight 0 does not count, and may be NaN. The result is the same on all ranks, and NaN
         if all weights are 0. Raises SetupError for another number of weights.
         """
-        self._context.lines.flush()  # what the script makes of the mean, such as a line, comes after them
         return process_group.mean(value, weight)
 
     def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
@@ -144,7 +142,6 @@ class Training:
         page = self._context.page
         if page.target < 0:  # else the launcher looks whether this rank has reached it
             page.boundary = -1  # no step follows: SIGTERM is for the script's own handler again
-        self._context.lines.close()
         for each in self._context.closing:
             each()
         if self._owns_group:

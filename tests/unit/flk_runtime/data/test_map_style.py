@@ -264,27 +264,17 @@ def test_a_position_before_the_first_step_is_not_that_of_a_look() -> None:
     assert numbers(itertools.islice(one.steps(1), 1)) == numbers(itertools.islice(resumed(one, 20), 1))
 
 
-def test_only_the_next_batch_of_the_loop_that_trains_goes_on() -> None:
+def test_only_the_next_batch_of_the_loop_that_trains_ends_a_step() -> None:
     run = Counted()
     one = loader(12, events=run)
     for _ in one:
         train(run, one)
-        next(iter(one))
-    assert run.went_on == [False, False, True, False, True, False]
-    next(iter(one))  # between two epochs
-    for _ in range(2):  # each a loop of one step
-        next(iter(one))
+        next(iter(one))  # a look, which one rank may take alone
+    assert run.drawn == [1, 2]
+    next(iter(one))
+    for _ in one:  # its first batch might be a look, too
         train(run, one)
-    assert run.went_on[6:] == [False, False, True]
-    one = loader(8, events=(run := Counted()))
-    for _ in range(2):  # the same loop, between which one rank looks
-        for _ in one:
-            train(run, one)
-        next(iter(one))
-    assert run.went_on == [False, True, False, True, True, False]
-    for _ in one:  # another loop: one rank may be in it alone
-        train(run, one)
-    assert run.went_on[6:] == [False, True]
+    assert run.drawn == [1, 2, 4, 5]
 
 
 def test_a_position_comes_after_the_batches_that_were_trained() -> None:
@@ -302,7 +292,7 @@ def test_a_position_comes_after_the_batches_that_were_trained() -> None:
     assert rest[:4] == look
     assert sorted(seen + rest) == list(range(20))
     assert other.epoch == 1
-    assert run.drawn == [0, 1, 2]  # before each batch
+    assert run.drawn == [1, 2]  # before each batch but the first
 
 
 def test_the_rest_of_an_epoch_is_for_the_first_iteration_after_a_restart() -> None:
