@@ -197,7 +197,8 @@ STEP_TIMEOUT = 4.0  # seconds; also room for a step of a machine that is busy
 SLOW = f"""
     import os, pathlib, time, torch, torch.distributed as dist, flk_runtime as flk
 
-    with flk.init(device="cpu", step_timeout={STEP_TIMEOUT}, save_every=2) as run:
+    os.environ["FLK_STEP_TIMEOUT"] = "{STEP_TIMEOUT}"
+    with flk.init(device="cpu", save_every=2) as run:
         pair = dist.new_group([0, 1])
         model = torch.nn.Linear(1, 1)
         model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -296,7 +297,7 @@ def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Rank
     ("environment", "words"),
     [
         ({"FLK_STEP_TIMEOUT": "soon"}, "FLK_STEP_TIMEOUT=soon: expected a number of seconds"),
-        ({"FLK_STEP_TIMEOUT": "0"}, "step_timeout=0: expected more than 0 seconds"),
+        ({"FLK_STEP_TIMEOUT": "0"}, "FLK_STEP_TIMEOUT=0: expected more than 0 seconds"),
         ({"FLK_PREFLIGHT_TIMEOUT": "-1"}, "FLK_PREFLIGHT_TIMEOUT=-1: expected a number of seconds, 0 or more"),
     ],
 )

@@ -265,7 +265,8 @@ PATIENT = """
     for name in ("prepare", "measure"):
         tell(name)
     best = os.environ["FLK_CHECKPOINT"] + "/best"
-    with flk.init(device="cpu", timeout=700, step_timeout=50, save_every=0) as run:
+    os.environ["FLK_STEP_TIMEOUT"] = "50"
+    with flk.init(device="cpu", timeout=700, save_every=0) as run:
         model = run.parallelize(torch.nn.Linear(1, 1))
         run.step()
         flk.save(1, best, model=model)

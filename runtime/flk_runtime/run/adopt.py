@@ -24,7 +24,6 @@ def adopt(
     save_every: int | str | None = None,
     store_every: int | str | None = None,
     keep: int | None = None,
-    keep_every: int | None = None,
     log_every: int = LOG_EVERY,
     metrics: str | None = None,
     **objects: Any,
@@ -50,7 +49,7 @@ def adopt(
     between `adopt` and the loop is the same in every attempt. A script that draws its batches itself by the global
     generators calls `Loop.restore_random_state` before the first one; a line says so where it draws without that.
     `Loop.close` seeds the generators anew, as in `init`.
-    ``checkpoint``, ``save_every``, ``store_every``, ``keep``, ``keep_every``, ``log_every`` and ``metrics`` are as in
+    ``checkpoint``, ``save_every``, ``store_every``, ``keep``, ``log_every`` and ``metrics`` are as in
     `init`; so is what a later training of the process begins with.
 
     Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages

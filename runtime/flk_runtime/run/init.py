@@ -26,14 +26,10 @@ def init(
     save_every: int | str | None = None,
     store_every: int | str | None = None,
     keep: int | None = None,
-    keep_every: int | None = None,
     log_every: int = LOG_EVERY,
     metrics: str | None = None,
     device: str | torch.device | None = None,
-    backend: str | None = None,
     timeout: float = TIMEOUT,
-    step_timeout: float | None = None,
-    preflight: float | None = None,
 ) -> Run:
     """Open the process group and return this process's `Run`. Collective.
 
@@ -60,18 +56,13 @@ def init(
       computed from what a save costs and how often the job failed.
     - ``store_every``: steps between two checkpoints in storage, where the memory of the pods keeps those of
       ``save_every``; default $FLK_STORE_EVERY, else every checkpoint is stored; 0: only at the end; ``auto``: computed.
-    - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2.
-    - ``keep_every``: checkpoints of which the step is a multiple of it stay too; default $FLK_KEEP_EVERY, else none.
+    - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2. $FLK_KEEP_EVERY keeps more.
     - ``log_every``: steps between two lines of metrics; 0: none.
     - ``metrics``: where the lines of metrics go besides the log: ``tensorboard:/PATH``, ``mlflow`` and ``wandb``,
       separated by commas, or ``none``; default $FLK_METRICS, else what MLFLOW_TRACKING_URI and WANDB_PROJECT imply.
     - ``device``: default ``cuda:LOCAL_RANK`` if torch finds CUDA, else cpu.
-    - ``backend``: of torch.distributed; default by the device.
-    - ``timeout``: seconds that a collective may take.
-    - ``step_timeout``: seconds that a collective may take after the first step; default $FLK_STEP_TIMEOUT, else
-      ``timeout``.
-    - ``preflight``: seconds that the ranks may take to connect and to compare their environments before the group
-      opens; default $FLK_PREFLIGHT_TIMEOUT, else 300; 0 or FLK_PREFLIGHT=off: they do not compare.
+    - ``timeout``: seconds that a collective may take, until $FLK_STEP_TIMEOUT has another number for those after the
+      first step. $FLK_PREFLIGHT_TIMEOUT and $FLK_PREFLIGHT are for the ranks' comparison before the group opens.
 
     Raises SetupError, on all ranks, if an argument or a variable is wrong or the ranks' environments do not match:
     DiscoveryError if the launcher's variables contradict each other, RendezvousError if a rank cannot connect,
