@@ -43,7 +43,7 @@ COVERED = {
         "flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
-    "tests/local/test_optimizer.py": ("flk_runtime.distributed.buckets flk_runtime.distributed.main_process"),
+    "tests/local/test_optimizer.py": "flk_runtime.distributed.main_process",
     "tests/local/test_hosts_accelerate_launch.py": "flk_hosts.accelerate_launch",
     "tests/local/test_hosts_torchtitan.py": "flk_hosts.torchtitan",
     "tests/unit/flk_hosts/test_loaders.py": "flk_hosts.generators",
