@@ -72,7 +72,7 @@ COVERED = {
         "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1 flk_runtime.distributed.fsdp1"
     ),
     "tests/local/test_strategies.py": (
-        "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 flk_runtime.parallel.model"
+        "flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 flk_runtime.parallel.model"
     ),
     "tests/local/test_weights.py": ("flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors"),
     "tests/unit/flk/bench/test_bench.py": (

@@ -19,7 +19,6 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree, rng
 
 T = TypeVar("T")
-Transform = Callable[[Any], Any]  # of a sample
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,6 @@ class LoaderOptions:
       `Run.micro_batches`. In an elastic job a step takes ``full_world_size * batch_size * accumulate`` samples, also
       with fewer ranks, unless the job scales its batch: then there are more micro-batches. By default a rank's samples
       of a step are one batch, which is as large as that takes.
-    - ``transform``: a function of a sample of an iterable, which all workers call while one process reads. By default
-      samples stay as they are.
     - ``seed``: of the order. Default: the seed of the run.
     - ``name``: under which checkpoints have the position. Default: by the order of calls.
     """
@@ -48,7 +45,6 @@ class LoaderOptions:
     accumulate: int | None = None
     seed: int | None = None
     name: str | None = None
-    transform: Transform | None = None
     of_torch: Mapping[str, Any] = field(default_factory=dict)  # the options of torch's DataLoader
 
     def __post_init__(self) -> None:

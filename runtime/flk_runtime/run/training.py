@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from flk_runtime.data import join_batches
 from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
@@ -20,8 +18,6 @@ from flk_runtime.system import rng
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-T = TypeVar("T")
 
 
 class Training:
@@ -67,14 +63,6 @@ class Training:
         if all weights are 0. Raises SetupError for another number of weights.
         """
         return process_group.mean(value, weight)
-
-    def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield this rank's ``batches`` until one of the ranks has no more; then all ranks stop. Collective.
-
-        For batches of the user's own that may differ in number; torch's Join handles the same case for gradients.
-        Prints on rank 0 how many were left on which rank. A loader of `loader` needs none of this.
-        """
-        return join_batches(batches, self._context.say)
 
     def log(self, **values: Any) -> None:
         """Print a line of JSON on rank 0, with the number of steps; its numbers go to the sinks of the run too."""

@@ -19,7 +19,6 @@ from flk_runtime.data import Loader
 from flk_runtime.data.loader import to_device
 from flk_runtime.data.map_style import rank_share, step_sizes
 from flk_runtime.errors import MismatchError, SetupError
-from flk_runtime.system.rng import derive_seed
 from tests.support.loaders import Counted, loader_context
 
 WORLDS = st.integers(1, 9)
@@ -113,16 +112,6 @@ def test_step_sizes_by_hand() -> None:
     assert step_sizes(35, 4, 8, drop_last=True) == (4, 8)
     assert step_sizes(3, 4, 8, drop_last=False) == (1, 3)  # left over, after a resume with more ranks
     assert step_sizes(0, 4, 8, drop_last=False) == (0, 0)
-
-
-def test_a_checkpoint_of_the_earlier_order_resumes_in_it() -> None:
-    first = torch.randperm(20, generator=torch.Generator().manual_seed(derive_seed("order", 3, 1))).tolist()
-    state = {"seed": 3, "epoch": 1, "consumed": 8, "samples": 20, "shuffle": True}
-    for _ in range(2):
-        one = loader(20)
-        one.load_state_dict(state)
-        assert [i for batch in one.indices() for i in batch] == first[8:]
-        state = one.state_dict()
 
 
 def test_nine_billion_samples_are_shuffled_without_memory_for_all() -> None:
