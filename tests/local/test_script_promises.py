@@ -245,43 +245,6 @@ def test_a_script_that_goes_back_leaves_no_keys_in_the_store_and_no_copies_of_it
         assert len(set(result.lines[-1].split(";")[1:])) == 1, result.output
 
 
-# Says the limit of collectives while storage is asked.
-PATIENT = """
-    import os, torch, torch.distributed as dist
-    import flk_runtime as flk
-    from flk_runtime.checkpoint.storage.folder import FolderDestination
-
-    def limit():
-        return int(dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-
-    def tell(name):
-        function = getattr(FolderDestination, name)
-        def told(self, *arguments):
-            if self.path.name == "best":
-                print("=", name, limit(), flush=True)
-            return function(self, *arguments)
-        setattr(FolderDestination, name, told)
-
-    for name in ("prepare", "measure"):
-        tell(name)
-    best = os.environ["FLK_CHECKPOINT"] + "/best"
-    os.environ["FLK_STEP_TIMEOUT"] = "50"
-    with flk.init(device="cpu", timeout=700, save_every=0) as run:
-        model = run.parallelize(torch.nn.Linear(1, 1))
-        run.step()
-        flk.save(1, best, model=model)
-        print("= step", limit(), flush=True)
-        flk.restore(best, model=model)
-        print("= step", limit(), flush=True)
-"""
-
-
-def test_a_script_beside_a_run_waits_for_storage_longer_than_for_a_step(ranks: Ranks, tmp_path: Path) -> None:
-    result, _ = ranks(PATIENT, 2, {"FLK_CHECKPOINT": str(tmp_path)})
-    told = [line[2:] for line in result.lines if line.startswith("= ")]
-    assert told == ["prepare 700", "step 50", "prepare 700", "measure 700", "measure 700", "step 50"]
-
-
 SAVES_ONCE = """
     import torch
     import flk_runtime as flk

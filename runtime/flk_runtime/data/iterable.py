@@ -37,8 +37,8 @@ class IterableLoader(EpochLoader):
     rest together. Where a rank has no more data, the epoch ends on all ranks, and rank 0 prints what is left over; in
     an evaluation the rank repeats its latest batch, which counts 0, until no rank has another.
     With ``split=False`` the data is split over ranks and workers already. Else one process reads where there are two
-    workers or more, and these collate, each a step in turn. Raises SetupError for a dataset that would be split twice, and on all ranks for an
-    epoch with too few samples.
+    workers or more, and these collate, each a step in turn. Raises SetupError for a dataset that would be split twice,
+    and on all ranks for an epoch with too few samples.
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:

@@ -61,8 +61,8 @@ def init(
     - ``metrics``: where the lines of metrics go besides the log: ``tensorboard:/PATH``, ``mlflow`` and ``wandb``,
       separated by commas, or ``none``; default $FLK_METRICS, else what MLFLOW_TRACKING_URI and WANDB_PROJECT imply.
     - ``device``: default ``cuda:LOCAL_RANK`` if torch finds CUDA, else cpu.
-    - ``timeout``: seconds that a collective may take, until $FLK_STEP_TIMEOUT has another number for those after the
-      first step. $FLK_PREFLIGHT_TIMEOUT and $FLK_PREFLIGHT are for the ranks' comparison before the group opens.
+    - ``timeout``: seconds that a collective may take. $FLK_PREFLIGHT_TIMEOUT and $FLK_PREFLIGHT are for the ranks'
+      comparison before the group opens.
 
     Raises SetupError, on all ranks, if an argument or a variable is wrong or the ranks' environments do not match:
     DiscoveryError if the launcher's variables contradict each other, RendezvousError if a rank cannot connect,

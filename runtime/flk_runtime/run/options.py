@@ -15,7 +15,6 @@ from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.save_interval import check_interval
 from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.discovery import RankInfo
-from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import choose_strategy
 from flk_runtime.run import extensions
@@ -46,7 +45,6 @@ class RunOptions:
     device: torch.device = _CPU
     backend: str = "gloo"
     timeout: float = TIMEOUT
-    step_timeout: float | None = None
     preflight: float = user_env.PREFLIGHT_TIMEOUT.default
     keep_batch: bool = True  # a step of an elastic job has as many samples with fewer ranks as with all
     skipped: frozenset[str] = frozenset()  # checks of PREFLIGHT_CHECKS that are switched off
@@ -90,7 +88,6 @@ class RunOptions:
                 device=device,
                 backend=devices.backend(device),
                 timeout=given.get("timeout", TIMEOUT),
-                step_timeout=_step_timeout(),
                 preflight=defaults.preflight,
                 keep_batch=pod_env.BATCH.read(os.environ) == "keep",
                 skipped=skipped,
@@ -104,17 +101,6 @@ class RunOptions:
 def place_of(checkpoint: str | os.PathLike[str] | None) -> str | None:
     """The place of checkpoints of an argument, else of the environment; None if neither names one."""
     return os.fspath(checkpoint) if checkpoint else user_env.CHECKPOINT.read(os.environ) or None
-
-
-def _step_timeout() -> float | None:
-    name, value = user_env.STEP_TIMEOUT, _seconds(user_env.STEP_TIMEOUT)
-    if value is not None and not value > 0:
-        raise SetupError(f"{name}={value:g}: expected more than 0 seconds")
-    if value is not None and not process_group.can_set_timeout():
-        raise SetupError(
-            f"{name}: torch {torch.__version__} cannot change a process group's timeout; leave it out, or update torch"
-        )
-    return value
 
 
 def _strategy(given: str | extensions.OuterOptions | None) -> tuple[str, extensions.Outer | None]:

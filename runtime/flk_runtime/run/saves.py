@@ -49,7 +49,6 @@ class Saves:
                 "the memory of the pods keeps only the first training of a process: this one is saved in storage, if "
                 "there is any"
             )
-        self.timeouts = process_group.Timeouts(options.timeout, options.step_timeout)
         self.manager = CheckpointManager(
             CheckpointOptions(
                 place=name,
@@ -112,13 +111,12 @@ class Saves:
         with self._context.page.during(Phase.SAVING):  # the check before it too
             if self.before_save:
                 self.before_save()
-            with self.timeouts.long():  # a rank may wait for its last write for longer than a step
-                self.manager.save(steps, store=store)
-                self._place.kept = True
-                current.hold_memory(self._place.name)
-                self.due = 0
-                if wait:
-                    self.manager.wait(together=True)
+            self.manager.save(steps, store=store)
+            self._place.kept = True
+            current.hold_memory(self._place.name)
+            self.due = 0
+            if wait:
+                self.manager.wait(together=True)
 
     def save_after_step(self, before: int, steps: int) -> bool:
         """Save if a save is due after ``steps`` steps; ``before``: those at the last call. Collective where it saves.

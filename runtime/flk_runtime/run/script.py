@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from typing import Any
@@ -50,11 +49,6 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     """
     if trial.is_trial():
         return
-    with _long_timeout():
-        _save(step, checkpoint, objects, wait)
-
-
-def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any], wait: bool) -> None:
     place, manager = _opened(checkpoint, resume=False)
     run = current.saves
     if place.kept or (run and run.manager.can_save and is_same_place(run.manager.place, place.name)):
@@ -92,11 +86,10 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, *, random_now: boo
     """
     if trial.is_trial():
         return 0
-    with _long_timeout():
-        _check_other_training(checkpoint, objects)
-        place, manager = _opened(checkpoint, resume=True)
-        _register(manager, objects)
-        manager.finish_restoring()
+    _check_other_training(checkpoint, objects)
+    place, manager = _opened(checkpoint, resume=True)
+    _register(manager, objects)
+    manager.finish_restoring()
     if manager.steps:
         modules = [each for each in objects.values() if isinstance(each, nn.Module) and not random_now]
         set_random_states_at_first_pass(modules, manager.begin_rank_rng, functools.partial(_print, _DRAWN))
@@ -216,12 +209,6 @@ def _say_what_has_no_effect(manager: CheckpointManager) -> None:
 def _print(text: str) -> None:
     if process_group.rank() == 0:
         print(text, flush=True)
-
-
-def _long_timeout() -> contextlib.AbstractContextManager[None]:
-    """Inside, collectives have the timeout for what takes longer than a step, beside a run. Collective."""
-    saves_of_run = current.saves
-    return saves_of_run.timeouts.long() if saves_of_run and current.is_training else contextlib.nullcontext()
 
 
 def _check_group(place: str) -> None:

@@ -102,8 +102,6 @@ class Steps:
         self._unended += 1
         if not draws or self._unended > _MOST_UNENDED:
             self.end_step()
-        if first:
-            self._saves.timeouts.shorten()
         if current.tick:
             current.tick()
 
