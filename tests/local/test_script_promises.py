@@ -243,36 +243,3 @@ def test_a_script_that_goes_back_leaves_no_keys_in_the_store_and_no_copies_of_it
     """A copy is an open file without a name."""
     for result in ranks(LEFT, 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")}):
         assert len(set(result.lines[-1].split(";")[1:])) == 1, result.output
-
-
-SAVES_ONCE = """
-    import torch
-    import flk_runtime as flk
-
-    torch.distributed.init_process_group("gloo")
-    flk.save(1, own={"value": 1}, wait=True)
-    flk.save(2, "best", own={"value": 1}, wait=True)
-"""
-FOLDER = "checkpoints"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "memory", "place", "expected"),
-    [
-        (user_env.SAVE_EVERY, "5", "64Mi", FOLDER, "FLK_SAVE_EVERY has no effect on flk.save, which"),
-        (user_env.STORE_EVERY, "auto", "64Mi", FOLDER, "store_every=auto has no effect on flk.save: each"),
-        (user_env.STORE_EVERY, "5", "0", FOLDER, "no checkpoints in memory here: each flk.save"),
-        (user_env.STORE_EVERY, "5", "64Mi", pod_layout.CHECKPOINT_FOLDER, "store_every has no effect, since there"),
-        (user_env.STORE_EVERY, "5", "64Mi", FOLDER, ""),
-    ],
-)
-def test_an_interval_that_has_no_effect_on_a_script_is_named_once(
-    forked_pods: Callable[..., Pods], root: Path, variable: str, value: str, memory: str, place: str, expected: str
-) -> None:
-    settings = {pod_env.MEMORY_ROOT: str(root), user_env.MEMORY_LIMIT: memory, user_env.CHECKPOINT: place}
-    job = forked_pods(1, 2, script=SAVES_ONCE, **settings, **{variable: value})
-    job.start("train.py")
-    assert job.wait() == [0], job.log()
-    said = [line for line in job.log().splitlines() if "] flk: " in line]
-    assert len(said) == bool(expected), job.log()
-    assert all(f"[rank 0] flk: {expected}" in line for line in said)

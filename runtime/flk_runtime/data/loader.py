@@ -143,6 +143,7 @@ class Position(NamedTuple):
 @dataclass(eq=False)
 class Iteration:
     at: Position  # after its latest batch, or where it begins
+    is_rest: bool = False  # of an epoch that a later iteration may go on with
     begun: bool = False
 
 
@@ -195,7 +196,7 @@ class EpochLoader:
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
         if at.consumed and not rest and (is_second or not self._is_resumed):
             at = Position(at.epoch + 1)
-        self._latest = Iteration(self._first(at))
+        self._latest = Iteration(self._first(at), rest)
         self._settle()
         return self._latest
 
@@ -207,6 +208,12 @@ class EpochLoader:
         """Leave the position of an iteration that is over for that of the one after it."""
         if not self._open and self._latest and not self._latest.begun:
             self._at = self._trained = self._latest.at
+
+    def leave_epoch(self) -> None:
+        """Go to the next epoch, as the next iteration will, if the latest one that trained was left before its end."""
+        is_left = self._latest is not None and not self._latest.is_rest and not self._open
+        if is_left and self._trained.consumed and not self._is_resumed:
+            self._at = self._trained = Position(self._trained.epoch + 1)
 
     def _iterate(self, iteration: Iteration) -> Iterator[Any]:
         iteration.begun = True
@@ -312,9 +319,9 @@ class EpochLoader:
         self._context.events.is_counted = True
         while (epoch := self._trained.epoch) < count:
             yield epoch
-            self._context.events.end_step()
             self._at = self._trained = Position(epoch + 1)
             self._latest = None
+            self._context.events.end_step()
         self._context.events.end()
 
     def steps(self, count: int) -> Iterator[Any]:

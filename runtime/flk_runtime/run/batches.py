@@ -238,11 +238,13 @@ class Batches(LoaderEvents):
             self._begun.add(loader)
 
     def draw(self, loader: EpochLoader) -> None:
-        if self._steps.is_open and loader in self._ending:
-            self.end_step()
+        if self._steps.is_open and loader in self._ending and self._is_in_training():
+            self._steps.end_step()
 
     def end_step(self) -> None:
         if self._is_in_training():
+            for loader in self._ending:  # such as the longer one of a zip, whose position the checkpoint has
+                loader.leave_epoch()
             self._steps.end_step()
 
     def _is_in_training(self) -> bool:

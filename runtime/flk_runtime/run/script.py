@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters.adapt import adapt
-from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
@@ -18,7 +17,6 @@ from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import saves
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
@@ -164,8 +162,6 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
         page.restored_from = SOURCES.index(manager.source)
         page.restored = manager.steps
     complete_at_the_end(manager)
-    if in_memory and before is None:
-        _say_what_has_no_effect(manager)
     return place, manager
 
 
@@ -188,22 +184,6 @@ def _of_closed(place: Place) -> str:
         f"a run or a loop of this process, which is closed, has its state in {place.name}, so another training cannot "
         "have its own there: pass another checkpoint="
     )
-
-
-def _say_what_has_no_effect(manager: CheckpointManager) -> None:
-    """Print on rank 0 which of the variables of intervals has no effect on `save`."""
-    lines, store_every = [], interval("", None, user_env.STORE_EVERY)
-    if user_env.SAVE_EVERY in os.environ and not current.is_training:
-        lines.append(f"{user_env.SAVE_EVERY} has no effect on flk.save, which saves when the script calls it")
-    if store_every is not None:
-        if not manager.has_storage:
-            lines.append(saves.NO_STORAGE)
-        elif not manager.keeps_in_memory:
-            lines.append("no checkpoints in memory here: each flk.save is stored, whatever store_every says")
-        elif store_every == COMPUTED:
-            lines.append("store_every=auto has no effect on flk.save: each save is stored unless storage still writes")
-    for line in lines:
-        _print(f"flk: {line}")
 
 
 def _print(text: str) -> None:
