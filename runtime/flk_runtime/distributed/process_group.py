@@ -81,6 +81,15 @@ def maximum(*values: int) -> list[int]:
     return [int(each) for each in found.tolist()]
 
 
+def gather(value: Any) -> list[Any] | None:
+    """The values of all ranks in the order of ranks, on rank 0; None elsewhere. Collective; values travel by pickle."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values, dst=0)
+    return values
+
+
 def all_gather(value: T) -> list[T]:
     """The values of all ranks in the order of ranks, on every rank. Collective; values travel by pickle."""
     if world_size() == 1:
