@@ -318,11 +318,11 @@ class _Workers:
         self._reader, self._readers = reader, [reader.of_worker(number) for number in range(workers)]
         self._loaders = [
             DataLoader(
-                each,
+                reader,
                 batch_size=None,
                 **{**options, "num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)},
             )
-            for number, each in enumerate(self._readers)
+            for number, reader in enumerate(self._readers)
         ]
 
     def __iter__(self) -> Iterator[Any]:

@@ -223,7 +223,7 @@ class EpochLoader:
             for batch in self._batches(iteration):
                 iteration.at = self._at
                 if not self._givers or self._givers[-1] is not iteration:
-                    self._givers = [*(each for each in self._givers if each in self._open), iteration]
+                    self._givers = [*(giver for giver in self._givers if giver in self._open), iteration]
                 yield batch
                 if self._at is not iteration.at:  # another iteration has given a batch meanwhile
                     self._go(iteration.at)
@@ -265,10 +265,10 @@ class EpochLoader:
         givers, self._givers = self._givers, []
         if not givers:
             return False
-        opened = [each for each in givers if each in self._open] or givers
+        opened = [giver for giver in givers if giver in self._open] or givers
         self._trainer = self._trainer if self._trainer in givers else opened[-1]
         self._trained, self._is_resumed = self._trainer.at, False
-        others, self._others = self._others, {each for each in opened if each is not self._trainer}
+        others, self._others = self._others, {giver for giver in opened if giver is not self._trainer}
         return not others.isdisjoint(self._others)
 
     @property
@@ -382,7 +382,7 @@ class Collate:
         self._collate = collate
 
     def __call__(self, samples: list[Any]) -> tuple[int, Any]:
-        return sum(each is None for each in samples), self._collate(samples)
+        return sum(sample is None for sample in samples), self._collate(samples)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

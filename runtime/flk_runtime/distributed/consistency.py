@@ -30,7 +30,7 @@ Line = tuple[str, str]  # a path in the structure, and a description of the valu
 
 def parameters_in(optimizer: Optimizer) -> list[nn.Parameter]:
     """The parameters of all groups of an optimizer."""
-    return [each for group in optimizer.param_groups for each in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def check_consistent(call: str, lines: Sequence[Line]) -> None:
@@ -115,7 +115,7 @@ def differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | No
         return []
     devices.synchronize()  # the script may step on a stream of its own
     device = comm_device(torch.device("cpu"))
-    sums = torch.stack([bit_sum(each).to(device) for each in tensors.values()])
+    sums = torch.stack([bit_sum(tensor).to(device) for tensor in tensors.values()])
     extremes = torch.cat((sums, -sums))
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
     differs = (extremes[: len(sums)] != -extremes[len(sums) :]).to(torch.int32)

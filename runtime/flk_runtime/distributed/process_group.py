@@ -78,7 +78,7 @@ def maximum(*values: int) -> list[int]:
         return list(values)
     found = torch.tensor(values, device=comm_device(_CPU))
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return [int(each) for each in found.tolist()]
+    return [int(number) for number in found.tolist()]
 
 
 def gather(value: Any) -> list[Any] | None:
@@ -133,10 +133,10 @@ def mean_loss(closure: Callable[[], Any]) -> Any:
 def _flat(numbers: Numbers) -> torch.Tensor:
     """Float64 of shape (count,), on the device of collectives. All are copied at once."""
     if isinstance(numbers, Sequence):
-        numbers = [each.detach() if isinstance(each, torch.Tensor) else each for each in numbers]
-        tensors = [each.reshape(()) for each in numbers if isinstance(each, torch.Tensor)]
+        numbers = [number.detach() if isinstance(number, torch.Tensor) else number for number in numbers]
+        tensors = [number.reshape(()) for number in numbers if isinstance(number, torch.Tensor)]
         numbers = (
-            torch.stack(tensors) if tensors and len(tensors) == len(numbers) else [float(each) for each in numbers]
+            torch.stack(tensors) if tensors and len(tensors) == len(numbers) else [float(number) for number in numbers]
         )
     return torch.as_tensor(numbers, dtype=torch.float64, device=comm_device(_CPU)).detach().reshape(-1)
 

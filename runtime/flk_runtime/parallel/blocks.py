@@ -45,9 +45,9 @@ def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
 
     def uses(whole: nn.Module) -> Counter[int]:  # of parameters, and of modules, which may be shared too
         found = (
-            each for module in whole.modules() for each in (*module._parameters.values(), *module._modules.values())
+            child for module in whole.modules() for child in (*module._parameters.values(), *module._modules.values())
         )
-        return Counter(id(each) for each in found if each is not None)
+        return Counter(id(thing) for thing in found if thing is not None)
 
     everywhere = uses(model)
     return [
@@ -59,7 +59,7 @@ def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
 
 def find_ends(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """The embeddings and heads of ``model``: children of these classes that are at least as large as a block."""
-    size = min((sum(each.numel() for each in block.parameters()) for block in blocks), default=None)
+    size = min((sum(parameter.numel() for parameter in block.parameters()) for block in blocks), default=None)
     return [
         child
         for child in model.children()
@@ -78,14 +78,14 @@ def sharded_units(
 
     With ``ends``, which is the default where the script does not name blocks, `find_ends` too.
     """
-    in_float32 = [each for each in model.modules() if precision and precision.computes_in_float32(each)]
+    in_float32 = [module for module in model.modules() if precision and precision.computes_in_float32(module)]
     apart = find_ends(model, blocks := list(blocks)) if ends else []
     return shardable_blocks(model, dict.fromkeys([*blocks, *apart, *in_float32]))
 
 
 def kept_units(model: nn.Module, units: Collection[nn.Module], *, ends: bool) -> list[nn.Module]:
     """The units whose parameters the backward pass needs right after the forward pass: the model, and heads."""
-    return [model, *(each for each in model.children() if ends and isinstance(each, nn.Linear) and each in units)]
+    return [model, *(child for child in model.children() if ends and isinstance(child, nn.Linear) and child in units)]
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:

@@ -51,9 +51,9 @@ class FSDP2Model(ParallelModel):
         precision, ends = options.precision, options.blocks is None
 
         def shard(block: nn.Module) -> None:
-            for each in block.parameters():  # fully_shard refuses others, such as those in channels_last
-                if not each.is_contiguous():
-                    each.data = each.data.contiguous()
+            for parameter in block.parameters():  # fully_shard refuses others, such as those in channels_last
+                if not parameter.is_contiguous():
+                    parameter.data = parameter.data.contiguous()
             if precision:
                 cast_buffers(block, precision)
             policy = _mixed_precision(precision, block, block is model) if precision else MixedPrecisionPolicy()
@@ -102,7 +102,9 @@ class FSDP2Model(ParallelModel):
     def loose_buffers(self) -> dict[str, torch.Tensor]:
         if not self._communicates:
             return {}
-        return {name: each for name, each in self.model.named_buffers() if name not in self._tied and each.numel()}
+        return {
+            name: buffer for name, buffer in self.model.named_buffers() if name not in self._tied and buffer.numel()
+        }
 
     def tie_buffers(self, names: Iterable[str]) -> None:
         if not self._tied:

@@ -132,7 +132,7 @@ def _parallelize(
             return ParallelModel(model)
         from flk_runtime.parallel import ddp
 
-        if not any(each.requires_grad for each in model.parameters()):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             return ddp.FrozenModel(model)
         return ddp.DDPModel(model, device, find_unused_parameters=options.find_unused_parameters)
     from flk_runtime.parallel import fsdp2

@@ -131,12 +131,14 @@ class Saves:
             due.append(store)
         if not due:
             # The latest checkpoint may become complete in memory.
-            self.due = 0 if self.manager.poll() else min(each.next_after(steps) for each in (keep, store) if each)
+            self.due = (
+                0 if self.manager.poll() else min(interval.next_after(steps) for interval in (keep, store) if interval)
+            )
             return can_save
-        measured = [each for each in due if isinstance(each, AutoInterval)]
+        measured = [interval for interval in due if isinstance(interval, AutoInterval)]
         begin = time.monotonic()
-        for each in measured:
-            each.begin(steps)
+        for auto in measured:
+            auto.begin(steps)
         self.save(steps, store=store in due if isinstance(store, AutoInterval) else None)
         if measured:
             self._choose(measured, steps, time.monotonic() - begin)

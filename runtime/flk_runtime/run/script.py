@@ -89,7 +89,7 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, *, random_now: boo
     _register(manager, objects)
     manager.finish_restoring()
     if manager.steps:
-        modules = [each for each in objects.values() if isinstance(each, nn.Module) and not random_now]
+        modules = [thing for thing in objects.values() if isinstance(thing, nn.Module) and not random_now]
         set_random_states_at_first_pass(modules, manager.begin_rank_rng, functools.partial(_print, _DRAWN))
     if manager.source == "memory":
         current.hold_memory(place.name)

@@ -48,8 +48,8 @@ class Training:
         A sink shows it beside the curves. Later calls add to it. Without sinks, and on ranks other than 0, it does
         nothing. flk itself adds job, namespace, code, image, strategy, world size and restarts.
         """
-        for each in self._context.lines.recorders:
-            each.describe(values)
+        for recorder in self._context.lines.recorders:
+            recorder.describe(values)
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
@@ -130,7 +130,7 @@ class Training:
         page = self._context.page
         if page.target < 0:  # else the launcher looks whether this rank has reached it
             page.boundary = -1  # no step follows: SIGTERM is for the script's own handler again
-        for each in self._context.closing:
-            each()
+        for function in self._context.closing:
+            function()
         if self._owns_group:
             process_group.leave(at_once=at_once)
