@@ -42,7 +42,6 @@ COVERED = {
         "flk_runtime.launcher.coordinator.memory_plans flk_runtime.launcher.replication.messages "
         "flk_runtime.launcher.replication.service"
     ),
-    "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
     "tests/local/test_optimizer.py": "flk_runtime.distributed.main_process",
     "tests/local/test_hosts_accelerate_launch.py": "flk_hosts.accelerate_launch",
     "tests/local/test_hosts_torchtitan.py": "flk_hosts.torchtitan",
@@ -58,8 +57,7 @@ COVERED = {
         "flk_runtime.preflight.waiting"
     ),
     "tests/local/test_run.py": (
-        "flk_runtime.run.batches flk_runtime.run.context flk_runtime.run.metrics flk_runtime.run.models "
-        "flk_runtime.run.saves"
+        "flk_runtime.run.batches flk_runtime.run.context flk_runtime.run.models flk_runtime.run.saves"
     ),
     "tests/local/test_steps.py": "flk_runtime.run.steps",
     "tests/local/test_s3.py": (
@@ -69,7 +67,7 @@ COVERED = {
     "tests/local/test_script_checkpoints.py": "flk_runtime.run.script",
     "tests/local/test_precision.py": "flk_runtime.parallel.precision",
     "tests/local/test_sharded_checkpoints.py": (
-        "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1 flk_runtime.distributed.fsdp1"
+        "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1"
     ),
     "tests/local/test_strategies.py": (
         "flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 flk_runtime.parallel.model"

@@ -13,6 +13,7 @@ from flk_runtime.distributed.consistency import (
     differing,
     find_difference,
     first_far,
+    has_fsdp1,
     is_alike,
     parameters_in,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "differing",
     "find_difference",
     "first_far",
+    "has_fsdp1",
     "is_alike",
     "main_process_first",
     "mean_loss",

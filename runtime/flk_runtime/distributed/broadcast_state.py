@@ -15,8 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.distributed import collectives
-from flk_runtime.distributed.consistency import check_consistent, parameters_in
-from flk_runtime.distributed.fsdp1 import has_fsdp1
+from flk_runtime.distributed.consistency import check_consistent, has_fsdp1, parameters_in
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 from flk_runtime.system.pytree import Node, map_leaves, walk

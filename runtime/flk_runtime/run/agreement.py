@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.distributed import differing, find_difference, first_far, parameters_in
-from flk_runtime.distributed.fsdp1 import has_fsdp1
+from flk_runtime.distributed import differing, find_difference, first_far, has_fsdp1, parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, local
 from flk_runtime.system.bits import is_compared

@@ -1,14 +1,17 @@
-"""Lines: the lines of metrics of a run, with the means of their losses over the ranks."""
+"""Lines of metrics: the means of their losses over the ranks, and what flk measures for them."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from flk_runtime.distributed import process_group
-from flk_runtime.metrics import logging
+from flk_runtime.metrics import logging, mfu
+from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system.pytree import plain_value
 
 
@@ -52,6 +55,30 @@ class Lines:
         sys.stdout.flush()
         for recorder in self.recorders:
             recorder.record([line])
+
+
+class Metrics:
+    """Throughput, utilisation and the shares of time since the latest line."""
+
+    def __init__(self, device: torch.device, world_size: int, page: ProgressPage, warn: Callable[[str], None]) -> None:
+        self._device = device
+        self.utilisation = mfu.Meter(device, world_size, warn)
+        self.shares = logging.Shares(page)
+        self.throughput = logging.Throughput()
+
+    def read(self) -> dict[str, Any]:
+        """The values of a line, without the loss."""
+        line: dict[str, Any] = self.throughput.read()
+        utilisation = self.utilisation.read(mark=True)
+        if utilisation is not None:
+            line["mfu"] = round(utilisation, 4)
+        return line | self.shares.read()
+
+    def read_utilisation(self) -> float | None:
+        """Model FLOPs utilisation since the latest line, from 0 to 1. Waits for the device."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self.utilisation.read()
 
 
 def _read(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
-from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.lines import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 from flk_runtime.run.training import Training
@@ -41,7 +41,7 @@ class Loop(Training):
         """Whether a loader of another package has given the batch of a step, and calls `end_drawn_step` at the next."""
         adapted = self._adapted(objects)
         self._saves = Saves(context, needs_model=False)
-        self._metrics = Metrics(context)
+        self._metrics = Metrics(context.options.device, context.world_size, context.page, context.say)
         self._steps = Steps(context, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
         self._end_with_process()

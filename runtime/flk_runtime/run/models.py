@@ -37,7 +37,7 @@ from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.first_pass import at_first_pass
-from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.lines import Metrics
 from flk_runtime.run.process import current
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps

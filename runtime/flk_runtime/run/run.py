@@ -19,7 +19,7 @@ from flk_runtime.parallel import ParallelArgs, ParallelOptions
 from flk_runtime.run.backward import Backward
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
-from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.lines import Metrics
 from flk_runtime.run.models import Models
 from flk_runtime.run.options import RunOptions
 from flk_runtime.run.saves import Saves
@@ -44,7 +44,7 @@ class Run(Training):
         """Those of `init`."""
         context = RunContext.begin(rank_info, options)
         super().__init__(context, owns_group=owns_group)
-        self._metrics = Metrics(context)
+        self._metrics = Metrics(context.options.device, context.world_size, context.page, context.say)
         self._saves = Saves(context)
         self._steps = Steps(context, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)

@@ -18,7 +18,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.extensions import OuterLoop
-from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.lines import Metrics
 from flk_runtime.run.process import current
 from flk_runtime.run.saves import Saves
 
