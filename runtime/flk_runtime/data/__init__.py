@@ -1,4 +1,15 @@
-"""Data: loaders that give each rank its share of every step and shards of sequences.
+"""Data: loaders that give each rank its share of every step, and shards of sequences.
+
+The words of this package:
+
+- A *step* of a loader is what all ranks take together for one step of the optimizer; a rank's part of it is its
+  *share*, which may consist of several *micro-batches*.
+- A *position* is the number of samples of an epoch that all ranks together were given: it means the same at any number
+  of ranks.
+- An *iteration* is one ``iter(loader)``. The one that gave the batch of the latest step *trains*, and any other is a
+  *look*.
+- A *shard* is a part of a stream that can be read alone; a *part* is one shard or several, and a *lane* the parts that
+  one process reads.
 
 `run` imports this package, and `flk_runtime` exports `Loader` and `shard` from it. It needs torch; loaders of map-style
 datasets and `shard` work without a process group.

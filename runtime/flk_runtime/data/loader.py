@@ -193,6 +193,8 @@ class EpochLoader:
     def _begin(self, *, rest: bool = False) -> Iteration:
         """Begin an iteration: an epoch, or with ``rest`` what is left of the current one."""
         at, latest = self._saved if rest else self._trained, self._latest
+        # An epoch in which something was trained is over for the next iteration, as in torch. One that a checkpoint has
+        # brought is not: its rest is for the first iteration of this attempt.
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
         if at.consumed and not rest and (is_second or not self._is_resumed):
             at = Position(at.epoch + 1)
@@ -225,7 +227,8 @@ class EpochLoader:
                 if not self._givers or self._givers[-1] is not iteration:
                     self._givers = [*(giver for giver in self._givers if giver in self._open), iteration]
                 yield batch
-                if self._at is not iteration.at:  # another iteration has given a batch meanwhile
+                # While this generator waited, another iteration may have given a batch: then the position is that one's.
+                if self._at is not iteration.at:
                     self._go(iteration.at)
             self._end_epoch(iteration)
         except GeneratorExit:
@@ -265,6 +268,8 @@ class EpochLoader:
         givers, self._givers = self._givers, []
         if not givers:
             return False
+        # Which iteration trains cannot be asked, since a look gives a batch, too. But a look is mostly left at once, and
+        # a loop goes on: so the trainer of the step before is preferred, then the latest one that is still open.
         opened = [giver for giver in givers if giver in self._open] or givers
         self._trainer = self._trainer if self._trainer in givers else opened[-1]
         self._trained, self._is_resumed = self._trainer.at, False

@@ -54,7 +54,7 @@ def _end() -> None:
     """Wait for writes, and leave trainings that nothing has closed. Leaving does not wait: other ranks may be gone."""
     if current.id != os.getpid():
         return
-    _complete()
+    _complete()  # before trainings are left: a write may need the process group
     for training in filter(None, [*current.writers.values()]):
         training.abandon()
     current.writers.clear()  # a spawned process comes here twice, and forgets in between that it has failed
