@@ -227,7 +227,7 @@ class EpochLoader:
                 if not self._givers or self._givers[-1] is not iteration:
                     self._givers = [*(giver for giver in self._givers if giver in self._open), iteration]
                 yield batch
-                # While this generator waited, another iteration may have given a batch: then the position is that one's.
+                # While this generator waited, another iteration may have given a batch, and the position is its own.
                 if self._at is not iteration.at:
                     self._go(iteration.at)
             self._end_epoch(iteration)
@@ -268,7 +268,7 @@ class EpochLoader:
         givers, self._givers = self._givers, []
         if not givers:
             return False
-        # Which iteration trains cannot be asked, since a look gives a batch, too. But a look is mostly left at once, and
+        # Which iteration trains cannot be asked, since a look gives a batch, too. But a look is mostly left at once and
         # a loop goes on: so the trainer of the step before is preferred, then the latest one that is still open.
         opened = [giver for giver in givers if giver in self._open] or givers
         self._trainer = self._trainer if self._trainer in givers else opened[-1]
