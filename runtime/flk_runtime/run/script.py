@@ -132,6 +132,7 @@ def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple
     place = current.place(name)
     before, in_memory = place.manager, current.gives_memory(place)
     if before and not resume and (in_memory or not before.keeps_in_memory):
+        complete_at_the_end(before)  # this process may have been forked since
         return place, before
     if before:
         before.close()
