@@ -1,8 +1,8 @@
-"""Measure how DataLoader workers speed up a stream whose elements are transformed.
+"""Measure how DataLoader workers speed up a stream whose elements are tokenized, or transformed otherwise.
 
     python benchmarks/streams.py [--rounds 8]
 
-A stream of numbers is read with `run.loader(stream, transform=…)`; the transformation of an element takes 2 ms. It
+A stream of numbers is read with `run.loader(stream, collate_fn=…)`; the transformation of an element takes 2 ms. It
 sleeps, so that two processors suffice. Each round is an epoch with four workers, which persist, and one with none.
 
 Goal: with four workers at least 3 times the samples per second of none.
@@ -33,9 +33,9 @@ class Numbers:
         return iter(range(BATCH * STEPS))
 
 
-def transform(number: int) -> torch.Tensor:
-    time.sleep(SECONDS)
-    return torch.full((64,), number)
+def transform(numbers: list[int]) -> torch.Tensor:
+    time.sleep(SECONDS * len(numbers))
+    return torch.stack([torch.full((64,), number) for number in numbers])
 
 
 def rate(loader: Iterable[torch.Tensor]) -> float:
@@ -55,7 +55,8 @@ def main() -> int:
             "none": {"num_workers": 0},
         }
         loaders = {
-            name: run.loader(Numbers(), BATCH, transform=transform, name=name, **each) for name, each in options.items()
+            name: run.loader(Numbers(), BATCH, collate_fn=transform, name=name, **each)
+            for name, each in options.items()
         }
         cases = {name: partial(rate, loader) for name, loader in loaders.items()}
         rates = measure.alternate(cases, arguments.rounds, warmup=1)

@@ -51,7 +51,6 @@ class Flk(Callback):  # type: ignore[misc]
         save_every: int | str | None = None,
         store_every: int | str | None = None,
         keep: int | None = None,
-        keep_every: int | None = None,
         log_every: int | None = None,
         metrics: str | None = None,
     ) -> None:
@@ -60,7 +59,6 @@ class Flk(Callback):  # type: ignore[misc]
             "save_every": save_every,
             "store_every": store_every,
             "keep": keep,
-            "keep_every": keep_every,
             "metrics": metrics,
         }
         self._log_every = log_every

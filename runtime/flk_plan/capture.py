@@ -33,11 +33,11 @@ from flk_plan.hardware import Gpu
 from flk_plan.trace import StepTrace, Tracer
 from flk_runtime.distributed import parameters_in
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, strategies
+from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision
 from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
 from flk_runtime.parallel.computation import find_recomputed, recompute_activations
 from flk_runtime.parallel.meta_init import check_init, meta_names
-from flk_runtime.run import current
+from flk_runtime.run.process import current
 from flk_runtime.system import pytree, trial
 
 _NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
@@ -84,7 +84,7 @@ def capture(command: Sequence[str], gpu: Gpu) -> CapturedModel:
                 "write loss[mask].mean() as (loss * mask).sum() / mask.sum()"
             ) from error
         except Exception as error:
-            if not isinstance(error, SetupError) and session.captured is None and current.run is None:
+            if not isinstance(error, SetupError) and session.captured is None and current.training is None:
                 text = str(error).strip().partition("\n")[0]
                 # Such as a script with torch's own wrappers.
                 raise SetupError(f"{_NOT_CALLED}; it raised {type(error).__name__}: {text}") from None
@@ -120,7 +120,7 @@ class _Session:
             register_optimizer_step_pre_hook(self._before_step),
         ]
         with (
-            strategies.planned_by(self._capture),
+            current.observed(planner=self._capture),
             WithoutData(),
             _of_the_plan(),
             _kernels_of_gpus(),

@@ -16,7 +16,8 @@ SCRIPT = """
     from torch.utils.data import TensorDataset
 
     kill_at = int(os.environ.get("KILL_AT", 0))
-    with flk.init(device="cuda:0", backend="cpu:gloo,cuda:gloo", save_every=1, seed=3) as run:
+    torch.distributed.init_process_group("cpu:gloo,cuda:gloo")
+    with flk.init(device="cuda:0", save_every=1, seed=3) as run:
         torch.manual_seed(0)
         layers = (nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.2)) for _ in range(3))
         model = nn.Sequential(nn.Linear(16, 32), *layers, nn.Linear(32, 1))

@@ -239,7 +239,6 @@ with group():
                 "map": run.evaluation(Words(), 4),
                 "few": run.evaluation(Words(range(2)), 4),
                 "stream": run.evaluation(Stream(41), 4, num_workers=0),
-                "transformed": run.evaluation(Numbers(41), 4, transform=Words().__getitem__),
                 "few of a stream": run.evaluation(Stream(3), 4),
                 "split": run.evaluation(Stream(41, run.world_size, run.rank), 2, split=False),
                 "uneven": run.evaluation(Stream(13 - 3 * run.rank), 2, split=False),

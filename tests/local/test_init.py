@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -153,72 +152,3 @@ def test_a_peers_death_leaves_nobody_hanging(ranks: Ranks) -> None:
     assert "noticed" in ended[1].output
 
 
-STEP_TIMEOUT = 4.0  # seconds; also room for a step of a machine that is busy
-
-SLOW = f"""
-    import os, pathlib, time, torch, torch.distributed as dist, flk_runtime as flk
-
-    with flk.init(device="cpu", step_timeout={STEP_TIMEOUT}, save_every=2) as run:
-        pair = dist.new_group([0, 1])
-        model = torch.nn.Linear(1, 1)
-        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1))
-
-        def step(wait=lambda: None):
-            if run.rank == 1:
-                wait()
-            dist.all_reduce(torch.ones(1), group=eval(os.environ["GROUP"]))
-            optimizer.step()
-            run.step()
-
-        wait = float(os.environ["WAIT"])
-        step(lambda: time.sleep(wait))
-"""
-
-
-@pytest.mark.parametrize("group", ["None", "pair"])
-def test_a_rank_that_hangs_is_noticed_once_the_first_step_is_done(ranks: Ranks, tmp_path: Path, group: str) -> None:
-    script = (
-        SLOW
-        + """
-        noticed = pathlib.Path(os.environ["NOTICED"])
-
-        def hang():
-            while not noticed.exists():
-                time.sleep(0.05)
-            run.abandon()
-            raise SystemExit
-
-        try:
-            step(hang)
-        except RuntimeError as error:
-            print("noticed" if "imed out" in str(error) else error)
-            noticed.touch()
-        run.abandon()
-"""
-    )
-    first, _ = ranks(script, 2, {"GROUP": group, "WAIT": "0", "NOTICED": str(tmp_path / "noticed")})
-    assert first.lines == ["noticed"]
-
-
-def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Ranks, tmp_path: Path) -> None:
-    script = (
-        SLOW
-        + """
-        class Slow:
-            def state_dict(self):
-                time.sleep(wait)  # rank 0 only
-                return {}
-
-            def load_state_dict(self, state):
-                pass
-
-        run.register("slow", flk.replicated(Slow()))
-        step()  # saves
-        step()
-        print("steps", run.steps)
-        run.abandon()
-"""
-    )
-    variables = {"GROUP": "None", "WAIT": str(1.5 * STEP_TIMEOUT), "FLK_CHECKPOINT": str(tmp_path / "checkpoints")}
-    ended = ranks(script, 2, variables)
-    assert [rank.lines[-1] for rank in ended] == ["steps 3"] * 2

@@ -258,6 +258,16 @@ def evaluated_in_no_sync(run):
     run.step()
     return [run.mean(loss(run, model).item())]
 
+def first_no_sync_after_a_forward_pass(run):
+    model, optimizer = made(run)
+    before = loss(run, model, 1)
+    with run.no_sync():
+        loss(run, model).backward()
+    before.backward()
+    optimizer.step()
+    run.step()
+    return [run.mean(loss(run, model).item())]
+
 RIGHT = (
     changed_after_an_evaluation,
     read_after_a_forward_pass,
@@ -281,12 +291,12 @@ UNDER_DDP = (
 with group():
     if "RANK" not in os.environ:
         with init("none") as run:
-            for each in (*RIGHT, *UNDER_DDP):
+            for each in (*RIGHT, *UNDER_DDP, first_no_sync_after_a_forward_pass):
                 tell(each.__name__, each(run))
         with init("ddp") as run:
             bounded(run)  # it changes all that it should in one process
     for strategy in ("ddp", "full_shard") if "RANK" in os.environ else ():
-        for each in (*RIGHT, *UNDER_DDP) if strategy == "ddp" else RIGHT:
+        for each in (*RIGHT, *UNDER_DDP) if strategy == "ddp" else (*RIGHT, first_no_sync_after_a_forward_pass):
             with init(strategy) as run:
                 tell(f"{each.__name__} {strategy}", each(run))
         wrong = {"has a max_norm": bounded, "in no model of parallelize, has other values": added}
@@ -316,6 +326,6 @@ with group():
 def test_scripts_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
     expected = told(ranks(SCRIPT, 1)[0])
     found = told(ranks(SCRIPT, 2)[0])
-    assert len(found) == 27
+    assert len(found) == 28
     for key, losses in found.items():
         assert losses == pytest.approx(expected[key.partition(" ")[0]], abs=1e-5), key

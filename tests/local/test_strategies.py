@@ -158,31 +158,6 @@ with group():
     assert all(norm > 0.3 for losses in expected.values() for norm in losses[::2])  # so clipping had an effect
 
 
-def test_uneven_batches_end_together(ranks: Ranks) -> None:
-    script = (
-        THREE_BLOCKS
-        + """
-with init("ddp") as run:
-    model, optimizer = run.parallelize(*build())
-    mine = [5, 3, 4][run.rank]
-    for batches in (list(range(mine)), iter(range(mine)), range(2)):
-        steps = 0
-        for number in run.join_batches(batches):
-            assert number == steps
-            loss_of(model, data(6, 1)[0][0][run.rank]).backward()
-            optimizer.step()
-            steps += 1
-        tell(type(batches).__name__, steps)
-"""
-    )
-    ended = ranks(script, 3)
-    assert [told(rank) for rank in ended] == [{"list": 3, "range_iterator": 3, "range": 2}] * 3
-    assert [line for line in ended[0].lines if line.startswith("flk:")] == [
-        "flk: stopped after 3 steps, when rank 1 had no more batches; left: 2 on rank 0, 1 on rank 2",
-        "flk: stopped after 3 steps, when rank 1 had no more batches; left: at least 1 on rank 0, at least 1 on rank 2",
-    ]
-
-
 def test_ranks_that_use_different_parameters(ranks: Ranks) -> None:
     script = (
         THREE_BLOCKS
@@ -360,7 +335,6 @@ with group():
         ("blocks has 'blocks', a ModuleList, which is not called: name its parts, as in 'blocks.*'", "full_shard",
          {"blocks": "blocks"}),
         ("recompute='attention': the model has no module of this class or path", "ddp", {"recompute": "attention"}),
-        ("blocks=0: expected", "full_shard", {"blocks": 0}),
         ("recompute=True needs blocks", "ddp", {"model": nn.Linear(2, 2), "recompute": True}),
         ("'weight' of 0 (Odd) is on the meta device, and no reset_parameters() sets it", "full_shard",
          {"model": nn.Sequential(Odd()), "init": "reset_parameters"}),

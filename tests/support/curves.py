@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from flk_runtime.contract.metrics_line import AT
-
 TRAIN = """
     import os, pathlib, sys, time
     import torch
@@ -41,11 +39,10 @@ _OWN = {"_timestamp", "_runtime", "_step", "step"}  # columns of W&B
 
 
 def printed(log: str) -> list[dict[Point, float]]:
-    """The numbers of the lines of metrics in a log, in their order, without the time that only a printed line has."""
+    """The numbers of the lines of metrics in a log, in their order."""
     lines = []
     for text in re.findall(r'^(?:\[rank 0\] )?(\{"step".*\})$', log, re.MULTILINE):
         line = json.loads(text)
-        line.pop(AT, None)
         step = line.pop("step")
         line |= {f"part/{name}": value for name, value in line.pop("part", {}).items()}
         lines.append({(name, step): value for name, value in line.items() if not isinstance(value, str)})

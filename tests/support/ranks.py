@@ -27,14 +27,14 @@ faulthandler.dump_traceback_later(patience * 0.8)
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of outputs that are views, which few scripts change
 if not one_process:
-    from flk_runtime.run import places
-    def as_in_another_process(name, find=places.of_next_training):
-        for place in places._places:
+    from flk_runtime.run import process
+    def as_in_another_process(self, name, find=process.Process.next_place):
+        for place in self._places:
             place.trainings, place.kept = 0, False
             place._optimizers.clear()
-        return find(name)
-    places.of_next_training = as_in_another_process
-    places.Place.other_optimizer = lambda *_: None
+        return find(self, name)
+    process.Process.next_place = as_in_another_process
+    process.Place.other_optimizer = lambda *_: None
 sys.argv = [script]
 runpy.run_path(script, run_name="__main__")
 """

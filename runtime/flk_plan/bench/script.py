@@ -15,15 +15,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from flk_runtime.errors import RuntimeFailure, SetupError
-from flk_runtime.run import current
+from flk_runtime.run.process import current
 from flk_runtime.run.run import Run
-from flk_runtime.run.steps import measured_by
 from flk_runtime.system import trial
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
@@ -46,8 +45,7 @@ class _Clock:
 
     def tick(self) -> None:
         """Count the end of a step of the run."""
-        run = current.run
-        assert run is not None  # noqa: S101
+        run = cast("Run", current.training)
         if not self._times and run.strategy != self._strategy:
             raise SetupError("the script passes strategy= to init: leave it out, so that others can be measured")
         done = len(self._times) + 1
@@ -90,7 +88,7 @@ def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]
     """
     clock = _Clock(strategy, steps)
     try:
-        with measured_by(clock.tick):
+        with current.observed(tick=clock.tick):
             trial.run_script(command)
     except _Done:
         pass

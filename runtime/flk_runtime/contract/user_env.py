@@ -114,9 +114,6 @@ PREFLIGHT: Final[Setting[frozenset[str]]] = Setting(
 PREFLIGHT_TIMEOUT: Final = Setting(
     "FLK_PREFLIGHT_TIMEOUT", "seconds that each rank waits for the others in the preflight", 300.0, number()
 )
-STEP_TIMEOUT: Final[Setting[float | None]] = Setting(
-    "FLK_STEP_TIMEOUT", "timeout of collectives after the first step, in seconds", None, number()
-)
 WORKERS: Final = Variable(
     "FLK_WORKERS",
     "number of workers of strategy diloco in this job; its pods are divided among them",

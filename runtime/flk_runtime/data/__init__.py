@@ -1,4 +1,15 @@
-"""Data: loaders that give each rank its share of every step, shards of sequences, and ranks with uneven batches.
+"""Data: loaders that give each rank its share of every step, and shards of sequences.
+
+The words of this package:
+
+- A *step* of a loader is what all ranks take together for one step of the optimizer; a rank's part of it is its
+  *share*, which may consist of several *micro-batches*.
+- A *position* is the number of samples of an epoch that all ranks together were given: it means the same at any number
+  of ranks.
+- An *iteration* is one ``iter(loader)``. The one that gave the batch of the latest step *trains*, and any other is a
+  *look*.
+- A *shard* is a part of a stream that can be read alone; a *part* is one shard or several, and a *lane* the parts that
+  one process reads.
 
 `run` imports this package, and `flk_runtime` exports `Loader` and `shard` from it. It needs torch; loaders of map-style
 datasets and `shard` work without a process group.
@@ -8,13 +19,12 @@ from flk_runtime.data.evaluation import EvaluationLoader
 from flk_runtime.data.factory import length_of, make_loader, share_of_worker
 from flk_runtime.data.fingerprint import describe_data
 from flk_runtime.data.iterable import IterableLoader
-from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions, Transform
+from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions
 from flk_runtime.data.map_style import Loader
 from flk_runtime.data.micro_batches import MicroBatches, StepShare, parts_of
 from flk_runtime.data.partition import DataShard, shard
 from flk_runtime.data.parts import count_shards
 from flk_runtime.data.samplers import compare as compare_orders
-from flk_runtime.data.uneven_inputs import join_batches
 
 __all__ = [
     "DataShard",
@@ -27,11 +37,9 @@ __all__ = [
     "LoaderOptions",
     "MicroBatches",
     "StepShare",
-    "Transform",
     "compare_orders",
     "count_shards",
     "describe_data",
-    "join_batches",
     "length_of",
     "make_loader",
     "parts_of",

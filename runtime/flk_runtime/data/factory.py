@@ -24,8 +24,6 @@ def make_loader(dataset: Any, context: LoaderContext) -> EpochLoader:
     if not _is_iterable_only(dataset):
         if not context.options.split:
             raise SetupError("split=False is for iterables: a dataset with length and index is split by the loader")
-        if context.options.transform:
-            raise SetupError("transform= is for iterables: transform the samples in the dataset's __getitem__")
         return Loader(dataset, context)
     if context.options.shuffle:
         raise SetupError(

@@ -67,17 +67,17 @@ def _walk(value: Any, path: str, least: int | None, depth: int, lines: list[Line
         return
     least = least or length or 1
     inner = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
-    for name, each in list(inner.items()) if len(inner) <= _KEYS else ():
-        if isinstance(name, str) and _is_data(each, least):
-            inner_least = None if isinstance(each, Dataset) else least
-            _walk(each, f"{path}.{name}", inner_least, depth - 1, lines, seen)
+    for name, attribute in list(inner.items()) if len(inner) <= _KEYS else ():
+        if isinstance(name, str) and _is_data(attribute, least):
+            inner_least = None if isinstance(attribute, Dataset) else least
+            _walk(attribute, f"{path}.{name}", inner_least, depth - 1, lines, seen)
 
 
 def _walk_entries(value: Any, path: str, least: int | None, depth: int, lines: list[Line], seen: set[int]) -> None:
     length = len(value)
     positions = sorted({(length - 1) * number // (_ENTRIES - 1) for number in range(_ENTRIES)}) if length else []
     entries = [_entry(value, at) for at in positions]
-    if any(each is None for each in entries):  # a cache, which ranks may have filled otherwise
+    if any(entry is None for entry in entries):  # a cache, which ranks may have filled otherwise
         return
     for at, entry in zip(positions, entries, strict=True):
         if isinstance(entry, Dataset) or (least and _is_column(entry, least)):
@@ -188,5 +188,5 @@ def _collect(value: Any, exact: list[str], means: list[str], depth: int) -> None
                 means.append(f"{math.fsum(map(abs, numbers)) / len(numbers):.1e}")
     elif isinstance(value, (Mapping, list, tuple)):
         children = [value[key] for key in sorted(value, key=repr)] if isinstance(value, Mapping) else value
-        for each in children[:_LEAVES]:
-            _collect(each, exact, means, depth - 1)
+        for child in children[:_LEAVES]:
+            _collect(child, exact, means, depth - 1)

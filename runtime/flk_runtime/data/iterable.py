@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position, Transform
+from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, count_pieces, pieces_of
 from flk_runtime.data.parts import count_shards, is_hugging_face, set_epoch
 from flk_runtime.data.reader import ShareReader
@@ -36,14 +36,13 @@ class IterableLoader(EpochLoader):
     the workers of all ranks read shards of their own, until a rank has no full share of a step left; the ranks read the
     rest together. Where a rank has no more data, the epoch ends on all ranks, and rank 0 prints what is left over; in
     an evaluation the rank repeats its latest batch, which counts 0, until no rank has another.
-    With ``split=False`` the data is split over ranks and workers already. ``transform`` is called with each sample of
-    this rank, in the workers if there are some: with two or more, one process reads, and the workers transform and
-    collate, each a step in turn. Raises SetupError for a dataset that would be split twice, and on all ranks for an
-    epoch with too few samples.
+    With ``split=False`` the data is split over ranks and workers already. Else one process reads where there are two
+    workers or more, and these collate, each a step in turn. Raises SetupError for a dataset that would be split twice,
+    and on all ranks for an epoch with too few samples.
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
-        split, drop_last, transform = context.options.split, context.options.drop_last, context.options.transform
+        split, drop_last = context.options.split, context.options.drop_last
         options = dict(context.options.of_torch)
         if refused := sorted({"sampler", "batch_sampler"} & options.keys()):
             raise SetupError(f"{refused[0]}= is for data with an index: a {type(dataset).__name__} has its own order")
@@ -58,7 +57,7 @@ class IterableLoader(EpochLoader):
             dataset, context.rank, context.world_size, context.step_size, drop_last, self._workers, shards
         )
         size = None if context.options.accumulate is None else context.options.batch_size
-        collate = _Collate(options.pop("collate_fn", None) or default_collate, transform, size, counted=split)
+        collate = _Collate(options.pop("collate_fn", None) or default_collate, size, counted=split)
         self._persistent = bool(options.get("persistent_workers"))
         if self._persistent:
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
@@ -319,11 +318,11 @@ class _Workers:
         self._reader, self._readers = reader, [reader.of_worker(number) for number in range(workers)]
         self._loaders = [
             DataLoader(
-                each,
+                reader,
                 batch_size=None,
                 **{**options, "num_workers": 1, "worker_init_fn": begin and partial(_begin_worker, begin, number)},
             )
-            for number, each in enumerate(self._readers)
+            for number, reader in enumerate(self._readers)
         ]
 
     def __iter__(self) -> Iterator[Any]:
@@ -353,23 +352,19 @@ class _Given(Dataset[Any]):
 
 
 class _Collate:
-    """Transforms the samples of a share and collates them, in micro-batches of ``size``; passes on all else.
+    """Collates the samples of a share, in micro-batches of ``size``; passes on all else.
 
     By default they are one batch. The result ends with the batches and the numbers of their samples.
     """
 
-    def __init__(
-        self, collate: Callable[[list[Any]], Any], transform: Transform | None, size: int | None, *, counted: bool
-    ) -> None:
-        self._collate, self._transform, self._size, self._counted = Collate(collate), transform, size, counted
+    def __init__(self, collate: Callable[[list[Any]], Any], size: int | None, *, counted: bool) -> None:
+        self._collate, self._size, self._counted = Collate(collate), size, counted
 
     def __call__(self, found: Any) -> tuple[int, int, Any, tuple[list[tuple[int, Any]], list[int]]]:
         samples, mark, state, content = found if self._counted else (len(found), 0, None, found)
-        if self._transform:
-            content = [self._transform(each) for each in content]
         pieces = pieces_of(len(content), count_pieces(len(content), 1, self._size) if self._size else 1)
-        batches = [self._collate(content[each.start : each.stop]) for each in pieces]
-        return samples, mark, state, (batches, [len(each) for each in pieces])
+        batches = [self._collate(content[piece.start : piece.stop]) for piece in pieces]
+        return samples, mark, state, (batches, [len(piece) for piece in pieces])
 
 
 def _as_it_is(share: Any) -> Any:

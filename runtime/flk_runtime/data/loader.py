@@ -7,7 +7,6 @@ number of ranks.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +19,6 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree, rng
 
 T = TypeVar("T")
-Transform = Callable[[Any], Any]  # of a sample
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,6 @@ class LoaderOptions:
       `Run.micro_batches`. In an elastic job a step takes ``full_world_size * batch_size * accumulate`` samples, also
       with fewer ranks, unless the job scales its batch: then there are more micro-batches. By default a rank's samples
       of a step are one batch, which is as large as that takes.
-    - ``transform``: a function of a sample of an iterable, which all workers call while one process reads. By default
-      samples stay as they are.
     - ``seed``: of the order. Default: the seed of the run.
     - ``name``: under which checkpoints have the position. Default: by the order of calls.
     """
@@ -49,7 +45,6 @@ class LoaderOptions:
     accumulate: int | None = None
     seed: int | None = None
     name: str | None = None
-    transform: Transform | None = None
     of_torch: Mapping[str, Any] = field(default_factory=dict)  # the options of torch's DataLoader
 
     def __post_init__(self) -> None:
@@ -90,14 +85,11 @@ class LoaderEvents:
     def begin(self, loader: EpochLoader) -> None:
         """An iteration over the loader is about to give its first batch."""
 
-    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
-        """A batch is about to be drawn; ``goes_on``: by the loop that trains, and so by all ranks.
-
-        Any other may be a look of one rank.
-        """
+    def draw(self, loader: EpochLoader) -> None:
+        """The loop that has given the batch of the latest step, on all ranks, is about to draw the next one."""
 
     def end_step(self) -> None:
-        """A loop of all ranks over epochs goes on, which ends the step before."""
+        """A loop of all ranks over epochs or steps goes on, which ends the step before."""
 
     def give(self, loader: EpochLoader, share: StepShare) -> None:
         """The loader gives a batch, which is this rank's share of a step."""
@@ -151,8 +143,8 @@ class Position(NamedTuple):
 @dataclass(eq=False)
 class Iteration:
     at: Position  # after its latest batch, or where it begins
+    is_rest: bool = False  # of an epoch that a later iteration may go on with
     begun: bool = False
-    place: tuple[Any, ...] = ()  # where the script drew its first batch
 
 
 class EpochLoader:
@@ -180,7 +172,6 @@ class EpochLoader:
         self._latest: Iteration | None = None
         self._givers: list[Iteration] = []  # of the batches since the latest step
         self._trainer: Iteration | None = None  # gave the batch of the latest step
-        self._places: set[tuple[Any, ...]] = set()  # where the script drew first batches of iterations that train
         self._others: set[Iteration] = set()  # gave one too
 
     @property
@@ -202,10 +193,12 @@ class EpochLoader:
     def _begin(self, *, rest: bool = False) -> Iteration:
         """Begin an iteration: an epoch, or with ``rest`` what is left of the current one."""
         at, latest = self._saved if rest else self._trained, self._latest
+        # An epoch in which something was trained is over for the next iteration, as in torch. One that a checkpoint has
+        # brought is not: its rest is for the first iteration of this attempt.
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
         if at.consumed and not rest and (is_second or not self._is_resumed):
             at = Position(at.epoch + 1)
-        self._latest = Iteration(self._first(at))
+        self._latest = Iteration(self._first(at), rest)
         self._settle()
         return self._latest
 
@@ -218,6 +211,12 @@ class EpochLoader:
         if not self._open and self._latest and not self._latest.begun:
             self._at = self._trained = self._latest.at
 
+    def leave_epoch(self) -> None:
+        """Go to the next epoch, as the next iteration will, if the latest one that trained was left before its end."""
+        is_left = self._latest is not None and not self._latest.is_rest and not self._open
+        if is_left and self._trained.consumed and not self._is_resumed:
+            self._at = self._trained = Position(self._trained.epoch + 1)
+
     def _iterate(self, iteration: Iteration) -> Iterator[Any]:
         iteration.begun = True
         self._open.append(iteration)
@@ -226,9 +225,10 @@ class EpochLoader:
             for batch in self._batches(iteration):
                 iteration.at = self._at
                 if not self._givers or self._givers[-1] is not iteration:
-                    self._givers = [*(each for each in self._givers if each in self._open), iteration]
+                    self._givers = [*(giver for giver in self._givers if giver in self._open), iteration]
                 yield batch
-                if self._at is not iteration.at:  # another iteration has given a batch meanwhile
+                # While this generator waited, another iteration may have given a batch, and the position is its own.
+                if self._at is not iteration.at:
                     self._go(iteration.at)
             self._end_epoch(iteration)
         except GeneratorExit:
@@ -243,16 +243,12 @@ class EpochLoader:
         raise NotImplementedError
 
     def _draw(self, iteration: Iteration) -> None:
-        """Tell the run that a batch is about to be drawn.
+        """Tell the run that a batch is about to be drawn from the iteration that trains.
 
-        An iteration that begins goes on with the training where the script draws from it where it has drawn from one
-        that trains: the loop of the next epoch does. A look of one rank has another place in the script.
+        The first batch of any other may be a look of one rank, for which the others would wait in vain.
         """
-        goes_on = iteration is self._trainer
-        if not iteration.place:
-            iteration.place = tuple((frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_stack(None))
-            goes_on = iteration.place in self._places and self._trainer not in self._open
-        self._context.events.draw(self, goes_on=goes_on)
+        if iteration is self._trainer:
+            self._context.events.draw(self)
 
     @property
     def is_in_loop(self) -> bool:
@@ -272,11 +268,12 @@ class EpochLoader:
         givers, self._givers = self._givers, []
         if not givers:
             return False
-        opened = [each for each in givers if each in self._open] or givers
+        # Which iteration trains cannot be asked, since a look gives a batch, too. But a look is mostly left at once and
+        # a loop goes on: so the trainer of the step before is preferred, then the latest one that is still open.
+        opened = [giver for giver in givers if giver in self._open] or givers
         self._trainer = self._trainer if self._trainer in givers else opened[-1]
-        self._places.add(self._trainer.place)
         self._trained, self._is_resumed = self._trainer.at, False
-        others, self._others = self._others, {each for each in opened if each is not self._trainer}
+        others, self._others = self._others, {giver for giver in opened if giver is not self._trainer}
         return not others.isdisjoint(self._others)
 
     @property
@@ -329,6 +326,7 @@ class EpochLoader:
             yield epoch
             self._at = self._trained = Position(epoch + 1)
             self._latest = None
+            self._context.events.end_step()
         self._context.events.end()
 
     def steps(self, count: int) -> Iterator[Any]:
@@ -389,7 +387,7 @@ class Collate:
         self._collate = collate
 
     def __call__(self, samples: list[Any]) -> tuple[int, Any]:
-        return sum(each is None for each in samples), self._collate(samples)
+        return sum(sample is None for sample in samples), self._collate(samples)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -143,7 +143,7 @@ class Loader(EpochLoader):
         if (state.get("order") == order.SAMPLED) != bool(self._drawn):
             now, then = ("a sampler", "none") if self._drawn else ("no sampler", "one")
             raise MismatchError(f"{self.name}: the loader has {now} here, and had {then} in the checkpoint")
-        if state.get("shuffle", self._shuffle) != self._shuffle:
+        if state["shuffle"] != self._shuffle:
             raise MismatchError(
                 f"{self.name}: shuffle={self._shuffle} here, and shuffle={state['shuffle']} in the checkpoint"
             )

@@ -76,22 +76,22 @@ def parts_of(batch: Any) -> tuple[StepShare, Iterator[tuple[Any, float]]]:
     come together. Raises SetupError for anything else, and for several with different numbers of samples.
     """
     several = batch if isinstance(batch, (tuple, list)) else [batch]
-    if not several or not all(isinstance(each, MicroBatches) for each in several):
-        kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in several))
+    if not several or not all(isinstance(part, MicroBatches) for part in several):
+        kinds = ", ".join(dict.fromkeys(type(part).__name__ for part in several))
         raise SetupError(
             f"micro_batches takes what a loader with accumulate= gives, and was given a {type(batch).__name__}"
             f"{f' ({kinds})' if several is batch else ''}: pass accumulate=1 or more to run.loader, and its batch "
             "as it is; what changes a batch belongs into the loop over micro-batches"
         )
     first = several[0]
-    if any((each.share, each.fractions) != (first.share, first.fractions) for each in several):
+    if any((part.share, part.fractions) != (first.share, first.fractions) for part in several):
         raise SetupError(
             f"micro_batches was given batches of different sizes (steps of "
-            f"{', '.join(str(each.share.samples) for each in several)} samples): take a loop over micro_batches for "
+            f"{', '.join(str(part.share.samples) for part in several)} samples): take a loop over micro_batches for "
             "each of them"
         )
     if several is batch:
-        parts = [type(batch)(together) for together in zip(*(each.parts for each in several), strict=True)]
+        parts = [type(batch)(together) for together in zip(*(part.parts for part in several), strict=True)]
     else:
         parts = first.parts
     return first.share, zip(parts, first.fractions, strict=True)

@@ -60,8 +60,8 @@ class EpochOrder:
 
     def indices(self, ranges: Iterator[range]) -> Iterator[list[Any]]:
         for block in _blocks(ranges):
-            found = self.at(torch.cat([torch.arange(each.start, each.stop) for each in block]))
-            for indices in torch.split(found, [len(each) for each in block]):
+            found = self.at(torch.cat([torch.arange(positions.start, positions.stop) for positions in block]))
+            for indices in torch.split(found, [len(positions) for positions in block]):
                 yield indices.tolist()
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
@@ -87,9 +87,9 @@ def _blocks(ranges: Iterator[range]) -> Iterator[list[range]]:
     """Yield the ranges in lists with about `_BLOCK` numbers each."""
     block: list[range] = []
     count = 0
-    for each in ranges:
-        block.append(each)
-        count += len(each)
+    for positions in ranges:
+        block.append(positions)
+        count += len(positions)
         if count >= _BLOCK:
             yield block
             block, count = [], 0

@@ -124,4 +124,6 @@ def _steps(dataset: Any) -> Iterator[Any]:
     while waiting:
         step = waiting.pop()
         yield step
-        waiting += [each for each in [getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())] if each]
+        waiting += [
+            inner for inner in [getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())] if inner
+        ]

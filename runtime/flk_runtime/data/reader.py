@@ -141,9 +141,9 @@ class ShareReader(IterableDataset[MarkedShare]):
     def gather(self) -> None:
         """Get from the other ranks how far they have read their parts. Collective."""
         if self.is_divided:
-            own = {part: self._states[part] for _, each in self._lanes() for part in each}
-            for each in process_group.all_gather(own):
-                for part, state in each.items():
+            own = {part: self._states[part] for _, parts_of_lane in self._lanes() for part in parts_of_lane}
+            for states in process_group.all_gather(own):
+                for part, state in states.items():
                     self._states[part] = state
 
     def join(self) -> None:
@@ -157,7 +157,7 @@ class ShareReader(IterableDataset[MarkedShare]):
         state = {"parts": len(states) or 1, "data": data[2] if data else None}
         if not states:
             return state
-        return {**state, "shards": self._shards, "read": [list(each) for each in states], "all": is_joined}
+        return {**state, "shards": self._shards, "read": [list(part_state) for part_state in states], "all": is_joined}
 
     def start_of(self, state: Mapping[str, Any], order: int) -> ReadState:
         """The state of a `state_dict`, which has ``consumed`` too. ``order``: of the epoch. Raises CheckpointError."""

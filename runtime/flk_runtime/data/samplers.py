@@ -79,7 +79,7 @@ class DrawnOrders:
         with rng.OwnNumbers(rng.derive_seed("sampler", seed, epoch)).used():
             entries: list[Any] = [*islice(self._sampler, self._most + 1)]
             if self.batched:
-                entries = [list(each) for each in entries]
+                entries = [list(batch) for batch in entries]
         if len(entries) > self._most:
             raise SetupError(
                 f"{self._name}: the {type(self._sampler).__name__} has given more than {self._most} entries in an "

@@ -13,20 +13,21 @@ from flk_runtime.distributed.consistency import (
     differing,
     find_difference,
     first_far,
+    has_fsdp1,
     is_alike,
     parameters_in,
 )
 from flk_runtime.distributed.main_process import main_process_first
-from flk_runtime.distributed.process_group import Timeouts, comm_device, mean_loss
+from flk_runtime.distributed.process_group import comm_device, mean_loss
 
 __all__ = [
-    "Timeouts",
     "all_reduce",
     "check_consistent",
     "comm_device",
     "differing",
     "find_difference",
     "first_far",
+    "has_fsdp1",
     "is_alike",
     "main_process_first",
     "mean_loss",

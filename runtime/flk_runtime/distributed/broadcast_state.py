@@ -6,7 +6,7 @@ DistributedUtils.synchronize!! in Lux.jl (FluxMPI.synchronize! before).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.distributed import collectives
-from flk_runtime.distributed.consistency import check_consistent, parameters_in
-from flk_runtime.distributed.fsdp1 import has_fsdp1
+from flk_runtime.distributed.consistency import check_consistent, has_fsdp1, parameters_in
+from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 from flk_runtime.system.pytree import Node, map_leaves, walk
 
@@ -37,9 +37,9 @@ def synchronize(tree: T, root: int = 0) -> T:
     """Broadcast rank ``root``'s state of everything in ``tree``, and return the tree. Collective.
 
     Leaves of the nested containers may be modules (all parameters and buffers), optimizers (their whole state and the
-    hyperparameters of their groups, even if a rank has no state yet), and tensors, arrays and numbers, as in
-    `collectives.broadcast`. Modules, optimizers, tensors and writable arrays are changed in place. Any other leaf (a
-    string, None, an object) is returned unchanged. In a world of one the given tree is returned.
+    hyperparameters of their groups, even if a rank has no state yet), tensors and numbers. Modules, optimizers and
+    tensors are changed in place. Any other leaf (a string, None, an object) is returned unchanged. In a world of one
+    the given tree is returned.
 
     Raises SetupError, on every rank, where the models or optimizers of the ranks differ in structure, and for sharded
     models (FSDP), whose wrapper keeps the shards consistent.
@@ -47,21 +47,34 @@ def synchronize(tree: T, root: int = 0) -> T:
     if not collectives.begin("synchronize", root=root):
         return tree
     nodes = check_alike(f"synchronize(root={root})", tree)
-    owners = [node.value for node in nodes]
-    tensors = [tensor for owner in owners if isinstance(owner, nn.Module) for _, tensor in _tensors("", owner)]
-    optimizers = [owner for owner in owners if isinstance(owner, Optimizer)]
+    leaves = [node.value for node in nodes if not node.container]
+    optimizers = [leaf for leaf in leaves if isinstance(leaf, Optimizer)]
     states = [
         map_leaves(_state(optimizer), lambda v: _Placeholder(v) if isinstance(v, torch.Tensor) else v)
         for optimizer in optimizers
     ]
-    if states:
-        dist.broadcast_object_list(states, src=root)
-    for optimizer, state in zip(optimizers, states, strict=True):
+    numbers = [leaf for leaf in leaves if collectives.is_number(leaf)]
+    sent: list[Any] = [*states, *numbers]
+    if sent:
+        dist.broadcast_object_list(sent, src=root)
+    tensors = [tensor for leaf in leaves if isinstance(leaf, nn.Module) for _, tensor in _tensors("", leaf)]
+    for optimizer, state in zip(optimizers, sent, strict=False):
         tensors += _set_state(optimizer, state)
-    collectives.broadcast_tensors(list({id(tensor): tensor for tensor in tensors}.values()), root)
+    tensors += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    _broadcast(list({id(tensor): tensor for tensor in tensors}.values()), root)
+    values = iter(sent[len(states) :])
+    return map_leaves(tree, lambda leaf: next(values) if collectives.is_number(leaf) else leaf)
 
-    values = iter(collectives.broadcast([node.value for node in nodes if _is_sent(node)], root))
-    return map_leaves(tree, lambda leaf: next(values) if collectives.is_numeric(leaf) else leaf)
+
+def _broadcast(tensors: Sequence[torch.Tensor], root: int) -> None:
+    """Copy the elements of rank ``root``'s tensors, which are alike, into the tensors of every rank. Collective."""
+    for bucket in collectives.split(tensors):
+        flat = collectives.pack(bucket)
+        sent = flat.to(comm_device(flat.device))
+        if sent.numel():
+            dist.broadcast(sent.view(torch.uint8), src=root)  # as bytes: no backend supports every dtype
+        if dist.get_rank() != root:
+            collectives.unpack(sent.to(flat.device), bucket)
 
 
 def check_alike(call: str, tree: object) -> list[Node]:
@@ -73,10 +86,6 @@ def check_alike(call: str, tree: object) -> list[Node]:
     if problems := _compare(call, nodes):  # the same on all ranks
         raise SetupError(f"{call}: {problems[0]}")
     return nodes
-
-
-def _is_sent(node: Node) -> bool:
-    return not node.container and collectives.is_numeric(node.value)
 
 
 def _compare(call: str, nodes: list[Node]) -> list[str]:
@@ -92,7 +101,7 @@ def _compare(call: str, nodes: list[Node]) -> list[str]:
         elif isinstance(value, torch.Tensor):
             tensors = [(path, value)]
         else:
-            lines.append((path, container or ("a value" if collectives.is_numeric(value) else "not sent")))
+            lines.append((path, container or ("a value" if collectives.is_number(value) else "not sent")))
             tensors = []
         for name, tensor in tensors:
             lines.append((name, collectives.describe(tensor)))

@@ -1,27 +1,23 @@
-"""Collectives on pytrees: `all_reduce` and `broadcast` of nested containers, in few messages.
+"""all_reduce(): the reduction of the tensors and numbers in nested containers, in few messages.
 
-Leaves are tensors, numbers and, if NumPy is imported, arrays. Tensors and writable arrays are changed in place and
-returned as the same objects; numbers and read-only arrays are returned as new objects, in new containers. Any other
-leaf (a string, None) is sent by `broadcast`, and returned unchanged by `all_reduce`.
+Tensors are changed in place and returned as the same objects; numbers are returned as new ones, in new containers. Any
+other leaf, such as a string, is returned unchanged. Tensors of one device and dtype are sent in buckets. Before that,
+the ranks compare what they are about to send with one all-reduce of 16 bytes. If structures, shapes, dtypes, devices or
+arguments differ, every rank raises a SetupError that names the first difference. In a world of one nothing is sent or
+copied, and the given tree is returned.
 
-Tensors of one device and dtype are sent in buckets. Before that, the ranks compare what they are about to send with one
-all-reduce of 16 bytes. If structures, shapes, dtypes, devices or arguments differ, every rank raises a SetupError that
-names the first difference. In a world of one nothing is sent or copied, and the given tree is returned.
-
-`all_reduce` follows `allreduce!` of Lux.jl's DistributedUtils, and Horovod's allreduce. `synchronize` uses `broadcast`.
+It follows `allreduce!` of Lux.jl's DistributedUtils, and Horovod's allreduce.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
-from flk_runtime.distributed import buckets
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
@@ -29,13 +25,9 @@ from flk_runtime.system.pytree import map_leaves, walk
 
 T = TypeVar("T")
 
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "product": dist.ReduceOp.PRODUCT,
-}
+_CPU = torch.device("cpu")
+BUCKET_BYTES = 25 << 20  # the default of DistributedDataParallel (bucket_cap_mb)
+_OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 # Dtypes that backends do not reduce, and the dtype they are sent as. Sums wrap around as torch's own do.
 _SENT_AS = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _REDUCIBLE = {
@@ -43,73 +35,49 @@ _REDUCIBLE = {
     *(torch.uint8, torch.int8, torch.int32, torch.int64),
     *_SENT_AS,
 }
-_NUMBERS = {bool: torch.int64, int: torch.int64, float: torch.float64, complex: torch.complex128}
-
-
-def broadcast(tree: T, root: int = 0) -> T:
-    """Return the leaves of rank ``root`` on every rank. Collective.
-
-    Tensors and writable arrays receive root's elements in place; their shapes, dtypes and devices must be the same on
-    all ranks, and so must the containers. All other leaves (numbers, strings, None, any object) are pickled.
-
-    Raises SetupError, on every rank, where the ranks' trees differ or a tensor cannot be sent.
-    """
-    if not begin("broadcast", root=root):
-        return tree
-    leaves = _Leaves(tree, None)
-    leaves.check_consistent(f"broadcast(root={root})")
-    values = leaves.others
-    if values:
-        dist.broadcast_object_list(values, src=root)
-    broadcast_tensors(leaves.tensors, root)
-    return leaves.rebuilt(tree, values)
+_NUMBERS = {bool: torch.int64, int: torch.int64, float: torch.float64}
 
 
 def all_reduce(tree: T, op: str = "sum") -> T:
     """Return the reduction of all ranks' leaves, on every rank. Collective.
 
-    ``op`` is "sum", "mean", "max", "min" or "product". "mean" takes floating point and complex tensors, and any number,
-    for which it returns a float; tensors are divided before the sum, as gradients are, so float16 does not overflow.
-    For bool tensors, sum and max are "or", product and min are "and"; Python bools are added up as integers. Complex
-    leaves have sums and means only.
+    ``op`` is "sum", "mean", "max" or "min". "mean" takes floating point and complex tensors, and any number, for which
+    it returns a float; tensors are divided before the sum, as gradients are, so float16 does not overflow. For bool
+    tensors, sum and max are "or", min is "and"; Python bools are added up as integers. Complex tensors have sums and
+    means only.
 
     Raises SetupError, on every rank, for an unknown ``op``, and where the ranks' trees differ or a leaf cannot be
-    reduced.
+    reduced, such as an array of NumPy.
     """
     if not begin("all_reduce", op=op):
         return tree
-    leaves = _Leaves(tree, op)
-    leaves.check_consistent(f"all_reduce({op})")
-    values = list(leaves.others)
-    numbers = [_number(value) for value in values]
-    for kind in _NUMBERS:
-        positions = [position for position, number in enumerate(numbers) if type(number) is kind]
-        if positions:
-            results = _reduced_numbers(kind, [numbers[position] for position in positions], op)
-            for position, result in zip(positions, results, strict=True):
-                values[position] = _of_same_type(values[position], result)
-    for bucket in buckets.split(leaves.tensors):
+    lines: list[tuple[str, str]] = []
+    problems: list[str] = []
+    tensors: dict[int, tuple[str, torch.Tensor]] = {}  # each once, such as tied weights, with its path
+    for node in walk(tree):
+        path, value = node.path, node.value
+        if id(value) in tensors:
+            lines.append((path, f"the same as {tensors[id(value)][0]}"))
+            continue
+        if isinstance(value, torch.Tensor):
+            tensors[id(value)] = path, value
+        kind, problem = (node.container, "") if node.container else _described(value, op)
+        # Problems are compared too, so that a rank with a problem of its own does not raise alone.
+        lines.append((path, f"{kind}, {problem}" if problem else kind))
+        if problem:
+            problems.append(f"{path} is {kind}, {problem}")
+    check_consistent(f"all_reduce({op})", lines)
+    if problems:  # the same on all ranks, by the check
+        raise SetupError(f"all_reduce({op}): {problems[0]}")
+    numbers = iter(_reduced_numbers([node.value for node in walk(tree) if is_number(node.value)], op))
+    for bucket in split(tensor for _, tensor in tensors.values()):
         _reduce_bucket(bucket, op)
-    return leaves.rebuilt(tree, values)
+    return map_leaves(tree, lambda leaf: next(numbers) if is_number(leaf) else leaf)
 
 
-def is_numeric(value: object) -> bool:
-    """Whether a leaf is a tensor, an array or a number."""
-    return isinstance(value, torch.Tensor) or _is_array(value) or _number(value) is not None
-
-
-def broadcast_tensors(tensors: Sequence[torch.Tensor], root: int) -> None:
-    """Copy the elements of rank ``root``'s tensors into the tensors of every rank. Collective.
-
-    Shapes, dtypes and devices must be the same on all ranks; they are not compared.
-    """
-    for bucket in buckets.split(tensors):
-        flat = buckets.pack(bucket, share=True)
-        sent = flat.to(comm_device(flat.device))
-        if sent.numel():
-            dist.broadcast(sent.view(torch.uint8), src=root)  # as bytes: no backend supports every dtype
-        if dist.get_rank() != root:
-            buckets.unpack(sent.to(flat.device), bucket)
+def is_number(value: object) -> bool:
+    """Whether a leaf is a number of Python, and no member of an enumeration."""
+    return type(value) in _NUMBERS
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -146,93 +114,58 @@ def begin(call: str, *, op: str = "sum", root: int | None = None) -> bool:
     return world_size > 1
 
 
-class _Leaves:
-    """The leaves of a tree: ``tensors``, each once, with arrays as tensor copies, and ``others``.
+def split(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Group ``tensors`` by device and dtype, in their order, into buckets of at most BUCKET_BYTES.
 
-    ``op`` is the reduction that follows; None for a broadcast.
+    A larger tensor has a bucket of its own.
     """
-
-    def __init__(self, tree: object, op: str | None) -> None:
-        self.tensors: list[torch.Tensor] = []
-        self.others: list[Any] = []
-        self._lines: list[tuple[str, str]] = []
-        self._problems: list[str] = []
-        self._arrays: dict[int, torch.Tensor] = {}  # by the array's id
-        seen: dict[int, str] = {}
-        for node in walk(tree):
-            kind, problem = (node.container, "") if node.container else self._add(node.path, node.value, seen, op)
-            # Problems are compared too, so that a rank with a problem of its own does not raise alone.
-            self._lines.append((node.path, f"{kind}, {problem}" if problem else kind))
-            if problem:
-                self._problems.append(f"{node.path} is {kind}, {problem}")
-
-    def check_consistent(self, call: str) -> None:
-        check_consistent(call, self._lines)
-        if self._problems:  # the same on all ranks, by the check
-            raise SetupError(f"{call}: {self._problems[0]}")
-
-    def rebuilt(self, tree: T, values: Sequence[Any]) -> T:
-        """``tree`` with the received arrays, and with ``values`` in place of the other leaves."""
-        remaining = iter(values)
-
-        def leaf(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return value
-            if id(value) not in self._arrays:
-                return next(remaining)
-            result = self._arrays[id(value)].numpy()
-            if not value.flags.writeable:
-                return result
-            value[...] = result
-            return value
-
-        return map_leaves(tree, leaf)
-
-    def _add(self, path: str, value: Any, seen: dict[int, str], op: str | None) -> tuple[str, str]:
-        """Take in one leaf; return what it is, and why it cannot be exchanged (empty if it can)."""
-        array = _is_array(value)
-        if not array and not isinstance(value, torch.Tensor):
-            self.others.append(value)
-            if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
-                return f"a {type(value).__name__}", "use synchronize() for it"
-            return ("a value", "") if op is None else _describe_number(value, op)
-        if id(value) in seen:  # tied weights are reduced once
-            return f"the same as {seen[id(value)]}", ""
-        seen[id(value)] = path
-        if array:
-            try:
-                self._arrays[id(value)] = torch.from_numpy(value.copy())
-            except (TypeError, ValueError):
-                return f"an array of {value.dtype}", "a dtype that torch does not have: convert it"
-            value = self._arrays[id(value)]
-        self.tensors.append(value)
-        problem = unsendable(value) or ("" if op is None else _irreducible(value.dtype, op))
-        return ("an array, " if array else "") + describe(value), problem
+    done: list[list[torch.Tensor]] = []
+    current: dict[tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        key = tensor.device, tensor.dtype
+        bucket, size = current.get(key, ([], 0))
+        added = tensor.numel() * tensor.element_size()
+        if bucket and size + added > BUCKET_BYTES:
+            bucket, size = [], 0
+        if not bucket:
+            done.append(bucket)
+        bucket.append(tensor)
+        current[key] = bucket, size + added
+    return done
 
 
-def _is_array(value: object) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+def pack(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of all tensors of a bucket as one flat tensor of their dtype, of shape (sum of numel,).
+
+    A single contiguous tensor is not copied: the result is a view of it.
+    """
+    if len(bucket) == 1 and bucket[0].is_contiguous() and not bucket[0].is_conj() and not bucket[0].is_neg():
+        return bucket[0].detach().view(-1)
+    return torch.cat([tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in bucket])
 
 
-def _number(value: Any) -> Any:
-    """A Python or NumPy number as a Python number; None for anything else, such as a member of an enumeration."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)):
-        value = value.item()
-    return value if type(value) in _NUMBERS else None
+@torch.no_grad()
+def unpack(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
+    """Copy the elements of ``flat``, as `pack` made it, into the tensors of the bucket."""
+    if len(bucket) == 1 and flat.data_ptr() == bucket[0].data_ptr() and flat.dtype == bucket[0].dtype:
+        return  # a view of the tensor
+    for tensor, part in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
 
 
-def _describe_number(value: object, op: str) -> tuple[str, str]:
-    number = _number(value)
-    if number is None:
+def _described(value: object, op: str) -> tuple[str, str]:
+    """What a leaf is, and why it cannot be reduced; an empty string if it can, or stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return describe(value), unsendable(value) or _irreducible(value.dtype, op)
+    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+        return f"a {type(value).__name__}", "use synchronize() for it"
+    if isinstance(value, complex) or hasattr(value, "__array__"):
+        return f"a {type(value).__name__}", "pass a tensor, such as torch.as_tensor(…), or a float"
+    if not is_number(value):
         return "a value", ""
-    kind = f"a number ({type(number).__name__})"
-    if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
-        return kind, "more than 64 bits: make it a float"
-    if isinstance(number, complex) and op not in ("sum", "mean"):
-        return kind, f"complex numbers have no {op}"
-    return kind, ""
+    kind = f"a number ({type(value).__name__})"
+    is_too_long = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+    return kind, "more than 64 bits: make it a float" if is_too_long else ""
 
 
 def _irreducible(dtype: torch.dtype, op: str) -> str:
@@ -244,26 +177,23 @@ def _irreducible(dtype: torch.dtype, op: str) -> str:
     return "" if dtype in _REDUCIBLE else "dtype not supported by any backend: convert it"
 
 
-def _reduced_numbers(kind: type, numbers: list[Any], op: str) -> list[Any]:
-    flat = torch.tensor(numbers, dtype=_NUMBERS[kind], device=comm_device(torch.device("cpu")))
-    dist.all_reduce(torch.view_as_real(flat) if flat.is_complex() else flat, _OPS[op])
-    results = flat.tolist()
-    if op == "mean":  # divided after the sum, which is exact for integers
-        return [number / dist.get_world_size() for number in results]
-    return [bool(number) for number in results] if kind is bool and op in ("max", "min") else results
-
-
-def _of_same_type(value: Any, result: Any) -> Any:
-    """``result`` as a NumPy scalar if ``value`` is one."""
-    if type(value) in _NUMBERS:
-        return result
-    whole = value.dtype.kind in "biu" and not isinstance(result, bool)
-    return sys.modules["numpy"].asarray(result)[()] if whole else type(value)(result)
+def _reduced_numbers(numbers: list[Any], op: str) -> list[Any]:
+    results = list(numbers)
+    for dtype in (torch.int64, torch.float64):
+        positions = [place for place, number in enumerate(numbers) if _NUMBERS[type(number)] is dtype]
+        if not positions:
+            continue
+        flat = torch.tensor([numbers[place] for place in positions], dtype=dtype, device=comm_device(_CPU))
+        dist.all_reduce(flat, _OPS[op])
+        for place, result in zip(positions, flat.tolist(), strict=True):
+            # Divided after the sum, which is exact for integers.
+            results[place] = result / dist.get_world_size() if op == "mean" else result
+    return results
 
 
 def _reduce_bucket(bucket: list[torch.Tensor], op: str) -> None:
     dtype = bucket[0].dtype
-    flat = buckets.pack(bucket, share=True)
+    flat = pack(bucket)
     if op == "mean":
         flat.mul_(1 / dist.get_world_size())
     sent = flat.to(comm_device(flat.device), _SENT_AS.get(dtype, dtype))
@@ -272,4 +202,4 @@ def _reduce_bucket(bucket: list[torch.Tensor], op: str) -> None:
         if dtype is torch.bool:
             reduce_op = dist.ReduceOp.MAX if op in ("sum", "max") else dist.ReduceOp.MIN
         dist.all_reduce(torch.view_as_real(sent) if sent.is_complex() else sent, reduce_op)
-    buckets.unpack(sent.to(flat.device, dtype), bucket)
+    unpack(sent.to(flat.device, dtype), bucket)

@@ -7,6 +7,7 @@ hash finds that out beforehand; only if it differs do the ranks exchange their l
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -30,7 +31,13 @@ Line = tuple[str, str]  # a path in the structure, and a description of the valu
 
 def parameters_in(optimizer: Optimizer) -> list[nn.Parameter]:
     """The parameters of all groups of an optimizer."""
-    return [each for group in optimizer.param_groups for each in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def has_fsdp1(module: nn.Module) -> bool:
+    """Whether ``module`` or a submodule is wrapped in FSDP1, whose parameters are shards and do not say so."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import, and imported already if there is one
+    return fsdp is not None and any(isinstance(child, fsdp.FullyShardedDataParallel) for child in module.modules())
 
 
 def check_consistent(call: str, lines: Sequence[Line]) -> None:
@@ -115,7 +122,7 @@ def differing(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | No
         return []
     devices.synchronize()  # the script may step on a stream of its own
     device = comm_device(torch.device("cpu"))
-    sums = torch.stack([bit_sum(each).to(device) for each in tensors.values()])
+    sums = torch.stack([bit_sum(tensor).to(device) for tensor in tensors.values()])
     extremes = torch.cat((sums, -sums))
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
     differs = (extremes[: len(sums)] != -extremes[len(sums) :]).to(torch.int32)

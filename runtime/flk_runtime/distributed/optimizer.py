@@ -130,7 +130,7 @@ class DistributedOptimizer(Optimizer):
         if parameter in self._ready:
             self._check()
         if not self._ready:  # the first of a pass
-            self._trained = sum(each.requires_grad for each in parameters_in(self))
+            self._trained = sum(parameter.requires_grad for parameter in parameters_in(self))
         self._ready.add(parameter)
         if len(self._ready) == self._trained:
             self.synchronize()
@@ -144,8 +144,8 @@ class DistributedOptimizer(Optimizer):
     def _check(self) -> None:
         """Raise SetupError unless the gradients are averages, which the step then uses."""
         has_averages, self._has_averages = self._has_averages, False
-        trained = [each for each in parameters_in(self) if each.requires_grad]
-        missing = [tuple(each.shape) for each in trained if self._ready and each not in self._ready]
+        trained = [parameter for parameter in parameters_in(self) if parameter.requires_grad]
+        missing = [tuple(parameter.shape) for parameter in trained if self._ready and parameter not in self._ready]
         if self._averages and (missing or not has_averages):
             cause = f"a parameter of shape {missing[0]} had no gradient" if missing else "there was no backward pass"
             raise SetupError(

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from flk_runtime.errors import CheckpointError, RuntimeFailure, SetupError
-from flk_runtime.system import device as devices
+from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.system import torch_private
 
 T = TypeVar("T")
@@ -80,7 +78,7 @@ def maximum(*values: int) -> list[int]:
         return list(values)
     found = torch.tensor(values, device=comm_device(_CPU))
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return [int(each) for each in found.tolist()]
+    return [int(number) for number in found.tolist()]
 
 
 def gather(value: Any) -> list[Any] | None:
@@ -119,14 +117,6 @@ def mean(value: Numbers, weight: Numbers) -> float:
     return float(sums[0] / sums[1])
 
 
-def total(numbers: array[float]) -> Sequence[float]:
-    """The sums of all ranks' numbers, of which all give as many, on every rank. Collective."""
-    own = torch.frombuffer(numbers, dtype=torch.float64)
-    sums = own.to(comm_device(_CPU))  # on the CPU it is ``numbers`` itself
-    dist.all_reduce(sums)
-    return numbers if sums is own else sums.tolist()
-
-
 def mean_loss(closure: Callable[[], Any]) -> Any:
     """What ``closure`` returns, with the mean over the ranks in the place of a loss's value. Collective."""
     loss = closure()
@@ -143,59 +133,12 @@ def mean_loss(closure: Callable[[], Any]) -> Any:
 def _flat(numbers: Numbers) -> torch.Tensor:
     """Float64 of shape (count,), on the device of collectives. All are copied at once."""
     if isinstance(numbers, Sequence):
-        numbers = [each.detach() if isinstance(each, torch.Tensor) else each for each in numbers]
-        tensors = [each.reshape(()) for each in numbers if isinstance(each, torch.Tensor)]
+        numbers = [number.detach() if isinstance(number, torch.Tensor) else number for number in numbers]
+        tensors = [number.reshape(()) for number in numbers if isinstance(number, torch.Tensor)]
         numbers = (
-            torch.stack(tensors) if tensors and len(tensors) == len(numbers) else [float(each) for each in numbers]
+            torch.stack(tensors) if tensors and len(tensors) == len(numbers) else [float(number) for number in numbers]
         )
     return torch.as_tensor(numbers, dtype=torch.float64, device=comm_device(_CPU)).detach().reshape(-1)
-
-
-class Timeouts:
-    """The timeout of collectives: ``first`` seconds until the first step is done, then ``step`` seconds if given.
-
-    The first step compiles, allocates and connects; later steps take the same time each, so a short timeout finds a
-    step that hangs (torchtitan, torchtitan/distributed/utils.py, set_pg_timeouts). Methods are collective.
-    """
-
-    def __init__(self, first: float, step: float | None) -> None:
-        self.first, self._step = first, step
-        self._short = False
-
-    def shorten(self) -> None:
-        """Change to the timeout for ``step``, after the first step."""
-        if self._step is not None:
-            self._set(self._step)
-            self._short = True
-
-    @contextlib.contextmanager
-    def long(self) -> Iterator[None]:
-        """Change back to ``first`` inside the block, where ranks wait for a state that takes long to copy.
-
-        After a CheckpointError and a SetupError, which all ranks have, the script may go on, and steps have their
-        timeout again. After other errors, which the other ranks may not have, no rank waits for them.
-        """
-        if self._step is None or not self._short:
-            yield
-            return
-        self._set(self.first)
-        try:
-            yield
-        except (CheckpointError, SetupError):
-            self._set(self._step)
-            raise
-        self._set(self._step)
-
-    def _set(self, seconds: float) -> None:
-        devices.synchronize()
-        # The timeout changes while no collective is under way, so that it is the same on all ranks.
-        dist.barrier()
-        torch_private.set_timeouts(seconds)
-
-
-def can_set_timeout() -> bool:
-    """Whether this torch can change the timeout of a group."""
-    return torch_private.has_timeouts()
 
 
 def leave(*, at_once: bool) -> None:

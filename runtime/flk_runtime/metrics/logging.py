@@ -1,4 +1,4 @@
-"""Metrics as lines of JSON, one object per line, and the throughput in samples per second."""
+"""Metrics as lines of JSON, one object per line, and what a line measures: throughput, and shares of the time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system.pytree import plain_value
 
 _ENCODER: Final = json.JSONEncoder(default=str, allow_nan=False)
@@ -50,3 +51,35 @@ class Throughput:
         counts = {"samples_per_s": self.samples, "tokens_per_s": self.tokens}
         self.samples, self.tokens, self._since = 0, 0, now
         return {name: round(count / seconds, 1) for name, count in counts.items() if count}
+
+
+class Shares:
+    """Shares of the time between two readings, from 0 to 1. Measuring them adds no synchronization to a step.
+
+    Communication is the share of the observer's samples, a few per second, in which a collective of this rank had begun
+    and not ended; computation may go on beside it. Without flk's launcher there is no observer.
+    """
+
+    def __init__(self, page: ProgressPage) -> None:
+        self._page = page
+        self._samples, self._pending = page.samples, page.pending_samples
+        self._communication = 0.0
+        self._waited = 0.0
+        self._since = time.perf_counter()
+
+    def add_wait(self, seconds: float) -> None:
+        """Add time in which the training loop waited for a batch."""
+        self._waited += seconds
+
+    def read(self) -> dict[str, float]:
+        """``comm``, where it is measured, and ``data_wait``. Without a new sample, ``comm`` is the latest one."""
+        now, shares = time.perf_counter(), {}
+        if (samples := self._page.samples) != self._samples:
+            pending = self._page.pending_samples
+            self._communication = (pending - self._pending) / (samples - self._samples)
+            self._samples, self._pending = samples, pending
+        if self._page.launched and not self._page.untold:
+            shares["comm"] = round(self._communication, 2)
+        shares["data_wait"] = self._page.data_wait = round(min(1.0, self._waited / max(now - self._since, 1e-9)), 2)
+        self._waited, self._since = 0.0, now
+        return shares

@@ -117,11 +117,11 @@ def count(model: nn.Module, calls: Sequence[Call]) -> int:
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, again:
         for arguments, named in calls:
             outputs = pytree.leaves(model(*arguments, **named))
-            differentiable = [each for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad]
+            differentiable = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
             if not differentiable:
                 raise ValueError("no tensor that it returns depends on a parameter")
             again.backward = True
-            torch.autograd.backward([each.sum() for each in differentiable])
+            torch.autograd.backward([output.sum() for output in differentiable])
             again.backward = False
     return counter.get_total_flops() - again.flops
 
@@ -174,7 +174,7 @@ class Meter:
     def watch(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         """Record the wrapped model's calls in the first step. ``dtype`` is the strategy's compute dtype, if any."""
         watched = self._watched[-1]
-        size = sum(each.numel() for each in model.parameters())
+        size = sum(parameter.numel() for parameter in model.parameters())
         largest = size > self._largest
         if largest:
             self._largest, self._dtype = size, dtype or dtype_of(model)

@@ -1,5 +1,12 @@
 """Parallel training of one model: DDP and FSDP2 behind one interface.
 
+The words of this package:
+
+- A *block* is a module that is sharded, recomputed and compiled as a unit, such as a layer; a *unit* is what FSDP2
+  gathers and reduces at once: a block, an end of the model, or a module that computes in float32.
+- *Shards* are the parts of a parameter that ranks of a *shard group* hold; *replicas* are ranks that hold the same.
+- *Loose buffers* are those that no one sends to the ranks, and *tied* ones those that rank 0 sends.
+
 `parallelize` applies a strategy to a model and its optimizer and returns a `ParallelModel`, which `flk_runtime.run`
 trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and distributed; only `run`
 imports it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because the torch modules behind

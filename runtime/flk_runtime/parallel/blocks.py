@@ -13,35 +13,26 @@ from flk_runtime.errors import SetupError
 from flk_runtime.parallel.precision import Precision
 
 Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
-Blocks = Selector | int | Iterable[Selector]
+Blocks = Selector | Iterable[Selector]
 
 # Containers: their parent calls what they hold, never the container.
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-# These read the parameters of their children without calling the children.
-_READ_BY_PARENT = (nn.MultiheadAttention,)
 
 
 def find_blocks(model: nn.Module, wanted: Blocks | None, option: str = "blocks") -> list[nn.Module]:
     """The blocks of ``model``, inner ones before those around them; the model itself is never a block.
 
-    ``wanted`` is a class, its name, a path such as ``layers.*``, a function of path and module, several of these, or a
-    number of parameters: then a module is a block if it holds at least that many outside of smaller blocks. By default
-    a block is a module in a ModuleList, ModuleDict or Sequential that holds at least two modules of this class, if the
-    class is made of further modules; blocks within blocks are not searched for.
+    ``wanted`` is a class, its name, a path such as ``layers.*``, a function of path and module, or several of these.
+    By default a block is a module in a ModuleList, ModuleDict or Sequential that holds at least two modules of this
+    class, if the class is made of further modules; blocks within blocks are not searched for.
 
     Raises SetupError, which names the ``option``, if the model has no module of a wanted class or path.
     """
     if wanted is None:
         return list(_repeated(model))
-    if isinstance(wanted, int) and not isinstance(wanted, bool):
-        if wanted < 1:
-            raise SetupError(f"{option}={wanted}: expected a number of parameters from 1 on")
-        found: list[nn.Module] = []
-        _large(model, wanted, found, set())
-        return [module for module in found if module is not model]
     selectors = [wanted] if isinstance(wanted, (str, type)) or callable(wanted) else wanted
     if not isinstance(selectors, Iterable):
-        raise SetupError(f"{option}={wanted!r}: expected classes of modules, names, paths, or a number of parameters")
+        raise SetupError(f"{option}={wanted!r}: expected classes of modules, names or paths")
     return _selected(model, list(selectors), option)
 
 
@@ -54,9 +45,9 @@ def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
 
     def uses(whole: nn.Module) -> Counter[int]:  # of parameters, and of modules, which may be shared too
         found = (
-            each for module in whole.modules() for each in (*module._parameters.values(), *module._modules.values())
+            child for module in whole.modules() for child in (*module._parameters.values(), *module._modules.values())
         )
-        return Counter(id(each) for each in found if each is not None)
+        return Counter(id(thing) for thing in found if thing is not None)
 
     everywhere = uses(model)
     return [
@@ -68,7 +59,7 @@ def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
 
 def find_ends(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """The embeddings and heads of ``model``: children of these classes that are at least as large as a block."""
-    size = min((sum(each.numel() for each in block.parameters()) for block in blocks), default=None)
+    size = min((sum(parameter.numel() for parameter in block.parameters()) for block in blocks), default=None)
     return [
         child
         for child in model.children()
@@ -87,14 +78,14 @@ def sharded_units(
 
     With ``ends``, which is the default where the script does not name blocks, `find_ends` too.
     """
-    in_float32 = [each for each in model.modules() if precision and precision.computes_in_float32(each)]
+    in_float32 = [module for module in model.modules() if precision and precision.computes_in_float32(module)]
     apart = find_ends(model, blocks := list(blocks)) if ends else []
     return shardable_blocks(model, dict.fromkeys([*blocks, *apart, *in_float32]))
 
 
 def kept_units(model: nn.Module, units: Collection[nn.Module], *, ends: bool) -> list[nn.Module]:
     """The units whose parameters the backward pass needs right after the forward pass: the model, and heads."""
-    return [model, *(each for each in model.children() if ends and isinstance(each, nn.Linear) and each in units)]
+    return [model, *(child for child in model.children() if ends and isinstance(child, nn.Linear) and child in units)]
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:
@@ -112,22 +103,6 @@ def _is_block(child: nn.Module, container: nn.Module) -> bool:
         and any(True for _ in child.parameters())
         and sum(type(other) is type(child) for other in container.children()) > 1
     )
-
-
-def _large(module: nn.Module, least: int, found: list[nn.Module], counted: set[int]) -> int:
-    """Add the blocks in ``module`` to ``found``, and return the number of its parameters outside of them."""
-    if isinstance(module, _READ_BY_PARENT):
-        own = list(module.parameters())
-        children = 0
-    else:
-        own = [p for p in module._parameters.values() if p is not None]
-        children = sum(_large(child, least, found, counted) for child in module.children())
-    count = children + sum(p.numel() for p in own if id(p) not in counted)
-    counted.update(map(id, own))
-    if count >= least and not isinstance(module, _NOT_CALLED):
-        found.append(module)
-        return 0
-    return count
 
 
 def _selected(model: nn.Module, selectors: list[Selector], option: str) -> list[nn.Module]:

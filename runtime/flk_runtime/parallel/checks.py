@@ -28,12 +28,12 @@ def check_model(model: nn.Module, strategy: str, options: ParallelOptions, *, re
     """Raise SetupError for a model that ``strategy`` cannot train. ``replicates``: several ranks train one model."""
     if options.precision is not None and not isinstance(options.precision, Precision):
         raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
-    for name, each in model.named_parameters():
-        if is_lazy(each):
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
             raise SetupError(
                 f"{name!r} of a lazy module has no shape yet: call the model on a batch before parallelize"
             )
-        if replaced_name(each):
+        if replaced_name(parameter):
             raise SetupError(
                 f"{name!r} was shared with a model that has been parallelized, and would no longer be: put both models "
                 "into one module, and parallelize that"
@@ -53,10 +53,10 @@ def check_model(model: nn.Module, strategy: str, options: ParallelOptions, *, re
 def parallelized_by_script(model: nn.Module) -> str:
     """What torch has wrapped or sharded in ``model`` already, in words; empty if there is nothing."""
     for name, module in model.named_modules():
-        if any(each.__name__ in _WRAPPERS and each.__module__.startswith("torch.") for each in type(module).__mro__):
+        if any(kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.") for kind in type(module).__mro__):
             return f"{name or 'the model'} is already wrapped in {type(module).__name__}"
     shared = "by the script, or with another parallelized model, which it shares modules with"
-    names = (name for name, each in model.named_parameters() if is_sharded(each))
+    names = (name for name, parameter in model.named_parameters() if is_sharded(parameter))
     return next((f"{name!r} is already sharded, {shared}" for name in names), "")
 
 
@@ -69,11 +69,11 @@ def check_fsdp2(optimizers: Sequence[Optimizer], cause: str, options: ParallelOp
         require_torch("2.7", f"{cause} on CPUs")
     if options.find_unused_parameters:
         require_torch("2.13", f"{cause} with find_unused_parameters")
-    for each in optimizers:
-        if isinstance(each, _OF_WHOLE_PARAMETERS):
+    for optimizer in optimizers:
+        if isinstance(optimizer, _OF_WHOLE_PARAMETERS):
             raise SetupError(
-                f"{type(each).__name__} of torch cannot train parameters that {cause} shards: use another optimizer, "
-                "or strategy ddp without precision="
+                f"{type(optimizer).__name__} of torch cannot train parameters that {cause} shards: use another "
+                "optimizer, or strategy ddp without precision="
             )
 
 

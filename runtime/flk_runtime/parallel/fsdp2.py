@@ -51,9 +51,9 @@ class FSDP2Model(ParallelModel):
         precision, ends = options.precision, options.blocks is None
 
         def shard(block: nn.Module) -> None:
-            for each in block.parameters():  # fully_shard refuses others, such as those in channels_last
-                if not each.is_contiguous():
-                    each.data = each.data.contiguous()
+            for parameter in block.parameters():  # fully_shard refuses others, such as those in channels_last
+                if not parameter.is_contiguous():
+                    parameter.data = parameter.data.contiguous()
             if precision:
                 cast_buffers(block, precision)
             policy = _mixed_precision(precision, block, block is model) if precision else MixedPrecisionPolicy()
@@ -82,7 +82,6 @@ class FSDP2Model(ParallelModel):
         self._tied: list[str] = []  # buffers that rank 0 sends
         self._sends = True  # them at the next forward pass
         self._syncs = True  # gradients now
-        self._has_skipped = False  # there was a no_sync, so backward passes are watched
         self._unreduced = False  # the latest backward pass was in no_sync
         # Gradients of passes in no_sync are then added up where torch shows them to nobody.
         self._adds_apart = precision is not None and any(
@@ -94,7 +93,6 @@ class FSDP2Model(ParallelModel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        self._has_skipped = True
         self._set_communication(False)
         try:
             yield
@@ -104,7 +102,9 @@ class FSDP2Model(ParallelModel):
     def loose_buffers(self) -> dict[str, torch.Tensor]:
         if not self._communicates:
             return {}
-        return {name: each for name, each in self.model.named_buffers() if name not in self._tied and each.numel()}
+        return {
+            name: buffer for name, buffer in self.model.named_buffers() if name not in self._tied and buffer.numel()
+        }
 
     def tie_buffers(self, names: Iterable[str]) -> None:
         if not self._tied:
@@ -147,10 +147,10 @@ class FSDP2Model(ParallelModel):
         """
         if not torch.is_grad_enabled():
             self._reshard()
-        elif self._has_skipped:
-            for leaf in pytree.leaves(output):
-                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                    leaf.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
+            return
+        for leaf in pytree.leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
 
     def _note_backward(self, _: torch.Tensor) -> None:
         self._unreduced = not self._syncs

@@ -40,9 +40,9 @@ def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str
     parameters = parallel.parameters()
     reset = {
         f"{path}.{name}"
-        for path, each in parallel.model.named_modules()
-        if reset_method(each)
-        for name in each._buffers
+        for path, module in parallel.model.named_modules()
+        if reset_method(module)
+        for name in module._buffers
     }
     before = {
         name: (tensor, tensor._version)
@@ -72,7 +72,7 @@ def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str
             if not whole.is_sharded(tensor):
                 dist.broadcast(tensor.data, src=0)
     unset = [name for name, (tensor, version) in before.items() if _is_unset(after[name], tensor, version)]
-    if found := sorted({name for each in process_group.all_gather(unset) for name in each}):
+    if found := sorted({name for names_of_rank in process_group.all_gather(unset) for name in names_of_rank}):
         raise SetupError(f"init= leaves {found[0]!r} of the model unset, which is on the meta device: set its values")
 
 
@@ -87,7 +87,9 @@ class _WholeParameters(TorchFunctionMode):
     def __init__(self, parallel: ParallelModel, broadcast: bool) -> None:
         super().__init__()
         self._parallel, self._broadcast = parallel, broadcast
-        self._sharded = {id(each): each for each in parallel.parameters().values() if hasattr(each, "to_local")}
+        self._sharded = {
+            id(parameter): parameter for parameter in parallel.parameters().values() if hasattr(parameter, "to_local")
+        }
         self._open: dict[int, torch.Tensor] = {}  # whole tensors, by the id of their parameter
         self._aliases: dict[int, list[weakref.ref[torch.Tensor]]] = {}  # views of them, by the address of their data
 

@@ -83,7 +83,7 @@ class Materializer:
         self._reset(module, child_reset=self._resets > resets, finished=finished)
         if id(module) not in self._blocks and module is not self._model:
             return finished
-        self._check_values({id(each) for each in self._pending[begin:]})
+        self._check_values({id(module) for module in self._pending[begin:]})
         self._move(self._pending[begin:], broadcast)
         del self._pending[begin:]
         shard(module)
@@ -129,13 +129,13 @@ class Materializer:
 
         Forget its tensors, which must not outlive their block. One outside of the block may still be tied to another.
         """
-        finished = {key: each for key, each in self._materialized.items() if id(each.module) in modules}
+        finished = {key: made for key, made in self._materialized.items() if id(made.module) in modules}
         for key in finished:
             del self._materialized[key]
-        for each in () if self._init_follows else finished.values():
-            if each.never_set or (each.tensor.is_floating_point() and bool(each.tensor.isnan().any())):
+        for made in () if self._init_follows else finished.values():
+            if made.never_set or (made.tensor.is_floating_point() and bool(made.tensor.isnan().any())):
                 raise SetupError(
-                    f"{each.name!r} of {self._describe(each.module)} is on the meta device, and no reset_parameters() "
+                    f"{made.name!r} of {self._describe(made.module)} is on the meta device, and no reset_parameters() "
                     "sets it: pass init=, a function that initializes the model, or define that method in its class"
                 )
 
@@ -172,14 +172,14 @@ class _Materialized:
 def reset_method(module: nn.Module) -> Callable[[], None] | None:
     """The method of ``module`` that sets its parameters and buffers; None if it has none."""
     methods = (getattr(module, name, None) for name in _RESET_METHODS)
-    return next((each for each in methods if callable(each)), None)
+    return next((method for method in methods if callable(method)), None)
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and buffers of ``module`` itself, without its children's, by name."""
     return {
         name: tensor
-        for each in (module._parameters, module._buffers)
-        for name, tensor in each.items()
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
         if tensor is not None
     }

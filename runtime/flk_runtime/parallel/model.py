@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import DistributedStateful, ModuleState, Stateful, is_sharded, module_state, parameters_of
+from flk_runtime.checkpoint import DistributedStateful, Stateful, is_sharded, module_state, parameters_of
 
 
 class ParallelModel:
@@ -44,11 +44,6 @@ class ParallelModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that the optimizer takes, by the names of the user's model. A tied parameter has several."""
         return parameters_of(self.module)
-
-    @property
-    def named(self) -> bool:
-        """Whether the parameters have the shapes of the user's model, or shards of them."""
-        return type(self.state) is ModuleState
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that require a gradient, by the names of the user's model. A tied one has its first name."""

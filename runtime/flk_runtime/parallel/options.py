@@ -16,7 +16,7 @@ class ParallelArgs(TypedDict, total=False):
 
     - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
     - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, paths such as
-      ``["layers.*", "embed", "head"]``, a function of path and module, or a minimum number of parameters. Default:
+      ``["layers.*", "embed", "head"]``, or a function of path and module. Default:
       the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
     - ``recompute``: drop the activations of blocks and compute them again in the backward pass; or of the modules
       that are named as for ``blocks``, such as ``"Attention"``.

@@ -33,7 +33,7 @@ class Precision:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "float32":
-                if not isinstance(value, tuple) or not all(isinstance(each, (str, type)) for each in value):
+                if not isinstance(value, tuple) or not all(isinstance(kind, (str, type)) for kind in value):
                     raise SetupError(f"Precision(float32={value!r}): expected a tuple of classes of modules, or names")
             elif not isinstance(value, torch.dtype) or not value.is_floating_point:
                 raise SetupError(f"Precision({field.name}={value!r}): expected a floating-point dtype of torch")
@@ -64,9 +64,9 @@ def cast_buffers(block: nn.Module, precision: Precision) -> None:
 
 def cast_without_parameters(model: nn.Module, precision: Precision) -> None:
     """Have modules without parameters compute in float32 if they are to: fully_shard casts for those with some."""
-    for each in model.modules():
-        if precision.computes_in_float32(each) and next(each.parameters(), None) is None:
-            _cast_calls(each, precision)
+    for module in model.modules():
+        if precision.computes_in_float32(module) and next(module.parameters(), None) is None:
+            _cast_calls(module, precision)
 
 
 def _cast_calls(module: nn.Module, precision: Precision) -> None:

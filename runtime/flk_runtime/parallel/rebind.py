@@ -50,12 +50,12 @@ def rebind_optimizers(
         optimizer.state.clear()
     parallel = parallelize()
     parameters = parallel.parameters()
-    for name, each in before.items():
-        if (old := each()) is not None and old is not parameters.get(name):
+    for name, reference in before.items():
+        if (old := reference()) is not None and old is not parameters.get(name):
             _mark(old, name)
     for optimizer, groups in zip(optimizers, names, strict=True):
         for group, own in zip(optimizer.param_groups, groups, strict=True):
-            group["params"][:] = [parameters[each] if isinstance(each, str) else each for each in own]
+            group["params"][:] = [parameters[entry] if isinstance(entry, str) else entry for entry in own]
         _check_attributes(optimizer)
         parallel.attach(optimizer)
     for optimizer, state in zip(optimizers, states, strict=True):
@@ -176,7 +176,7 @@ def _watch_steps() -> None:
 
 def _refuse_replaced(optimizer: Optimizer) -> None:
     """Raise SetupError if ``optimizer`` holds parameters that were replaced."""
-    names = [name for each in parameters_in(optimizer) if (name := replaced_name(each))]
+    names = [name for parameter in parameters_in(optimizer) if (name := replaced_name(parameter))]
     if names:
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise SetupError(

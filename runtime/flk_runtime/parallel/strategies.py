@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,21 +55,6 @@ STRATEGIES = {
 }
 
 
-Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], ParallelModel]
-_planner: Planner | None = None
-
-
-@contextlib.contextmanager
-def planned_by(planner: Planner) -> Iterator[None]:
-    """Inside, `parallelize` applies nothing, and ``planner`` answers with its arguments: a script is planned."""
-    global _planner
-    _planner = planner
-    try:
-        yield
-    finally:
-        _planner = None
-
-
 def choose_strategy(strategy: str | None) -> str:
     """The strategy to use: the argument, else $FLK_STRATEGY, else ddp. Raises SetupError for an unknown name."""
     name = strategy or user_env.STRATEGY.read(os.environ)
@@ -96,8 +80,6 @@ def parallelize(
     ``world_size`` is the number of ranks, ``local_world_size`` the number of ranks on this rank's node. Raises
     SetupError, on all ranks and before any communication, if the options contradict each other or do not fit the model.
     """
-    if _planner is not None:
-        return _planner(model, optimizers, options)
     kind, cause = STRATEGIES[strategy], _what_shards(strategy, options)
     check_model(model, strategy, options, replicates=kind.shards or (world_size > 1 and strategy != "none"))
     if cause:
@@ -150,7 +132,7 @@ def _parallelize(
             return ParallelModel(model)
         from flk_runtime.parallel import ddp
 
-        if not any(each.requires_grad for each in model.parameters()):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             return ddp.FrozenModel(model)
         return ddp.DDPModel(model, device, find_unused_parameters=options.find_unused_parameters)
     from flk_runtime.parallel import fsdp2

@@ -24,7 +24,7 @@ _EQUAL = (
     ("torch", "versions of torch", "use one image or one environment on all nodes"),
     ("flk", "versions of flk_runtime", "use one image or one environment on all nodes"),
     ("code", "versions of the code", "copy the same files to all nodes"),
-    ("backend", "backends", "check these nodes' GPUs (nvidia-smi), or pass the same device= and backend= on all ranks"),
+    ("backend", "backends", "check these nodes' GPUs (nvidia-smi), or pass the same device= on all ranks"),
     ("strategy", "strategies", "set the same FLK_STRATEGY, or strategy=, on all ranks"),
     ("seed", "seeds", "set the same FLK_SEED, or seed=, on all ranks"),
 )  # fmt: skip

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.group import entered
 from flk_runtime.run.loop import Loop
 from flk_runtime.run.options import LOG_EVERY
+from flk_runtime.run.process import current
 from flk_runtime.system import rng
 
 _STRATEGY: Final = "none"  # the script parallelizes its model itself
@@ -24,7 +24,6 @@ def adopt(
     save_every: int | str | None = None,
     store_every: int | str | None = None,
     keep: int | None = None,
-    keep_every: int | None = None,
     log_every: int = LOG_EVERY,
     metrics: str | None = None,
     **objects: Any,
@@ -50,7 +49,7 @@ def adopt(
     between `adopt` and the loop is the same in every attempt. A script that draws its batches itself by the global
     generators calls `Loop.restore_random_state` before the first one; a line says so where it draws without that.
     `Loop.close` seeds the generators anew, as in `init`.
-    ``checkpoint``, ``save_every``, ``store_every``, ``keep``, ``keep_every``, ``log_every`` and ``metrics`` are as in
+    ``checkpoint``, ``save_every``, ``store_every``, ``keep``, ``log_every`` and ``metrics`` are as in
     `init`; so is what a later training of the process begins with.
 
     Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages
@@ -58,7 +57,7 @@ def adopt(
     """
     given = {**locals(), "strategy": _STRATEGY}
     del given["objects"]
-    if current.is_open():
+    if current.is_training:
         raise SetupError(
             "adopt: this process has a run or a loop already, which keeps its own state: give all objects to one call "
             "of adopt, add them to the run with run.register(name, thing), or close it before"
@@ -68,8 +67,8 @@ def adopt(
     with entered(given) as (rank_info, options, owns_group):
         if not options.has_seed and (seed := process_group.on_main(rng.script_seed)) is not None:
             options = dataclasses.replace(options, seed=seed)  # of the order of loaders
-        current.loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)
-    return current.loop
+        current.training = loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)
+    return loop
 
 
 def adopt_training(**given: Any) -> Loop:

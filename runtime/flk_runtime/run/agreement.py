@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import is_sharded
-from flk_runtime.distributed import differing, find_difference, first_far, parameters_in
-from flk_runtime.distributed.fsdp1 import has_fsdp1
+from flk_runtime.distributed import differing, find_difference, first_far, has_fsdp1, parameters_in
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, local
 from flk_runtime.system.bits import is_compared
@@ -44,7 +43,7 @@ class Agreement:
         self._next = next(step for step in itertools.count(self._steps + 1) if is_compared(step))
         models = list(models)
         others = _beside(models, optimizers)
-        lines = [(name, f"{each.dtype} {tuple(each.shape)}") for name, each in others.items()]
+        lines = [(name, f"{tensor.dtype} {tuple(tensor.shape)}") for name, tensor in others.items()]
         if found := find_difference("the end of a step", _described(models, optimizers) + lines):
             raise SetupError(f"the ranks train apart: {found}: {_ADVICE}")
         if name := first_far(others, dist.group.WORLD):
@@ -55,19 +54,19 @@ class Agreement:
             )
         for model in models:
             _compare_parameters(model)
-            buffers = {name: local(each) for name, each in model.loose_buffers().items()}
+            buffers = {name: local(buffer) for name, buffer in model.loose_buffers().items()}
             if names := differing(buffers, dist.group.WORLD):
                 model.tie_buffers(names)
 
 
 def _described(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> list[tuple[str, str]]:
     """The hyperparameters of the optimizers that train the models, each with its path and its value."""
-    own = {id(each) for model in models for each in model.parameters().values()}
-    trained = [each for each in optimizers if not own.isdisjoint(map(id, parameters_in(each)))]
+    own = {id(parameter) for model in models for parameter in model.parameters().values()}
+    trained = [optimizer for optimizer in optimizers if not own.isdisjoint(map(id, parameters_in(optimizer)))]
     return [
-        (f"{key} in group {number} of {type(each).__name__} {place}", _text(value))
-        for place, each in enumerate(trained)
-        for number, group in enumerate(each.param_groups)
+        (f"{key} in group {number} of {type(optimizer).__name__} {place}", _text(value))
+        for place, optimizer in enumerate(trained)
+        for number, group in enumerate(optimizer.param_groups)
         for key, value in group.items()
         if key != "params"
     ]
@@ -75,12 +74,13 @@ def _described(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer])
 
 def _beside(models: Iterable[ParallelModel], optimizers: Iterable[Optimizer]) -> dict[str, torch.Tensor]:
     """What the optimizers train beside the models, such as a temperature, and each rank holds whole."""
-    own = {id(each) for model in models for each in model.parameters().values()}
+    own = {id(parameter) for model in models for parameter in model.parameters().values()}
     return {
-        f"parameter {number} of {type(optimizer).__name__} {place}, of shape {tuple(each.shape)}": each.detach()
+        f"parameter {number} of {type(optimizer).__name__} {place}, "
+        f"of shape {tuple(parameter.shape)}": parameter.detach()
         for place, optimizer in enumerate(optimizers)
-        for number, each in enumerate(parameters_in(optimizer))
-        if each.requires_grad and id(each) not in own and not is_sharded(each)
+        for number, parameter in enumerate(parameters_in(optimizer))
+        if parameter.requires_grad and id(parameter) not in own and not is_sharded(parameter)
     }
 
 
@@ -89,7 +89,7 @@ def _text(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return repr(value.detach().double().tolist()) if value.numel() == 1 else f"a tensor {tuple(value.shape)}"
     if isinstance(value, (tuple, list)):
-        return repr([_text(each) for each in value])
+        return repr([_text(item) for item in value])
     return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
 
 
@@ -102,7 +102,7 @@ def check_replicas(models: Iterable[ParallelModel]) -> None:
     for model in models:
         if has_fsdp1(model.module):
             continue
-        whole = {name: each.detach() for name, each in model.trained().items() if not is_sharded(each)}
+        whole = {name: parameter.detach() for name, parameter in model.trained().items() if not is_sharded(parameter)}
         if name := first_far(whole, dist.group.WORLD):
             raise SetupError(
                 f"{name!r} has other values on other ranks under strategy none, and a checkpoint has one of each: make "
@@ -113,5 +113,6 @@ def check_replicas(models: Iterable[ParallelModel]) -> None:
 def _compare_parameters(model: ParallelModel) -> None:
     """Raise SetupError on all ranks if replicas of a model have other parameters. Collective."""
     group = model.replicas()
-    if group is not None and (name := first_far({key: local(each) for key, each in model.trained().items()}, group)):
+    shards = {name: local(parameter) for name, parameter in model.trained().items()}
+    if group is not None and (name := first_far(shards, group)):
         raise SetupError(f"the ranks train apart: {name!r} has other values on other ranks: {_ADVICE}")

@@ -29,7 +29,7 @@ from flk_runtime.distributed import find_difference, process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight.options import compare_options, compares
 from flk_runtime.run.context import RunContext
-from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.lines import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 from flk_runtime.system.bits import is_compared
@@ -131,9 +131,9 @@ class Batches(LoaderEvents):
 
         Raises SetupError if they are of a loader whose position a restart would not find, or give to another one.
         """
-        used = [each for each in self._in_use if self._used is None or each in self._used]
+        used = [loader for loader in self._in_use if self._used is None or loader in self._used]
         # A loader beside another one in a single step has given a batch to look at, as for a log.
-        for loader in [each for each in used if len(used) == 1 or each in self._used_before]:
+        for loader in [loader for loader in used if len(used) == 1 or loader in self._used_before]:
             if not loader.is_saved and self._saves.manager.can_save:
                 raise SetupError(
                     f"{loader.name!r} was made after the first step without a name=, so its position is not saved, and "
@@ -162,13 +162,13 @@ class Batches(LoaderEvents):
         Now and then the ranks compare them, and the orders that samplers have given: after the same steps on all
         ranks, whatever each has looked at.
         """
-        looping = [each for each in used if each.is_in_loop] or used
-        trained = [each for each in looping if each in self._ending] or looping
+        looping = [loader for loader in used if loader.is_in_loop] or used
+        trained = [loader for loader in looping if loader in self._ending] or looping
         self._steps_taken += 1
         if self._count and self._context.world_size > 1 and is_compared(self._steps_taken):
-            of_ranks = process_group.all_gather({each.name: each.mark for each in trained})
+            of_ranks = process_group.all_gather({loader.name: loader.mark for loader in trained})
             compare_orders(of_ranks)
-            trained = [each for each in trained if all(each.name in names for names in of_ranks)]
+            trained = [loader for loader in trained if all(loader.name in names for names in of_ranks)]
         self._ending = list({*self._ending, *trained}) if self._steps.is_open else trained
 
     def say_if_data_begin_anew(self) -> None:
@@ -237,12 +237,14 @@ class Batches(LoaderEvents):
         if torch.is_grad_enabled():  # without gradients it is for an evaluation
             self._begun.add(loader)
 
-    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
-        if self._steps.is_open and goes_on and loader in self._ending:
-            self.end_step()
+    def draw(self, loader: EpochLoader) -> None:
+        if self._steps.is_open and loader in self._ending and self._is_in_training():
+            self._steps.end_step()
 
     def end_step(self) -> None:
         if self._is_in_training():
+            for loader in self._ending:  # such as the longer one of a zip, whose position the checkpoint has
+                loader.leave_epoch()
             self._steps.end_step()
 
     def _is_in_training(self) -> bool:

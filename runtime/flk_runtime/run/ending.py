@@ -9,42 +9,32 @@ import multiprocessing
 import os
 import sys
 from multiprocessing.util import Finalize
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from flk_runtime.checkpoint.manager import CheckpointManager
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.run.process import current
 from flk_runtime.shared import failure_report
 
+if TYPE_CHECKING:
+    from flk_runtime.run.training import Training
 
-class Training(Protocol):
-    """A run or a loop, which nothing has closed yet."""
-
-    def end_step(self) -> None: ...
-
-    def say_unsaved(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-
-_managers: dict[CheckpointManager, Training | None] = {}
 _NO_FAILURE: Final = (None, 0, ExitCode.PREEMPTED)  # codes of SystemExit; with the last one other ranks end too
-_process = 0  # ID of the process that these are of, and not of one that it was forked from
 
 
 def complete_at_the_end(manager: CheckpointManager, training: Training | None = None) -> None:
     """Have the end of this process wait for the writes of ``manager``, and leave its ``training``."""
-    global _process
-    if _process != os.getpid():
-        _process = os.getpid()
-        _managers.clear()
+    if current.id != os.getpid():
+        current.id = os.getpid()
+        current.writers.clear()  # they are of the process that this one was forked from
         if multiprocessing.parent_process() is not None:  # such a process does not use atexit
             Finalize(None, _end, exitpriority=0)
-    _managers.setdefault(manager, training)
+    current.writers.setdefault(manager, training)
 
 
 def forget(manager: CheckpointManager) -> None:
     """Neither wait for ``manager`` any more nor leave its training: it is closed, or another one is in its place."""
-    _managers.pop(manager, None)
+    current.writers.pop(manager, None)
 
 
 def has_failed() -> bool:
@@ -62,12 +52,12 @@ def ends_without_failure(error: BaseException | None) -> bool:
 @atexit.register
 def _end() -> None:
     """Wait for writes, and leave trainings that nothing has closed. Leaving does not wait: other ranks may be gone."""
-    if _process != os.getpid():
+    if current.id != os.getpid():
         return
-    _complete()
-    for training in filter(None, [*_managers.values()]):
+    _complete()  # before trainings are left: a write may need the process group
+    for training in filter(None, [*current.writers.values()]):
         training.abandon()
-    _managers.clear()  # a spawned process comes here twice, and forgets in between that it has failed
+    current.writers.clear()  # a spawned process comes here twice, and forgets in between that it has failed
 
 
 def end_write(manager: CheckpointManager, training: Training | None, *, failed: bool) -> None:
@@ -101,7 +91,7 @@ def _complete() -> None:
     if has_failed() and not failed:
         return
     errors = []
-    for manager, training in _managers.items():
+    for manager, training in current.writers.items():
         try:
             end_write(manager, training, failed=failed)
         except Exception as error:

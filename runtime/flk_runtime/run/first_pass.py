@@ -58,7 +58,7 @@ class _FirstPass:
 
     def __init__(self, modules: Iterable[nn.Module] = (), begin: Callable[[], None] | None = None) -> None:
         self._begin = begin
-        self._hooks = [each.register_forward_pre_hook(self) for each in modules]
+        self._hooks = [module.register_forward_pre_hook(self) for module in modules]
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():

@@ -10,13 +10,12 @@ import torch
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current, extensions
+from flk_runtime.run import extensions
 from flk_runtime.run.group import entered
 from flk_runtime.run.options import LOG_EVERY, TIMEOUT, RunOptions
+from flk_runtime.run.process import current
 from flk_runtime.run.run import Run
 from flk_runtime.system import rng
-
-_arguments: dict[str, Any] = {}  # of the latest run
 
 
 def init(
@@ -27,14 +26,10 @@ def init(
     save_every: int | str | None = None,
     store_every: int | str | None = None,
     keep: int | None = None,
-    keep_every: int | None = None,
     log_every: int = LOG_EVERY,
     metrics: str | None = None,
     device: str | torch.device | None = None,
-    backend: str | None = None,
     timeout: float = TIMEOUT,
-    step_timeout: float | None = None,
-    preflight: float | None = None,
 ) -> Run:
     """Open the process group and return this process's `Run`. Collective.
 
@@ -61,35 +56,22 @@ def init(
       computed from what a save costs and how often the job failed.
     - ``store_every``: steps between two checkpoints in storage, where the memory of the pods keeps those of
       ``save_every``; default $FLK_STORE_EVERY, else every checkpoint is stored; 0: only at the end; ``auto``: computed.
-    - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2.
-    - ``keep_every``: checkpoints of which the step is a multiple of it stay too; default $FLK_KEEP_EVERY, else none.
+    - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2. $FLK_KEEP_EVERY keeps more.
     - ``log_every``: steps between two lines of metrics; 0: none.
     - ``metrics``: where the lines of metrics go besides the log: ``tensorboard:/PATH``, ``mlflow`` and ``wandb``,
       separated by commas, or ``none``; default $FLK_METRICS, else what MLFLOW_TRACKING_URI and WANDB_PROJECT imply.
     - ``device``: default ``cuda:LOCAL_RANK`` if torch finds CUDA, else cpu.
-    - ``backend``: of torch.distributed; default by the device.
-    - ``timeout``: seconds that a collective may take.
-    - ``step_timeout``: seconds that a collective may take after the first step; default $FLK_STEP_TIMEOUT, else
-      ``timeout``.
-    - ``preflight``: seconds that the ranks may take to connect and to compare their environments before the group
-      opens; default $FLK_PREFLIGHT_TIMEOUT, else 300; 0 or FLK_PREFLIGHT=off: they do not compare.
+    - ``timeout``: seconds that a collective may take. $FLK_PREFLIGHT_TIMEOUT and $FLK_PREFLIGHT are for the ranks'
+      comparison before the group opens.
 
     Raises SetupError, on all ranks, if an argument or a variable is wrong or the ranks' environments do not match:
     DiscoveryError if the launcher's variables contradict each other, RendezvousError if a rank cannot connect,
     CheckpointError if rank 0 cannot use the checkpoint folder.
     """
-    global _arguments
     given = dict(locals())
-    if current.run is not None and not current.run.closed:
-        defaults = init.__kwdefaults__ or {}
-        changed = [name for name, value in given.items() if value != defaults[name] and value != _arguments[name]]
-        if changed:
-            raise SetupError(
-                f"init was already called with another {changed[0]}, and a process has one run: close that run before"
-            )
-        return current.run
-
-    if current.is_open():
+    if isinstance(current.training, Run) and current.is_training:
+        return _same_run(current.training, given)
+    if current.is_training:
         raise SetupError(
             "init: flk.adopt keeps the state of this process's loop: use one of both, or close the loop before"
         )
@@ -97,9 +79,20 @@ def init(
         chosen = extensions.choose(options.strategy, rank_info, options.device, options.timeout)
         options = dataclasses.replace(options, strategy=chosen)
         options = dataclasses.replace(options, seed=_seed(options))
-        current.run = Run(rank_info, options, owns_group=owns_group)
-    _arguments = given
-    return current.run
+        current.training = run = Run(rank_info, options, owns_group=owns_group)
+    run.arguments = given
+    return run
+
+
+def _same_run(run: Run, given: dict[str, Any]) -> Run:
+    """The open run. Raises SetupError if one of the arguments ``given`` now differs from those that it began with."""
+    defaults = init.__kwdefaults__ or {}
+    changed = [name for name, value in given.items() if value != defaults[name] and value != run.arguments[name]]
+    if changed:
+        raise SetupError(
+            f"init was already called with another {changed[0]}, and a process has one run: close that run before"
+        )
+    return run
 
 
 def _seed(options: RunOptions) -> int:

@@ -20,7 +20,7 @@ from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
-from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.lines import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 from flk_runtime.run.training import Training
@@ -41,7 +41,7 @@ class Loop(Training):
         """Whether a loader of another package has given the batch of a step, and calls `end_drawn_step` at the next."""
         adapted = self._adapted(objects)
         self._saves = Saves(context, needs_model=False)
-        self._metrics = Metrics(context)
+        self._metrics = Metrics(context.options.device, context.world_size, context.page, context.say)
         self._steps = Steps(context, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
         self._end_with_process()
@@ -74,7 +74,7 @@ class Loop(Training):
 
     def _called(self) -> list[nn.Module]:
         """The modules that the loop calls."""
-        return [part for each in filter(_is_module, self._objects.values()) for part in roots_of(each)]
+        return [part for thing in filter(_is_module, self._objects.values()) for part in roots_of(thing)]
 
     def restore_random_state(self) -> None:
         """Set the random generators of this rank to their states in the checkpoint, until the first step.
@@ -92,16 +92,16 @@ class Loop(Training):
 
     def _adapted(self, objects: dict[str, Any]) -> dict[str, Any]:
         """The adapters of objects, by name. Raises SetupError if the ranks hold different ones. Collective."""
-        objects = {name: _joined(each) for name, each in objects.items()}
+        objects = {name: _joined(thing) for name, thing in objects.items()}
         compare_options("adopt", _described(objects))
         self._objects |= objects
-        adapted = {name: adapt(name, each, self._objects) for name, each in objects.items()}
+        adapted = {name: adapt(name, thing, self._objects) for name, thing in objects.items()}
         refuse_per_rank("adopt", adapted)
         return adapted
 
     def _register(self, adapted: dict[str, Any]) -> None:
-        for name, each in adapted.items():
-            self._saves.manager.register(name, each)
+        for name, thing in adapted.items():
+            self._saves.manager.register(name, thing)
 
     @property
     def steps(self) -> int:
@@ -189,7 +189,7 @@ def _is_module(thing: Any) -> bool:
 
 def _joined(thing: Any) -> Any:
     """A list of modules as the parts of one model; any other object as it is."""
-    is_list = isinstance(thing, list | tuple) and thing and all(isinstance(each, nn.Module) for each in thing)
+    is_list = isinstance(thing, list | tuple) and thing and all(isinstance(part, nn.Module) for part in thing)
     return Parts(thing) if is_list else thing
 
 
@@ -212,5 +212,5 @@ def _described(objects: dict[str, Any]) -> dict[str, str]:
         own = isinstance(thing, Declared) and not thing.replicated
         found[name] = "per_rank" if own else type(thing).__qualname__
         if isinstance(thing, nn.Module) and not isinstance(thing, Parts):
-            found |= {f"{name}.{key}": str(tuple(each.shape)) for key, each in parameters_of(thing).items()}
+            found |= {f"{name}.{key}": str(tuple(parameter.shape)) for key, parameter in parameters_of(thing).items()}
     return found

@@ -37,7 +37,8 @@ from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.first_pass import at_first_pass
-from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.lines import Metrics
+from flk_runtime.run.process import current
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 
@@ -66,7 +67,7 @@ class Models:
         """Apply the strategy, restore model and optimizers, and return the module to call. Collective."""
         context, manager, number = self._context, self._saves.manager, len(self._models)
         name = f"model-{number}" if number else "model"
-        if any(model in (each.model, each.module) for each in self._models.values()):
+        if any(model in (parallel.model, parallel.module) for parallel in self._models.values()):
             raise SetupError("this model has already been parallelized: call parallelize once per model")
         _check_optimizers(optimizers)
         strategy = context.options.outer
@@ -76,20 +77,24 @@ class Models:
             self._compare(name, options)
         manager.check_model(name, model)
         self._metrics.utilisation.prepare(model)
-        parallel = parallelize(
-            model,
-            optimizers,
-            context.options.strategy,
-            options,
-            device=context.options.device,
-            world_size=context.world_size,
-            local_world_size=context.rank_info.local_world_size,
+        parallel = (
+            current.planner(model, optimizers, options)
+            if current.planner
+            else parallelize(
+                model,
+                optimizers,
+                context.options.strategy,
+                options,
+                device=context.options.device,
+                world_size=context.world_size,
+                local_world_size=context.rank_info.local_world_size,
+            )
         )
         self._models[name] = parallel
         for optimizer in optimizers:
             self._hand_over(optimizer)
         if self._is_averaged and not STRATEGIES[context.options.strategy].shards:
-            self._frozen |= {each for each in parallel.parameters().values() if not each.requires_grad}
+            self._frozen |= {parameter for parameter in parallel.parameters().values() if not parameter.requires_grad}
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
             manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
@@ -125,7 +130,7 @@ class Models:
         self._saves.manager.register(name, saved)
 
     def _modules(self) -> list[nn.Module]:
-        return [*(each.module for each in self._models.values()), *self._registered]
+        return [*(parallel.module for parallel in self._models.values()), *self._registered]
 
     def check_step(self) -> None:
         """Raise SetupError if the state of an optimizer would not be restored, or ranks train apart."""
@@ -158,11 +163,16 @@ class Models:
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of all models, as optimizers take them."""
-        return list(dict.fromkeys(each for model in self._models.values() for each in model.parameters().values()))
+        models = self._models.values()
+        return list(dict.fromkeys(parameter for model in models for parameter in model.parameters().values()))
 
     def select(self, model: nn.Module | None, method: str) -> ParallelModel:
         """The parallelized model that is ``model``, or the only one. ``method`` needs it, and is named in the error."""
-        chosen = [each for each in self._models.values() if model is None or model in (each.module, each.model)]
+        chosen = [
+            parallel
+            for parallel in self._models.values()
+            if model is None or model in (parallel.module, parallel.model)
+        ]
         if len(chosen) != 1:
             action = "select one with model=" if len(chosen) > 1 else "call parallelize before"
             raise SetupError(f"{method} works on one parallelized model, and there are {len(chosen)}: {action}")
@@ -207,15 +217,15 @@ class Models:
         hooks = [optimizer.register_step_post_hook(lambda *_: self._batches.passed())]
         if self._is_averaged:
             hooks.append(optimizer.register_step_pre_hook(self._before_step))
-        self._context.closing.extend(each.remove for each in hooks)
+        self._context.closing.extend(hook.remove for hook in hooks)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Refuse gradients that the strategy does not average, and have closures return the mean loss."""
         if self._frozen:
-            for each in parameters_in(optimizer):
-                if each in self._frozen and each.requires_grad and each.grad is not None:
+            for parameter in parameters_in(optimizer):
+                if parameter in self._frozen and parameter.requires_grad and parameter.grad is not None:
                     raise SetupError(
-                        f"a parameter of shape {tuple(each.shape)} of {type(optimizer).__name__} was frozen in "
+                        f"a parameter of shape {tuple(parameter.shape)} of {type(optimizer).__name__} was frozen in "
                         "parallelize, so its gradient is not averaged and each rank would train its own: freeze "
                         "parameters after parallelize"
                     )
@@ -238,11 +248,12 @@ class Models:
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
-    for number, each in enumerate(optimizers):
-        if not isinstance(each, Optimizer):
-            raise SetupError(f"parallelize takes optimizers of torch, and was given a {type(each).__name__}")
-        if any(each is other for other in optimizers[:number]):
-            raise SetupError(f"parallelize was given the same {type(each).__name__} twice: pass each optimizer once")
+    for number, optimizer in enumerate(optimizers):
+        if not isinstance(optimizer, Optimizer):
+            raise SetupError(f"parallelize takes optimizers of torch, and was given a {type(optimizer).__name__}")
+        if any(optimizer is other for other in optimizers[:number]):
+            kind = type(optimizer).__name__
+            raise SetupError(f"parallelize was given the same {kind} twice: pass each optimizer once")
 
 
 def _agreed(argument: Any) -> Any:

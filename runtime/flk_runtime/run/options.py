@@ -15,7 +15,6 @@ from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.save_interval import check_interval
 from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.discovery import RankInfo
-from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import choose_strategy
 from flk_runtime.run import extensions
@@ -46,7 +45,6 @@ class RunOptions:
     device: torch.device = _CPU
     backend: str = "gloo"
     timeout: float = TIMEOUT
-    step_timeout: float | None = None
     preflight: float = user_env.PREFLIGHT_TIMEOUT.default
     keep_batch: bool = True  # a step of an elastic job has as many samples with fewer ranks as with all
     skipped: frozenset[str] = frozenset()  # checks of PREFLIGHT_CHECKS that are switched off
@@ -59,7 +57,7 @@ class RunOptions:
         Raises SetupError. ``defer_error``: return it in ``error`` instead, so that this rank reports it to the others
         in the preflight check, where there is one.
         """
-        limit = _seconds("preflight", given.get("preflight"), user_env.PREFLIGHT_TIMEOUT) or 0.0
+        limit = _seconds(user_env.PREFLIGHT_TIMEOUT) or 0.0
         skipped = setting(user_env.PREFLIGHT)
         off = len(skipped) == len(PREFLIGHT_CHECKS)
         defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
@@ -74,7 +72,7 @@ class RunOptions:
                 folder = None
             if folder and outer and outer.workers > 1:  # they may share a volume
                 folder = f"{folder}/worker-{outer.worker}"
-            keep, keep_every = retention(given.get("keep"), given.get("keep_every"))
+            keep, keep_every = retention(given.get("keep"))
             return cls(
                 strategy=strategy,
                 outer=outer,
@@ -88,9 +86,8 @@ class RunOptions:
                 log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
                 begin_recording=None if trial.is_trial() else extensions.recording(given.get("metrics")),
                 device=device,
-                backend=given.get("backend") or devices.backend(device),
+                backend=devices.backend(device),
                 timeout=given.get("timeout", TIMEOUT),
-                step_timeout=_step_timeout(given.get("step_timeout")),
                 preflight=defaults.preflight,
                 keep_batch=pod_env.BATCH.read(os.environ) == "keep",
                 skipped=skipped,
@@ -106,18 +103,6 @@ def place_of(checkpoint: str | os.PathLike[str] | None) -> str | None:
     return os.fspath(checkpoint) if checkpoint else user_env.CHECKPOINT.read(os.environ) or None
 
 
-def _step_timeout(given: float | None) -> float | None:
-    value = _seconds("step_timeout", given, user_env.STEP_TIMEOUT)
-    if value is not None and not value > 0:
-        raise SetupError(f"step_timeout={value:g}: expected more than 0 seconds")
-    if value is not None and not process_group.can_set_timeout():
-        raise SetupError(
-            f"step_timeout: torch {torch.__version__} cannot change a process group's timeout; leave it out, or "
-            "update torch"
-        )
-    return value
-
-
 def _strategy(given: str | extensions.OuterOptions | None) -> tuple[str, extensions.Outer | None]:
     """The strategy of the ranks of the process group, and the one over several groups, if there is one."""
     options = None if isinstance(given, str | None) else given
@@ -129,12 +114,11 @@ def _strategy(given: str | extensions.OuterOptions | None) -> tuple[str, extensi
     return (outer.inner if outer else strategy), outer
 
 
-def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float | None:
-    """A duration in seconds from an argument, else from a variable; None if neither is given."""
-    if value is None:
-        name, value = variable, setting(variable)
+def _seconds(variable: Variable[Any]) -> float | None:
+    """A duration in seconds from a variable; None if it has none."""
+    value: float | None = setting(variable)
     if value is not None and not 0 <= value < float("inf"):
-        raise SetupError(f"{name}={value}: expected a finite number of seconds, 0 or more")
+        raise SetupError(f"{variable}={value}: expected a finite number of seconds, 0 or more")
     return value
 
 
@@ -150,9 +134,9 @@ def interval(name: str, value: int | str | None, variable: Variable[Any]) -> int
     return COMPUTED if isinstance(steps, str) else steps
 
 
-def retention(keep: int | None = None, keep_every: int | None = None) -> tuple[int, int]:
-    """``keep`` and ``keep_every`` of checkpoints, from arguments, else from the environment."""
-    return max(1, _count("keep", keep, user_env.KEEP)), _count("keep_every", keep_every, user_env.KEEP_EVERY)
+def retention(keep: int | None = None) -> tuple[int, int]:
+    """How many of the newest checkpoints stay, and the number whose multiples stay too; else from the environment."""
+    return max(1, _count("keep", keep, user_env.KEEP)), setting(user_env.KEEP_EVERY)
 
 
 def _count(name: str, value: int | None, variable: Variable[int]) -> int:

@@ -13,13 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import Stateful
-from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions, Transform
+from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions
 from flk_runtime.discovery import RankInfo
 from flk_runtime.parallel import ParallelArgs, ParallelOptions
 from flk_runtime.run.backward import Backward
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
-from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.lines import Metrics
 from flk_runtime.run.models import Models
 from flk_runtime.run.options import RunOptions
 from flk_runtime.run.saves import Saves
@@ -40,9 +40,11 @@ class Run(Training):
 
     def __init__(self, rank_info: RankInfo, options: RunOptions, *, owns_group: bool) -> None:
         """The process group is open. ``owns_group``: `close` destroys it. Collective."""
+        self.arguments: dict[str, Any] = {}
+        """Those of `init`."""
         context = RunContext.begin(rank_info, options)
         super().__init__(context, owns_group=owns_group)
-        self._metrics = Metrics(context)
+        self._metrics = Metrics(context.options.device, context.world_size, context.page, context.say)
         self._saves = Saves(context)
         self._steps = Steps(context, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
@@ -132,7 +134,6 @@ class Run(Training):
         accumulate: int | None = None,
         seed: int | None = None,
         name: str | None = None,
-        transform: Transform | None = None,
         **options: Any,
     ) -> EpochLoader:
         """A loader of this rank's batches for training, shuffled and with the incomplete last batch. Collective.
@@ -148,12 +149,10 @@ class Run(Training):
         Raises SetupError if the dataset is too small, the ranks' data differ, an option contradicts the loader, or the
         name is taken, and CheckpointError if the checkpoint's position is of another dataset.
         """
-        chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, transform, options)
+        chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, options)
         return self._batches.make_loader(dataset, chosen)
 
-    def evaluation(
-        self, dataset: Any, batch_size: int, *, split: bool = True, transform: Transform | None = None, **options: Any
-    ) -> EvaluationLoader:
+    def evaluation(self, dataset: Any, batch_size: int, *, split: bool = True, **options: Any) -> EvaluationLoader:
         """A loader for an evaluation, which yields pairs of a batch and the number of its samples. Collective.
 
         Each loop over it takes all of ``dataset`` in its order, each sample once over all ranks. All ranks get equally
@@ -164,7 +163,7 @@ class Run(Training):
         The arguments are as in `loader`; a batch may have one sample more than ``batch_size``.
         Raises SetupError if there is no sample, or no data on a rank with ``split=False``.
         """
-        chosen = LoaderOptions(batch_size, split=split, transform=transform, of_torch=options)
+        chosen = LoaderOptions(batch_size, split=split, of_torch=options)
         return self._batches.make_evaluation(dataset, chosen)
 
     @property

@@ -17,8 +17,8 @@ from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.preflight import report
-from flk_runtime.run import places
 from flk_runtime.run.context import RunContext
+from flk_runtime.run.process import current
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
 
@@ -35,8 +35,8 @@ class Saves:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
         options, worker = context.options, context.worker
         self._context = context
-        name, in_memory = places.of_next_training(options.checkpoint)
-        given, self._place = places.at(options.checkpoint), places.at(name)
+        name, in_memory = current.next_place(options.checkpoint)
+        given, self._place = current.place(options.checkpoint), current.place(name)
         if self._place.has_saved_by_script:
             raise SetupError(
                 f"this process has saved another training in {name} with flk.save, and this one would resume from it: "
@@ -49,7 +49,6 @@ class Saves:
                 "the memory of the pods keeps only the first training of a process: this one is saved in storage, if "
                 "there is any"
             )
-        self.timeouts = process_group.Timeouts(options.timeout, options.step_timeout)
         self.manager = CheckpointManager(
             CheckpointOptions(
                 place=name,
@@ -69,7 +68,7 @@ class Saves:
         given.trainings += 1
         self.manager.restored_by_script = self._place.restored
         if self.manager.steps:
-            places.hold_memory(name)
+            current.hold_memory(name)
         self.due = 0
         """The number of steps from which on `save_after_step` has something to do."""
         self.before_save: Callable[[], None] | None = None  # raises on all ranks if the state is not to be saved
@@ -109,17 +108,15 @@ class Saves:
             if wait:
                 self.manager.wait(together=True)  # raises if there is a place, and it takes nothing
             return
-        self._context.lines.flush()  # the checkpoint has those that no sink has yet
         with self._context.page.during(Phase.SAVING):  # the check before it too
             if self.before_save:
                 self.before_save()
-            with self.timeouts.long():  # a rank may wait for its last write for longer than a step
-                self.manager.save(steps, store=store)
-                self._place.kept = True
-                places.hold_memory(self._place.name)
-                self.due = 0
-                if wait:
-                    self.manager.wait(together=True)
+            self.manager.save(steps, store=store)
+            self._place.kept = True
+            current.hold_memory(self._place.name)
+            self.due = 0
+            if wait:
+                self.manager.wait(together=True)
 
     def save_after_step(self, before: int, steps: int) -> bool:
         """Save if a save is due after ``steps`` steps; ``before``: those at the last call. Collective where it saves.
@@ -134,12 +131,14 @@ class Saves:
             due.append(store)
         if not due:
             # The latest checkpoint may become complete in memory.
-            self.due = 0 if self.manager.poll() else min(each.next_after(steps) for each in (keep, store) if each)
+            self.due = (
+                0 if self.manager.poll() else min(interval.next_after(steps) for interval in (keep, store) if interval)
+            )
             return can_save
-        measured = [each for each in due if isinstance(each, AutoInterval)]
+        measured = [interval for interval in due if isinstance(interval, AutoInterval)]
         begin = time.monotonic()
-        for each in measured:
-            each.begin(steps)
+        for auto in measured:
+            auto.begin(steps)
         self.save(steps, store=store in due if isinstance(store, AutoInterval) else None)
         if measured:
             self._choose(measured, steps, time.monotonic() - begin)

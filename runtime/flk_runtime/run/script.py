@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters.adapt import adapt
-from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.contract import VERSION, user_env
@@ -19,19 +17,17 @@ from flk_runtime.contract.pod_layout import is_same_place
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.run import current, places, saves
 from flk_runtime.run.elastic import refuse_per_rank
 from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.run.first_pass import DRAWN, set_random_states_at_first_pass
 from flk_runtime.run.options import interval, place_of, retention
+from flk_runtime.run.process import Place, current
 from flk_runtime.shared import progress
 from flk_runtime.system import trial
 from flk_runtime.system.torch_version import check_torch
 
 _TIMEOUT = 1800.0  # seconds that a rank waits in the background for the file of another
 _DRAWN = "flk: " + DRAWN.format(call="flk.restore", advice="split the data before it, and pass it random_now=True")
-_managers: dict[str, CheckpointManager] = {}  # by the place of the checkpoints
-_stops = False  # the answer of `must_stop`
 
 
 def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: bool = False, **objects: Any) -> None:
@@ -51,29 +47,24 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     """
     if trial.is_trial():
         return
-    with _long_timeout():
-        _save(step, checkpoint, objects, wait)
-
-
-def _save(step: int, checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any], wait: bool) -> None:
-    manager = _manager(checkpoint, resume=False)
-    run, place = current.saves(), places.at(manager.place)
-    if place.kept or (run and run.manager.can_save and is_same_place(run.manager.place, manager.place)):
-        if not current.is_open():
-            raise SetupError(f"flk.save: {_of_closed(manager.place)}")
+    place, manager = _opened(checkpoint, resume=False)
+    run = current.saves
+    if place.kept or (run and run.manager.can_save and is_same_place(run.manager.place, place.name)):
+        if not current.is_training:
+            raise SetupError(f"flk.save: {_of_closed(place)}")
         raise SetupError(
-            f"the run saves its own state in {manager.place}: use run.register() and run.save(), or pass another "
+            f"the run saves its own state in {place.name}: use run.register() and run.save(), or pass another "
             "checkpoint="
         )
     _register(manager, objects)
     manager.save(step)
-    if _stops and not manager.can_save:
+    if current.stops and not manager.can_save:
         _print(f"flk: step {step} is not saved: {manager.refusal}")
         return
     place.has_saved_by_script = True
     place.trains(objects)
     if manager.keeps_in_memory:
-        places.hold_memory(manager.place)
+        current.hold_memory(place.name)
     if wait:
         manager.wait(together=True)
     else:
@@ -93,17 +84,15 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, *, random_now: boo
     """
     if trial.is_trial():
         return 0
-    with _long_timeout():
-        _check_other_training(checkpoint, objects)
-        manager = _manager(checkpoint, resume=True)
-        _register(manager, objects)
-        manager.finish_restoring()
+    _check_other_training(checkpoint, objects)
+    place, manager = _opened(checkpoint, resume=True)
+    _register(manager, objects)
+    manager.finish_restoring()
     if manager.steps:
-        modules = [each for each in objects.values() if isinstance(each, nn.Module) and not random_now]
+        modules = [thing for thing in objects.values() if isinstance(thing, nn.Module) and not random_now]
         set_random_states_at_first_pass(modules, manager.begin_rank_rng, functools.partial(_print, _DRAWN))
     if manager.source == "memory":
-        places.hold_memory(manager.place)
-    place = places.at(manager.place)
+        current.hold_memory(place.name)
     place.restored.update(objects)
     place.trains(objects)
     return manager.steps
@@ -123,106 +112,84 @@ def must_stop(step: int, /) -> bool:
     answer is always False. `Run.step` and `Loop.step` stop by themselves where they save. Where no place takes the
     state, `save` prints a line and returns, so that the process ends with code 143 then, too.
     """
-    global _stops
     page = progress.own_page()
     page.script_stops = True
-    if not _managers or any(each.can_save for each in _managers.values()):
-        _stops = page.must_stop(step)
+    managers = current.managers
+    if not managers or any(manager.can_save for manager in managers):
+        current.stops = page.must_stop(step)
     else:
-        _stops = page.must_end_unsaved(step)
-    return _stops
+        current.stops = page.must_end_unsaved(step)
+    return current.stops
 
 
-def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> CheckpointManager:
-    place = place_of(checkpoint)
-    if not place:
+def _opened(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> tuple[Place, CheckpointManager]:
+    """The place of the checkpoints and its manager, a new one to restore from it. Collective."""
+    name = place_of(checkpoint)
+    if not name:
         raise SetupError(f"there is no place for checkpoints: pass checkpoint=, or set {user_env.CHECKPOINT}")
     check_torch()
-    _check_group(place)
-    place = next((each for each in _managers if is_same_place(each, place)), place)
-    before = _managers.get(place)
-    holder = places.holder()
-    in_memory = is_same_place(place, holder.name if holder else _default_place(place))
-    if before is None or resume or (before.keeps_in_memory and not in_memory):
-        if before:
-            before.close()
-            forget(before)
-        page = progress.own_page()
-        last, every = retention()
-        options = CheckpointOptions(
-            place,
-            seed=0,
-            metadata={"job": os.environ.get(user_env.JOB, ""), "flk": VERSION, "torch": torch.__version__},
-            timeout=_TIMEOUT,
-            resume=resume,
-            needs_model=False,
-            in_memory=in_memory,
-            goes_back=before is not None and before.has_saved,
-            store_every=interval("", None, user_env.STORE_EVERY),
-            keep=last,
-            keep_every=every,
-        )
-        _managers[place] = CheckpointManager(
-            options,
-            _print,
-            lambda step: setattr(page, "saved", step),
-            lambda step: setattr(page, "stored", step),
-        )
-        if resume and options.in_memory and page.step < 0:  # other places are not this training's
-            page.counts_optimizers = True
-            page.restored_from = SOURCES.index(_managers[place].source)
-            page.restored = _managers[place].steps
-    complete_at_the_end(_managers[place])
-    if in_memory and before is None:
-        _say_what_has_no_effect(_managers[place])
-    return _managers[place]
+    _check_group(name)
+    place = current.place(name)
+    before, in_memory = place.manager, current.gives_memory(place)
+    if before and not resume and (in_memory or not before.keeps_in_memory):
+        complete_at_the_end(before)  # this process may have been forked since
+        return place, before
+    if before:
+        before.close()
+        forget(before)
+    page = progress.own_page()
+    last, every = retention()
+    options = CheckpointOptions(
+        place.name,
+        seed=0,
+        metadata={"job": os.environ.get(user_env.JOB, ""), "flk": VERSION, "torch": torch.__version__},
+        timeout=_TIMEOUT,
+        resume=resume,
+        needs_model=False,
+        in_memory=in_memory,
+        goes_back=before is not None and before.has_saved,
+        store_every=interval("", None, user_env.STORE_EVERY),
+        keep=last,
+        keep_every=every,
+    )
+    manager = place.manager = CheckpointManager(
+        options,
+        _print,
+        lambda step: setattr(page, "saved", step),
+        lambda step: setattr(page, "stored", step),
+    )
+    if resume and in_memory and page.step < 0:  # other places are not this training's
+        page.counts_optimizers = True
+        page.restored_from = SOURCES.index(manager.source)
+        page.restored = manager.steps
+    complete_at_the_end(manager)
+    return place, manager
 
 
 def _check_other_training(checkpoint: str | os.PathLike[str] | None, objects: dict[str, Any]) -> None:
     """Raise SetupError if ``objects`` are of a training that would resume from another one of this process."""
-    place = places.at(place_of(checkpoint))
-    has_optimizer = any(isinstance(each, torch.optim.Optimizer) for each in objects.values())
-    if place.kept and has_optimizer and not current.is_open():
-        raise SetupError(f"flk.restore: {_of_closed(place.name)}")
+    place = current.place(place_of(checkpoint))
+    has_optimizer = any(isinstance(thing, torch.optim.Optimizer) for thing in objects.values())
+    if place.kept and has_optimizer and not current.is_training:
+        raise SetupError(f"flk.restore: {_of_closed(place)}, or leave out the optimizer for the weights alone")
     if other := place.other_optimizer(objects):
         raise SetupError(
             f"flk.restore: this process has trained another {other} with the checkpoints in {place.name}, and this one "
-            "would resume from its state: pass each training a checkpoint= of its own"
+            "would resume from its state: pass each training, such as each fold, a checkpoint= of its own; to go back "
+            "to that state, pass the optimizer that was given before"
         )
 
 
-def _of_closed(place: str | None) -> str:
+def _of_closed(place: Place) -> str:
     return (
-        f"a run or a loop of this process, which is closed, has its state in {place}, so another training cannot have "
-        "its own there: pass another checkpoint="
+        f"a run or a loop of this process, which is closed, has its state in {place.name}, so another training cannot "
+        "have its own there: pass another checkpoint="
     )
-
-
-def _say_what_has_no_effect(manager: CheckpointManager) -> None:
-    """Print on rank 0 which of the variables of intervals has no effect on `save`."""
-    lines, store_every = [], interval("", None, user_env.STORE_EVERY)
-    if user_env.SAVE_EVERY in os.environ and not current.is_open():
-        lines.append(f"{user_env.SAVE_EVERY} has no effect on flk.save, which saves when the script calls it")
-    if store_every is not None:
-        if not manager.has_storage:
-            lines.append(saves.NO_STORAGE)
-        elif not manager.keeps_in_memory:
-            lines.append("no checkpoints in memory here: each flk.save is stored, whatever store_every says")
-        elif store_every == COMPUTED:
-            lines.append("store_every=auto has no effect on flk.save: each save is stored unless storage still writes")
-    for line in lines:
-        _print(f"flk: {line}")
 
 
 def _print(text: str) -> None:
     if process_group.rank() == 0:
         print(text, flush=True)
-
-
-def _long_timeout() -> contextlib.AbstractContextManager[None]:
-    """Inside, collectives have the timeout for what takes longer than a step, beside a run. Collective."""
-    run = current.saves()
-    return run.timeouts.long() if run and current.is_open() else contextlib.nullcontext()
 
 
 def _check_group(place: str) -> None:
@@ -235,16 +202,8 @@ def _check_group(place: str) -> None:
         )
 
 
-def _default_place(first: str) -> str | None:
-    """The place of the checkpoints that the memory of the pods is for; ``first`` if nothing else says so."""
-    run = current.saves()
-    if run:
-        return run.manager.place
-    return os.environ.get(user_env.CHECKPOINT) or next(iter(_managers), first)
-
-
 def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:
-    modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
+    modules = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
     for name, thing in objects.items():
         known = manager.get(name)
         if isinstance(known, DistributedStateful) and known.is_of(thing, modules):

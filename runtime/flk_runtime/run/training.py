@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from flk_runtime.data import join_batches
 from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
@@ -20,8 +18,6 @@ from flk_runtime.system import rng
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-T = TypeVar("T")
 
 
 class Training:
@@ -52,12 +48,11 @@ class Training:
         A sink shows it beside the curves. Later calls add to it. Without sinks, and on ranks other than 0, it does
         nothing. flk itself adds job, namespace, code, image, strategy, world size and restarts.
         """
-        for each in self._context.lines.recorders:
-            each.describe(values)
+        for recorder in self._context.lines.recorders:
+            recorder.describe(values)
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
-        self._context.lines.flush()
         dist.barrier()
 
     def mean(self, value: Numbers, weight: Numbers = 1.0) -> float:
@@ -67,16 +62,7 @@ class Training:
         many weights. What has the weight 0 does not count, and may be NaN. The result is the same on all ranks, and NaN
         if all weights are 0. Raises SetupError for another number of weights.
         """
-        self._context.lines.flush()  # what the script makes of the mean, such as a line, comes after them
         return process_group.mean(value, weight)
-
-    def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield this rank's ``batches`` until one of the ranks has no more; then all ranks stop. Collective.
-
-        For batches of the user's own that may differ in number; torch's Join handles the same case for gradients.
-        Prints on rank 0 how many were left on which rank. A loader of `loader` needs none of this.
-        """
-        return join_batches(batches, self._context.say)
 
     def log(self, **values: Any) -> None:
         """Print a line of JSON on rank 0, with the number of steps; its numbers go to the sinks of the run too."""
@@ -144,8 +130,7 @@ class Training:
         page = self._context.page
         if page.target < 0:  # else the launcher looks whether this rank has reached it
             page.boundary = -1  # no step follows: SIGTERM is for the script's own handler again
-        self._context.lines.close()
-        for each in self._context.closing:
-            each()
+        for function in self._context.closing:
+            function()
         if self._owns_group:
             process_group.leave(at_once=at_once)

@@ -67,9 +67,9 @@ class WeightedMean:
     def _gradients(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
         """The gradients, or this rank's shards of them, by parameter."""
         return [
-            (each, each.grad.to_local() if hasattr(each.grad, "to_local") else each.grad)
-            for each in self._parameters
-            if each.grad is not None
+            (parameter, parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad)
+            for parameter in self._parameters
+            if parameter.grad is not None
         ]
 
     def _over_ranks(self, weight: torch.Tensor) -> torch.Tensor:

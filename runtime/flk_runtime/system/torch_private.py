@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +24,6 @@ def default_store() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()
-
-
-def has_timeouts() -> bool:
-    """Whether this torch has what `set_timeouts` needs. May go with that function."""
-    from torch.distributed import distributed_c10d
-
-    return hasattr(distributed_c10d, "_set_pg_timeout")
-
-
-def set_timeouts(seconds: float) -> None:
-    """Set the timeout of all groups that this rank is a member of, including the groups of device meshes.
-
-    May go when a public function lists the groups; ProcessGroup has set_timeout() since 2.9.
-    """
-    from torch.distributed import distributed_c10d
-
-    for group in list(distributed_c10d._world.pg_map):
-        if not distributed_c10d._rank_not_in_group(group):
-            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def abort_group() -> None:

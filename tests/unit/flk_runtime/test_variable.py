@@ -38,7 +38,6 @@ def test_a_default_is_a_value_that_its_variable_may_have(row: Variable[Any]) -> 
         (user_env.MEMORY_LIMIT, "1.5Ki", 1536),
         (user_env.MEMORY_LIMIT, "0", 0),
         (user_env.PREFLIGHT, "-shm", frozenset({"shm"})),
-        (user_env.STEP_TIMEOUT, "3", 3.0),
     ],
 )
 def test_text_is_converted(row: Variable[Any], text: str, value: Any) -> None:

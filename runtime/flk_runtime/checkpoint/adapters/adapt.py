@@ -13,8 +13,7 @@ from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, trained_modules
 from flk_runtime.checkpoint.adapters.placed import placed
 from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Modules, Stateful, stateful_of
-from flk_runtime.distributed import parameters_in
-from flk_runtime.distributed.fsdp1 import has_fsdp1
+from flk_runtime.distributed import has_fsdp1, parameters_in
 from flk_runtime.errors import SetupError
 
 

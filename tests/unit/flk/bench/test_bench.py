@@ -106,7 +106,7 @@ def test_a_calibration_travels_as_plain_data() -> None:
 
 def test_the_launch_of_a_step_is_the_shortest_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     run = SimpleNamespace(strategy="ddp", device=torch.device("cuda"), mfu=0.5)
-    monkeypatch.setattr(script.current, "run", run)
+    monkeypatch.setattr(script.current, "training", run)
     monkeypatch.setattr(script.torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(script.torch.cuda, "max_memory_reserved", lambda device: 7)
     monkeypatch.setattr(script.dist, "barrier", lambda: None)

@@ -187,20 +187,20 @@ class Marked(Numbers):
         return (1000 * os.getpid() + number for number in range(self.count))
 
 
-def mark(number: int) -> torch.Tensor:
-    return torch.tensor([number // 1000, os.getpid(), number % 1000])
+def mark(numbers: list[int]) -> torch.Tensor:
+    return torch.tensor([[number // 1000, os.getpid(), number % 1000] for number in numbers])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_one_process_reads_a_stream_and_all_workers_transform_its_samples_in_order(workers: int) -> None:
-    stream = one(Marked(23), transform=mark, num_workers=workers)
+def test_one_process_reads_a_stream_and_all_workers_collate_its_samples_in_order(workers: int) -> None:
+    stream = one(Marked(23), collate_fn=mark, num_workers=workers)
     rows = [row for batch in stream for row in batch.tolist()]
     assert [number for _, _, number in rows] == list(range(23))
     assert len({reader for reader, _, _ in rows}) == 1
-    transformers = {transformer for _, transformer, _ in rows}
-    assert len(transformers) == max(1, workers)
-    assert (os.getpid() in transformers) == (workers == 0)
-    assert workers < 2 or rows[0][0] not in transformers  # reading does not wait for transforming
+    collators = {collator for _, collator, _ in rows}
+    assert len(collators) == max(1, workers)
+    assert (os.getpid() in collators) == (workers == 0)
+    assert workers < 2 or rows[0][0] not in collators  # reading does not wait for collating
 
 
 def test_ranks_agree_on_the_next_step_during_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,8 +369,6 @@ def test_what_is_refused() -> None:
         one([1, 2], split=False)
     with pytest.raises(SetupError, match=r"a dict is not a dataset: pass one of its entries .'train', 'test'"):
         one({"train": [1], "test": [2]})
-    with pytest.raises(SetupError, match="transform= is for iterables: transform the samples in the dataset's"):
-        one([1, 2], transform=abs)
     with pytest.raises(SetupError, match="already a shard"):
         one(shard([1, 2, 3, 4], 0, 2))
     for data in (Numbers(5), [1, 2, 3]):

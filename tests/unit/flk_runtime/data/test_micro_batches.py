@@ -30,7 +30,7 @@ def shares_of_an_epoch(
         shares = Shares()
         context = loader_context(batch_size, rank, world_size, events=shares, full_world_size=full, accumulate=1)
         loader = Loader(TensorDataset(torch.arange(samples)), context)
-        loader.load_state_dict({"seed": 0, "epoch": 0, "consumed": consumed, "samples": samples})
+        loader.load_state_dict(loader.state_dict() | {"consumed": consumed, "samples": samples})
         taken = [[(part.tolist(), fraction) for (part,), fraction in parts_of(batch)[1]] for batch in loader]
         ranks.append(list(zip(taken, shares.found, strict=True)))
     return [list(step) for step in zip(*ranks, strict=True)]

@@ -87,17 +87,6 @@ def test_by_path_and_by_a_function() -> None:
         find_blocks(model, "parts/7", "recompute")
 
 
-def test_by_the_number_of_parameters_outside_of_smaller_blocks() -> None:
-    model = Net(Block(), Block())
-    assert names(model, find_blocks(model, 20)) == [
-        "first", "parts.0.linear", "parts.0.inner", "parts.1.linear", "parts.1.inner", "last",
-    ]  # fmt: skip
-    assert names(model, find_blocks(model, 40)) == ["parts.0", "parts.1"]
-    assert find_blocks(model, 1000) == []
-    attention = nn.Sequential(nn.MultiheadAttention(4, 2))
-    assert names(attention, find_blocks(attention, 20)) == ["0"]
-
-
 def test_a_block_that_shares_a_parameter_with_modules_outside_is_not_sharded_alone() -> None:
     model = Net(Block(), Block(), Block())
     model.last.weight = model.parts[2].linear.weight

@@ -48,7 +48,6 @@ def test_operations_are_seen_by_a_mode() -> None:
 
 
 def test_torch_has_what_ranks_need_of_process_groups() -> None:
-    assert torch_private.has_timeouts()
     assert torch_private.flight_recorder("no such function") is None
-    for name in ("_get_default_store", "_rank_not_in_group", "_abort_process_group"):
+    for name in ("_get_default_store", "_abort_process_group"):
         assert hasattr(torch.distributed.distributed_c10d, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flk_runtime.metrics.shares import Shares
+from flk_runtime.metrics.logging import Shares
 from flk_runtime.shared.progress import ProgressPage
 
 

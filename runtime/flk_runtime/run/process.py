@@ -1,0 +1,144 @@
+"""Process: what this process trains, and where its trainings keep their states, so that none resumes from another one.
+
+A process has one training at a time: a run of `init`, a loop of `adopt`, or what `flk.save` is given. `current` knows
+it, and is the only state of this package that outlives a training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from flk_runtime.contract import user_env
+from flk_runtime.contract.pod_layout import is_same_place
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint import CheckpointManager
+    from flk_runtime.parallel import ParallelModel, ParallelOptions
+    from flk_runtime.run.saves import Saves
+    from flk_runtime.run.training import Training
+
+    Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], ParallelModel]
+
+_TRAINING = "training"  # with a number: the folder of a later training, below the place that it was given
+
+
+class Place:
+    """What this process does with the checkpoints in a place. The name None is the memory of the pods alone."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.trainings = 0
+        """How many runs and loops have been given this place."""
+        self.kept = False
+        """Whether a run or a loop has saved in it, which may be closed."""
+        self.manager: CheckpointManager | None = None
+        """Of `flk.save` and `flk.restore`, as soon as one of them was called."""
+        self.has_saved_by_script = False
+        """Whether `flk.save` has saved in it."""
+        self.restored: set[str] = set()
+        """The names of what `flk.restore` has restored from it."""
+        self._optimizers: dict[str, weakref.ref[Optimizer]] = {}  # that `flk.save` and `flk.restore` were given
+
+    def trains(self, objects: Mapping[str, Any]) -> None:
+        """Note the optimizers in ``objects``, which `flk.save` or `flk.restore` was given."""
+        optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
+        self._optimizers |= {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
+
+    def other_optimizer(self, objects: Mapping[str, Any]) -> str | None:
+        """The name of an optimizer in ``objects`` in whose place another one was given before; None: there is none."""
+        known = {name: self._optimizers[name]() for name in objects if name in self._optimizers}
+        return next((name for name, optimizer in known.items() if optimizer is not objects[name]), None)
+
+
+class Process:
+    """The trainings of a process and the places of their checkpoints."""
+
+    def __init__(self) -> None:
+        self.training: Training | None = None
+        """The latest run or loop, which may be closed."""
+        self.memory: Place | None = None
+        """The first place in which a state was kept: the memory of the pods has room for one training."""
+        self.writers: dict[CheckpointManager, Training | None] = {}
+        """The managers whose writes the end of the process awaits, each with the training that it is of."""
+        self.id = 0
+        """The process that ``writers`` are of, which may have been forked since."""
+        self.stops = False
+        """The latest answer of `must_stop`."""
+        self.planner: Planner | None = None
+        """Answers the calls of `Run.parallelize`, where a script is planned."""
+        self.tick: Callable[[], None] | None = None
+        """Called at the end of each step, where a script is measured."""
+        self._places: list[Place] = []
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a run or a loop has begun that is not closed."""
+        return self.training is not None and not self.training.closed
+
+    @property
+    def saves(self) -> Saves | None:
+        """The saves of the latest run or loop, which may be closed."""
+        return self.training._saves if self.training else None
+
+    def place(self, name: str | None) -> Place:
+        """The place with this name, however a script writes it."""
+        for place in self._places:
+            if is_same_place(place.name, name):
+                return place
+        self._places.append(Place(name))
+        return self._places[-1]
+
+    def next_place(self, name: str | None) -> tuple[str | None, bool]:
+        """The place of the next run or loop that is given ``name``, and whether the memory of the pods is for it.
+
+        A later one in the same place has a folder of its own below it, by its number. So it begins anew, and finds its
+        state after a restart, in which the script begins its trainings in the same order.
+        """
+        number = self.place(name).trainings
+        if number and not name:
+            return None, False
+        if number:
+            name = f"{str(name).rstrip('/')}/{_TRAINING}-{number}"
+        return name, self.memory in (None, self.place(name))
+
+    def gives_memory(self, place: Place) -> bool:
+        """Whether the memory of the pods is for what `flk.save` is given for ``place``.
+
+        It is for the first state that is kept. Until then it waits for that of a run or a loop, if there is one, else
+        for one in the default place, or the first one that `flk.save` and `flk.restore` are given.
+        """
+        if self.memory:
+            return self.memory is place
+        if self.saves:
+            return is_same_place(self.saves.manager.place, place.name)
+        if default := os.environ.get(user_env.CHECKPOINT):
+            return is_same_place(default, place.name)
+        return place is next((other for other in self._places if other.manager), place)
+
+    def hold_memory(self, name: str | None) -> None:
+        """Note that the training in this place keeps its state: the memory is its own if it is the first one."""
+        self.memory = self.memory or self.place(name)
+
+    @property
+    def managers(self) -> list[CheckpointManager]:
+        """Those of `flk.save` and `flk.restore`."""
+        return [place.manager for place in self._places if place.manager]
+
+    @contextlib.contextmanager
+    def observed(self, *, planner: Planner | None = None, tick: Callable[[], None] | None = None) -> Iterator[None]:
+        """Inside, ``planner`` answers each `Run.parallelize`, and each step calls ``tick``."""
+        self.planner, self.tick = planner, tick
+        try:
+            yield
+        finally:
+            self.planner = self.tick = None
+
+
+current = Process()
