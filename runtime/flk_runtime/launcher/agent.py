@@ -38,7 +38,7 @@ from flk_runtime.shared import failure_report
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
-    from flk_runtime.launcher.hub import HubProcess
+    from flk_runtime.launcher.processes.service import Service
     from flk_runtime.launcher.replication.plan import Copy
     from flk_runtime.launcher.replication.service import MemoryService
 
@@ -89,7 +89,7 @@ class Agent:
         *,
         rendezvous: Server | None = None,
         memory: MemoryService | None = None,
-        hub: HubProcess | None = None,
+        service: Service | None = None,
     ) -> None:
         """All parts are ready, see `flk_runtime.launcher.start`. ``rendezvous`` is None where another pod leads."""
         self.settings = settings
@@ -101,7 +101,7 @@ class Agent:
         self.control = control
         self.rendezvous = rendezvous
         self.memory = memory
-        self.hub = hub
+        self.service = service
         self.phase = _Phase.JOINING
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
@@ -141,7 +141,7 @@ class Agent:
 
     def _waited_for(self) -> list[int]:
         """The child processes for which others in this process wait."""
-        return [self.ranks.server.pid, *(self.hub.pids() if self.hub else ())]
+        return [self.ranks.server.pid, *(self.service.pids() if self.service else ())]
 
     def _go_on(self) -> int | None:
         """When no process of this pod's ranks is left: join the next attempt, or return the launcher's exit code."""
@@ -492,12 +492,11 @@ class Agent:
         return self.records.finish_stopped(stop.signal, end, history)
 
     def _finish(self, record: JobRecord) -> int:
-        self.ranks.close()
         code = self.records.finish(record, leader=self.rendezvous is not None)
         if self.memory:
             self.memory.close(remove=record.outcome not in ("replaced", "preempted"))
         if self.rendezvous and record.outcome != "replaced":
             self.rendezvous.wait_for_members_to_leave()
-        if self.hub:
-            self.hub.close(code)
+        if self.service:
+            self.service.close(code)
         return code

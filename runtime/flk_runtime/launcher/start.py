@@ -119,16 +119,17 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
 def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: Output, error_folder: str) -> Agent:
     """The launcher of a pod: its parts, and how they reach each other. Those that it does not need are not made.
 
-    What listens has its port when this returns. Nothing else is started but the hub, the service of checkpoints in
-    memory, and the reading of usage. ``error_folder`` is for files of the ranks.
+    What listens has its port when this returns. Nothing else is started but the service of an extension, that of
+    checkpoints in memory, and the reading of usage. ``error_folder`` is for files of the ranks.
     """
     records = RecordWriter(settings, output.write_stderr, output.last_lines)
     telemetry, log = records.telemetry, records.log
-    hub = None
-    if settings.hub_port:
-        from flk_runtime.launcher.hub import HubProcess
+    service = None
+    if settings.service:
+        from flk_runtime.launcher.processes.service import Service  # not every job needs it
 
-        hub = HubProcess(settings, os.environ, log)
+        service = Service(settings, os.environ, log)
+        service.start()
     ranks = Ranks(
         settings,
         server,
@@ -136,9 +137,8 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
         output,
         error_folder=error_folder,
         count_lines=records.count_lines,
-        hub=hub,
-        look=telemetry.add_line if telemetry else None,
-        log=log,
+        service=service,
+        on_line=telemetry.add_line if telemetry else None,
     )
     rendezvous = None
     if settings.pod == 0:
@@ -167,7 +167,7 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     )
     control = Control(error_folder, questions, log)
     agent = Agent(
-        settings, wakeup, records, ranks, member, watch, control, rendezvous=rendezvous, memory=memory, hub=hub
+        settings, wakeup, records, ranks, member, watch, control, rendezvous=rendezvous, memory=memory, service=service
     )
     return agent
 
@@ -200,8 +200,7 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     """
     try:
         if settings.fork:
-            strategies = os.environ.get(user_env.STRATEGY, "") + os.environ.get(pod_env.DILOCO_OPTIONS, "")
-            preload(script, settings.preload, strategies, makes_steps=settings.makes_steps)
+            preload(script, settings.preload, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
         elif (settings.gpus and settings.pod == 0) or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - its build is checked, or the exception says that it is not there
     except ImportError as error:

@@ -17,13 +17,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.strategies import AUTO
 from flk_runtime.errors import SetupError
 
 TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
 # The constructor of every torch optimizer imports this, which takes a second.
 FOR_OPTIMIZERS = ("torch._dynamo",)
 # The sharding strategies import these, which takes half a second.
+UNSHARDED = ("", "none", "ddp", "no_shard")  # of an extension's strategy, nothing is known
 FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
 # The modules that a script with flk's library has imported by its first step: they take a fifth of a second.
 FOR_LIBRARY = (
@@ -60,7 +60,7 @@ def preload(script: Path | None, names: Sequence[str] = (), strategy: str = "", 
     are not installed are skipped: the script may do without them.
     """
     text = script.read_bytes() if script else b"optim" * makes_steps
-    may_shard = makes_steps and (strategy == AUTO or ("shard" in strategy and strategy != "no_shard"))
+    may_shard = makes_steps and strategy not in UNSHARDED
     shards = b"shard" in text or may_shard
     modules = TORCH + FOR_OPTIMIZERS * (b"optim" in text) + FOR_SHARDING * shards
     modules += FOR_LIBRARY * (b"flk_runtime" in text)
