@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from flk_runtime.contract.failure import BEFORE_FIRST, Failure, Kind, root_cause
+from flk_runtime.contract.failure import Failure, Kind, root_cause
 from flk_runtime.contract.record import Attempt
-from flk_runtime.errors import StorageError
 from flk_runtime.launcher.transport.messages import Join
 
 _RESTARTED = "was restarted"
@@ -36,10 +35,6 @@ class Failures:
         """Note that a pod's connection was closed, which explains its end if the pod has reported no failure."""
         if all(failure.pod != pod for failure in self._seen):
             self._closed.add(pod)
-
-    def forget(self, failures: Collection[Failure]) -> None:
-        """Take these failures for none."""
-        self._seen = [each for each in self._seen if each not in failures]
 
     def explain(
         self,
@@ -78,19 +73,3 @@ class Failures:
         steps = [attempt.step, *(each.step for each in seen), *(join.step for join in joined.values())]
         known = [step for step in steps if step is not None]
         return replace(attempt, failure=root_cause(seen), step=max(known, default=None))
-
-
-def faults_of_storage(joined: Mapping[int, Join]) -> list[Failure]:
-    """The faults that count as none of nodes: of storage that half of the pods or more cannot reach, as their checks
-    say, or that pod 0 cannot reach before its first attempt: no other pod could take its place.
-
-    The checks of pods are not made at the same moment, so that some may miss a storage that is away for a while.
-    """
-    found = [
-        failure
-        for join in joined.values()
-        for failure in join.failures
-        if failure.kind is Kind.UNHEALTHY and failure.type == StorageError.__name__
-    ]
-    leads = any((failure.pod, failure.attempt) == (0, BEFORE_FIRST) for failure in found)
-    return found if leads or 2 * len({failure.pod for failure in found}) >= len(joined) else []
