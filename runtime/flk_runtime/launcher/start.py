@@ -142,7 +142,7 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     )
     rendezvous = None
     if settings.pod == 0:
-        rendezvous = coordinator.serve(settings, wakeup.post, log, telemetry, records.limits)
+        rendezvous = coordinator.serve(settings, wakeup.post, log, telemetry)
     memory = None
     if settings.trains:
         from flk_runtime.launcher.replication.service import MemoryService

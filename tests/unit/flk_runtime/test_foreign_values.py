@@ -29,7 +29,6 @@ from flk_runtime.contract.record import (
     Goodput,
     JobRecord,
     QuarantinedNode,
-    Silences,
     SlowRank,
     Standstill,
 )
@@ -58,9 +57,7 @@ RECORD = JobRecord(
     goodput=Goodput(9.5, {"computing": 7.0, "starting": 1.5}, 1, 7),
 )
 TELEMETRY = Telemetry(9.0, 0, 100, [Sample(1.0, 0, 3, loss=2.0)], pods=[PodUsage(0, "gpt-worker-0", "n", 1.0)])
-ENTRY = ArchivedRecord(
-    "gpt", "uid", 2, 4, 1e9, 1e9, RECORD, 7, 0.1, ["x"], telemetry_archive.pack(TELEMETRY), {"step": Silences(1.0, 2)}
-)
+ENTRY = ArchivedRecord("gpt", "uid", 2, 4, 1e9, 1e9, RECORD, 7, 0.1, ["x"], telemetry_archive.pack(TELEMETRY))
 LINE = {"step": 3, "total": 10, "loss": 0.5, "progress": 30, "eta_s": 7, "at": 1e9, "mfu": 0.1}
 REPORT = {"type": "ValueError", "message": "no label", "traceback": "x", "kind": "exception", "time": 1e9}
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from flk_runtime.launcher.coordinator.leader import Leader
-from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Server
 from flk_runtime.launcher.transport.messages import Event, Message
@@ -32,11 +31,10 @@ def serve(
     post: Callable[[Event], None],
     log: Callable[[str], None],
     telemetry: Keeper | None = None,
-    limits: PhaseLimits | None = None,
 ) -> Server:
     """A server of the rendezvous whose members a new `Leader` leads. Arguments as for `Server` and `Leader`."""
 
     def lead(send: Callable[[Collection[int], Message], None], serve_attempt_store: Callable[[], int]) -> Leader:
-        return Leader(settings, send, serve_attempt_store, log, time.monotonic(), telemetry, limits)
+        return Leader(settings, send, serve_attempt_store, log, time.monotonic(), telemetry)
 
     return Server(settings, lead, post, log)

@@ -64,12 +64,11 @@ class Leader:
         log: Callable[[str], None],
         now: float,
         telemetry: Keeper | None = None,
-        limits: PhaseLimits | None = None,
     ) -> None:
         """``send`` sends a message to pods, if they are connected.
 
         ``serve_attempt_store`` replaces the ranks' store and returns the port of the new store. ``telemetry`` keeps the
-        measurements of the job; None: nobody asks. ``limits`` may have learned of former launchers.
+        measurements of the job; None: nobody asks.
         """
         self._settings = settings
         self._do = Actions(send, serve_attempt_store, log)
@@ -86,7 +85,7 @@ class Leader:
         self._record: JobRecord | None = None  # of a job that has ended
         self._left: set[int] = set()  # pods that know it
         self._hang_detector = HangDetector(
-            limits or PhaseLimits(settings.hang_timeouts),
+            PhaseLimits(settings.hang_timeouts),
             Stragglers(settings.slow_factor, settings.slow_window),
             request=lambda pod, number: send([pod], messages.StacksRequested(number)),
             answer=lambda asker, report: send([asker[0]], messages.StacksGathered(asker[1], report)),

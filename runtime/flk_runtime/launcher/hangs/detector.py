@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flk_runtime.contract.failure import Failure, Kind
@@ -49,7 +49,6 @@ class _Collection:
     purpose: _Purpose
     askers: list[Asker] = field(default_factory=list)  # who wants to know
     snapshots: list[Snapshot] = field(default_factory=list)
-    known: dict[str, Snapshot] = field(default_factory=dict)  # the first with each stack, by key
 
 
 class Stragglers:
@@ -172,14 +171,11 @@ class HangDetector:
             self._collection.askers.append(asker)
 
     def received_stacks(self, pod: int, number: int, snapshots: Sequence[Snapshot]) -> None:
-        """Add the snapshots of a pod. Those with equal stacks share them in memory."""
+        """Add the snapshots of a pod."""
         collection = self._collection
-        if collection is None or collection.number != number:
-            return
-        collection.asked.discard(pod)
-        for snapshot in snapshots:
-            first = collection.known.setdefault(snapshot.key, snapshot)
-            collection.snapshots.append(replace(snapshot, main=first.main, threads=(), workers=first.workers))
+        if collection and collection.number == number:
+            collection.asked.discard(pod)
+            collection.snapshots += snapshots
 
     def tick(self, now: float) -> Failure | None:
         """Do all that is due. Returns the failure of a job that hangs."""
@@ -228,7 +224,7 @@ class HangDetector:
             for asker in collection.askers:
                 self._answer(asker, {"cause": "", "ranks": [], "groups": [], "left": [], "silent": silent})
             return None
-        snapshots = self._full(collection)
+        snapshots = collection.snapshots
         diagnosis = diagnose(snapshots, hung=collection.purpose is _Purpose.HANG)
         found = report.to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
@@ -262,11 +258,6 @@ class HangDetector:
             count=len(diagnosis.ranks),
             step=first.step if first.step >= 0 else None,
         )
-
-    def _full(self, collection: _Collection) -> list[Snapshot]:
-        """The snapshots, with the threads of the first one of each stack."""
-        firsts = {each.rank: each for each in collection.known.values()}
-        return [firsts.get(each.rank, each) for each in collection.snapshots]
 
     def _tell_standstill(self, found: Standstill) -> None:
         if self._standstill is None or found.text != self._standstill.text:

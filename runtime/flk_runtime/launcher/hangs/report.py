@@ -59,14 +59,12 @@ def to_dict(snapshots: Sequence[Snapshot], diagnosis: Diagnosis, silent: Sequenc
 
 
 def stack_lines(snapshot: Snapshot) -> list[str]:
-    """The stack of a rank, innermost call first, with the processes that it started, and native calls where known."""
+    """The stack of a rank, innermost call first, with the processes that it started."""
     result = _indented(snapshot.main) or ["  no Python stack"]
     for thread in snapshot.threads[:_THREADS] if not in_collective(snapshot) else ():
         result += ["  another thread:", *_indented(thread, "  ")]
     for worker in snapshot.workers[:1]:
         result += ["  a process that it started:", *_indented(worker, "  ")]
-    if snapshot.native:
-        result += ["  native calls (py-spy):", *(f"    {line}" for line in snapshot.native.splitlines()[:40])]
     return result
 
 
