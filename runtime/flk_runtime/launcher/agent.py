@@ -25,7 +25,7 @@ from flk_runtime.launcher.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.processes.forkserver import ServerDiedError
-from flk_runtime.launcher.processes.logs import is_readable
+from flk_runtime.launcher.processes.output import is_readable
 from flk_runtime.launcher.processes.pod_attempt import PodAttempt
 from flk_runtime.launcher.processes.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records.writer import RecordWriter

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import io
 import os
 import selectors
 import signal
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -17,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from flk_runtime.contract import log_format, pod_env, user_env
+from flk_runtime.contract import log_format, pod_env, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import plural
@@ -31,11 +34,9 @@ from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.processes import forkserver
 from flk_runtime.launcher.processes.environment import prepare_environment, resolve_python_path
 from flk_runtime.launcher.processes.forkserver import ForkServer, ServerDiedError
-from flk_runtime.launcher.processes.logs import redirected_stderr
-from flk_runtime.launcher.processes.output import Output
+from flk_runtime.launcher.processes.output import Output, redirected_stderr
 from flk_runtime.launcher.processes.preload import preload
 from flk_runtime.launcher.processes.ranks import Ranks
-from flk_runtime.launcher.processes.unpack import unpack
 from flk_runtime.launcher.records.history import new_record
 from flk_runtime.launcher.records.writer import RecordWriter, write_termination_message
 from flk_runtime.launcher.settings import Settings
@@ -241,3 +242,50 @@ def _record(settings: Settings, failure: Failure, code: int) -> None:
     failure = replace(failure, **texts)
     record = new_record("failed", code, failure, [], settings.limits, final_reason(failure))
     write_termination_message(settings.termination_log, record)
+
+
+def unpack(source: Path, target: Path, expected: str) -> int:
+    """Put the code in ``source`` into ``target`` and return the number of files. Raises SetupError.
+
+    ``source`` contains a split archive, code.tar.gz.000, code.tar.gz.001, …, or the files themselves, as the Helm
+    chart mounts them. ``expected`` is a SHA-256 in hex: of the whole archive, or of the output of ``sha256sum`` for the
+    files in the order of their names. A container that was restarted may call it again with the same target.
+    """
+    pieces = sorted(source.glob(pod_layout.CODE_ARCHIVE + ".*"))
+    if not pieces:
+        return _copy(source, target, expected)
+    archive = b"".join(piece.read_bytes() for piece in pieces)
+    _compare(source, hashlib.sha256(archive).hexdigest(), expected)
+    target.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        members = tar.getmembers()
+        files = {member.name for member in members if member.isfile()}
+        for member in members:
+            linked = member.linkname and os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname))
+            path = target / member.name
+            outside = not path.resolve().is_relative_to(target.resolve())
+            if member.islnk() or (linked and linked not in files) or outside:
+                raise SetupError(f"the archive of the code has a link or a path outside its folder: {member.name}")
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(target, members, filter="data")
+        else:  # Python before 3.10.12 and 3.11.4
+            tar.extractall(target, members)  # noqa: S202 - checked above
+    return len(members)
+
+
+def _copy(source: Path, target: Path, expected: str) -> int:
+    files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    if not files:
+        raise SetupError(f"neither {pod_layout.CODE_ARCHIVE}.* nor other files in {source}")
+    sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
+    _compare(source, hashlib.sha256(sums.encode()).hexdigest(), expected)
+    for name, data in files.items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return len(files)
+
+
+def _compare(source: Path, found: str, expected: str) -> None:
+    if expected and found != expected:
+        raise SetupError(f"the code in {source} has the hash {found[:12]}, but {expected[:12]} was submitted")

@@ -15,7 +15,7 @@ import pytest
 from flk import labels
 from flk.manifest import runtime_archive
 from flk_runtime.contract import pod_env, pod_layout
-from flk_runtime.launcher.processes.unpack import unpack
+from flk_runtime.launcher.start import unpack
 from tests.support.chart import CHART, ROOT, Rendered, template
 from tests.support.commands import helm
 

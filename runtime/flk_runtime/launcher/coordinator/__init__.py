@@ -3,10 +3,8 @@
 `leader` decides and sends messages (`launcher.transport`). It has no sockets, threads or clock of its own. It asks:
 
 - `membership`: which pods train in the next attempt
-- `drain`: which shards the launchers that have to stop transfer before they end
-- `policy`: whether another attempt follows
-
-`root_cause` of `flk_runtime.contract.failure` chooses the failure that led to all others.
+- `memory`: from which checkpoint in memory an attempt starts, and which shards a launcher transfers before it ends
+- `policy`: what was the root cause of an attempt's end, and whether another attempt follows
 """
 
 from __future__ import annotations

@@ -16,10 +16,9 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry
-from flk_runtime.launcher.coordinator.failures import Failures
 from flk_runtime.launcher.coordinator.membership import LatestAttempt, Membership, Round
 from flk_runtime.launcher.coordinator.memory import Drain, MemoryPlans, with_shards
-from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
+from flk_runtime.launcher.coordinator.policy import Decision, Failures, decide, final_reason
 from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.preemption import Preemption

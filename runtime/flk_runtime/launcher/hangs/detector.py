@@ -16,8 +16,8 @@ from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import PodStatus
-from flk_runtime.launcher.hangs import phases, report
-from flk_runtime.launcher.hangs.diagnosis import diagnose, told_with_waiting
+from flk_runtime.launcher.hangs import phases
+from flk_runtime.launcher.hangs.diagnosis import diagnose, lines_of, stack_lines, to_dict, told_with_waiting
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 
@@ -226,7 +226,7 @@ class HangDetector:
             return None
         snapshots = collection.snapshots
         diagnosis = diagnose(snapshots, hung=collection.purpose is _Purpose.HANG)
-        found = report.to_dict(snapshots, diagnosis, silent)
+        found = to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
             self._answer(asker, found)
         ranks = list(of_all(self.ranks))
@@ -239,7 +239,7 @@ class HangDetector:
         if collection.purpose is not _Purpose.HANG or not phases.hangs(ranks, self._limits.limit):
             return None
         self._look_at = now + _AGAIN
-        cause, *lines = report.lines_of(found)
+        cause, *lines = lines_of(found)
         phase = next((status.phase for status in ranks if status.rank == first.rank), Phase.STARTING)
         limit = self._limits.describe(phase)
         self._log(f"no rank has made progress for {idle:.0f} s ({limit}): {cause}")
@@ -254,7 +254,7 @@ class HangDetector:
             attempt=self._attempt,
             time=time.time(),
             message=diagnosis.predicate,
-            traceback=f"{limit}\n" + textwrap.dedent("\n".join(report.stack_lines(first))),
+            traceback=f"{limit}\n" + textwrap.dedent("\n".join(stack_lines(first))),
             count=len(diagnosis.ranks),
             step=first.step if first.step >= 0 else None,
         )

@@ -9,7 +9,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.preemption import PodPreemption
-from flk_runtime.launcher.processes.logs import RankPipes
+from flk_runtime.launcher.processes.output import RankPipes
 from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 

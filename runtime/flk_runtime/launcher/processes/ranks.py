@@ -17,8 +17,7 @@ from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.processes.environment import ATTEMPT_FOLDER, rank_environment
 from flk_runtime.launcher.processes.forkserver import ForkServer
-from flk_runtime.launcher.processes.logs import Prefixer, RankPipes
-from flk_runtime.launcher.processes.output import Output
+from flk_runtime.launcher.processes.output import Output, Prefixer, RankPipes
 from flk_runtime.launcher.processes.rank_failure import from_exit_code, from_report, is_crash
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import AttemptStarted

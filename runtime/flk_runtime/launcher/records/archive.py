@@ -18,9 +18,8 @@ from typing import Final
 from flk_runtime.contract import log_format
 from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
 from flk_runtime.contract.status import RankStatus
-from flk_runtime.launcher.records.place import Place, describe
+from flk_runtime.launcher.records.place import ERRORS, Place, describe
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.web.http import ERRORS
 
 INTERVAL: Final = 300.0  # seconds after which the progress alone is written
 _PAUSE: Final = 2.0  # seconds between two writes at least

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.records.archive import RecordArchive
     from flk_runtime.launcher.records.ledger import Ledger
     from flk_runtime.launcher.telemetry.keeper import Keeper
-    from flk_runtime.launcher.web.metrics_page import MetricsPage
+    from flk_runtime.launcher.telemetry.metrics_page import MetricsPage
 
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
 _RENEWED, _RENEWED_LEAST, _RENEWED_MOST = 0.1, 10.0, 300.0  # the log gets the goodput anew after this share of time
@@ -197,7 +197,7 @@ class RecordWriter:
         return RecordArchive(settings, place, last_lines, self.log, telemetry=self._packed_telemetry)
 
     def _open_page(self) -> MetricsPage:
-        from flk_runtime.launcher.web.metrics_page import MetricsPage  # not every job needs it
+        from flk_runtime.launcher.telemetry.metrics_page import MetricsPage  # not every job needs it
 
         return MetricsPage(self._settings, self.log, self.telemetry.read if self.telemetry else None)
 

@@ -266,7 +266,7 @@ class StacksGathered(FromLeader):
     """The stacks of all ranks of the job, for the asker that `StacksWanted` named."""
 
     asker: str
-    report: dict[str, Any]  # of flk_runtime.launcher.hangs.report.to_dict
+    report: dict[str, Any]  # of flk_runtime.launcher.hangs.diagnosis.to_dict
 
 
 @dataclass(frozen=True)

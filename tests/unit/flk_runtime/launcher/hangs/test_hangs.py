@@ -14,7 +14,7 @@ from flk_runtime.contract.hang_timeout import ALL
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import NEVER, RankStatus
 from flk_runtime.contract.telemetry import PodStatus
-from flk_runtime.launcher.hangs import report
+from flk_runtime.launcher.hangs import diagnosis as report
 from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, odd_first
 from flk_runtime.launcher.hangs.phases import CPU_PATIENCE, PhaseLimits, hangs, interval

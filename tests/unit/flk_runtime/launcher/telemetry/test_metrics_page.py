@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from flk_runtime.launcher.web import metrics_page
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.phase import Phase
@@ -19,9 +20,8 @@ from flk_runtime.contract.record import Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.web import http as http_server
-from flk_runtime.launcher.web import metrics_page
-from flk_runtime.launcher.web.metrics_page import METRICS, MetricsPage
+from flk_runtime.launcher.telemetry import metrics_page as http_server
+from flk_runtime.launcher.telemetry.metrics_page import METRICS, MetricsPage
 from tests.support.ports import held_ports
 
 SETTINGS = Settings(("train.py",), namespace="team", job="gpt", pod_name="gpt-worker-0", node="n1")

@@ -1,1 +1,0 @@
-"""What a launcher serves and sends over HTTP."""
