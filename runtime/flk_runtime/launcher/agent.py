@@ -317,7 +317,7 @@ class Agent:
         self.records.keep_steps(rank.progress)
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
-            attempt.finished.append(self.ranks.failure_of_exit(rank, 0))
+            attempt.clean_exits.append(self.ranks.failure_of_exit(rank, 0))
         elif code != 0 and rank.failure is None and not attempt.stopped_as_told(rank.progress, code):
             self._handle_failure(rank, self.ranks.failure_of_exit(rank, code))
         attempt.ranks_ended = not self.ranks
@@ -327,7 +327,7 @@ class Agent:
 
         If they have saved to end, the partner must have its copies first: the memory of this pod may be gone soon.
         """
-        if not attempt.failures and len(attempt.finished) == self.settings.processes:
+        if not attempt.failures and len(attempt.clean_exits) == self.settings.processes:
             self.member.send(messages.SuccessReport(attempt.started.number, attempt.grouped))
         elif not attempt.failures and attempt.preemption:
             if self.memory and self.memory.busy and not self._overdue:

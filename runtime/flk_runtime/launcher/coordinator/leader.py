@@ -246,9 +246,10 @@ class Leader:
         self._start_if_ready(now)
 
     def _learn(self, pod: int, history: list[Attempt], now: float) -> None:
-        """Take over the history that a member has sent, unless a former one says more: this leader has none.
+        """Adopt a member's history if it is more complete than ours: a new leader starts with none.
 
-        The launcher of pod 0 is as new as the leader, and may know it from the cluster. Another member was there.
+        Of two that are as complete, another pod's counts, since its launcher was there. The launcher of pod 0 is as new
+        as the leader, and has read its history in the cluster.
         """
         if (progress(history), pod != 0) <= (progress(self._history), False):
             return

@@ -94,7 +94,7 @@ class Ranks:
         self._on_line = on_line
         self._settings = settings
         self.server = server
-        self._kept = host.children()  # that ranks have not left: the setup command may have, or the image's entrypoint
+        self._kept = host.children()  # children that predate the ranks (setup command, image entrypoint): never killed
         self._service = service
         self.selector = selector
         self._output = output

@@ -43,7 +43,7 @@ class RecordWriter:
         self._write = write
         self._kept = self._open_archive(last_lines) if settings.pod == 0 else None
         self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
-        """What the time of the job goes into; None: another pod knows, or nobody asks."""
+        """Goodput; None: another pod keeps it, or the job does not train."""
         self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
         """The measurements of the job; None: another pod has them, or nobody asks."""
         self._metrics = self._open_page() if settings.metrics_port else None

@@ -63,10 +63,10 @@ class _Attempt:
         return {each for each in held if each.checkpoint == restore.checkpoint and each.rank not in restore.holders}
 
     def need(self) -> int:
-        """The bytes that this pod needs for the shards of each rank that it holds, whichever pod it is the partner of.
+        """The worst-case bytes of this pod over all possible partners.
 
-        These are two, and may be three of its own ranks. A later attempt may have other partners, and what is reserved
-        now must be enough for it.
+        Each rank whose shards it holds has two files, and its own ranks may have three. A later attempt may have other
+        partners, and what is reserved now must be enough for it.
         """
         pods: dict[int, int] = {}
         for rank, size in self.sizes.items():
