@@ -34,13 +34,10 @@ COVERED = {
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
     "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.processes.rank_process",
-    "tests/local/test_init.py": (
-        "flk_runtime.preflight.bootstrap flk_runtime.run.group flk_runtime.run.init flk_runtime.run.training"
-    ),
+    "tests/local/test_init.py": ("flk_runtime.run.group flk_runtime.run.init flk_runtime.run.training"),
     "tests/local/test_launcher.py": "flk_runtime.__main__ flk_runtime.launcher.coordinator",
     "tests/local/test_memory.py": (
-        "flk_runtime.launcher.coordinator.memory_plans flk_runtime.launcher.replication.messages "
-        "flk_runtime.launcher.replication.service"
+        "flk_runtime.launcher.replication.messages flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": ("flk_runtime.metrics.logging"),
     "tests/local/test_optimizer.py": ("flk_runtime.distributed.buckets flk_runtime.distributed.main_process"),
@@ -53,10 +50,7 @@ COVERED = {
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
     "tests/unit/flk/health/test_maintenance.py": "flk.health.volume_nodes",
     "tests/local/test_plan.py": "flk.planning flk_plan.__main__",
-    "tests/local/test_preflight.py": (
-        "flk_runtime.contract.preflight flk_runtime.preflight.bootstrap flk_runtime.preflight.exchange "
-        "flk_runtime.preflight.store"
-    ),
+    "tests/local/test_preflight.py": ("flk_runtime.contract.preflight flk_runtime.preflight.exchange"),
     "tests/local/test_run.py": (
         "flk_runtime.run.batches flk_runtime.run.context flk_runtime.run.metrics flk_runtime.run.models "
         "flk_runtime.run.saves"
@@ -167,23 +161,20 @@ COVERED = {
         "flk_diloco.rounds flk_diloco.strategy flk_diloco.tls"
     ),
     "tests/unit/flk_runtime/discovery/test_discover.py": (
-        "flk_runtime.discovery.environment flk_runtime.discovery.readers flk_runtime.discovery.variables "
-        "flk_runtime.discovery.readers flk_runtime.discovery.variables"
+        "flk_runtime.discovery.environment flk_runtime.discovery.readers flk_runtime.discovery.variables"
     ),
     "tests/unit/flk_runtime/launcher/hangs/test_hangs.py": (
-        "flk_runtime.launcher.hangs.diagnosis flk_runtime.launcher.hangs.detector "
-        "flk_runtime.launcher.hangs.diagnosis flk_runtime.launcher.hangs.snapshot"
+        "flk_runtime.launcher.hangs.detector flk_runtime.launcher.hangs.diagnosis flk_runtime.launcher.hangs.snapshot"
     ),
     "tests/unit/flk_runtime/launcher/hangs/test_phases.py": "flk_runtime.contract.hang_timeout",
     "tests/unit/flk_runtime/launcher/hangs/test_watch.py": "flk_runtime.contract.phase flk_runtime.contract.status",
-    "tests/unit/flk_runtime/launcher/coordinator/test_leader.py": "flk_runtime.launcher.coordinator.round",
     "tests/unit/flk_runtime/launcher/records/test_archive.py": "flk_runtime.contract.record",
     "tests/unit/flk_runtime/launcher/processes/test_failures.py": (
         "flk_runtime.contract.failure flk_runtime.contract.failure_text flk_runtime.launcher.processes.rank_failure "
         "flk_runtime.system.faults flk_runtime.system.text"
     ),
-    "tests/unit/flk_runtime/launcher/web/test_trainer_forward.py": "flk_runtime.launcher.records.place",
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",
+    "tests/unit/flk_runtime/launcher/transport/test_server.py": "flk_runtime.launcher.transport.peers",
     "tests/unit/flk_runtime/launcher/test_settings.py": "flk_runtime.contract.pod_env",
     "tests/unit/flk_plan/test_capture.py": "flk_plan.fake",
     "tests/unit/flk_plan/test_choice.py": ("flk_plan.communication flk_plan.plan flk_plan.trace"),

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flk_runtime.launcher.web import metrics_page
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.phase import Phase
@@ -20,7 +19,7 @@ from flk_runtime.contract.record import Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.telemetry import metrics_page as http_server
+from flk_runtime.launcher.telemetry import metrics_page
 from flk_runtime.launcher.telemetry.metrics_page import METRICS, MetricsPage
 from tests.support.ports import held_ports
 
@@ -256,7 +255,7 @@ def test_more_clients_than_are_served_at_once_keep_no_thread(
         return "flk_step 3\n"
 
     monkeypatch.setattr(MetricsPage, "text", text)
-    monkeypatch.setattr(http_server, "_CLIENTS", 1)
+    monkeypatch.setattr(metrics_page, "_CLIENTS", 1)
     port = serve()
     with connect(port, GET) as first:
         assert begun.wait(20)
