@@ -239,16 +239,6 @@ def test_a_pod_that_is_disconnected_after_its_success_does_not_end_the_attempt(j
     assert [attempt.failure for attempt in ended.record.attempts] == [None]
 
 
-def test_a_pod_with_another_launcher_was_restarted(job: Job) -> None:
-    job.start()
-    job.leader.disconnected(1, "it closed the connection", job.now)
-    job.connect(1, incarnation="second")
-    job.join(0, 1, 2)
-    cause = job.latest(0).history[0].failure
-    assert cause is not None
-    assert cause.summary == "worker-1 was restarted"
-
-
 def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(job: Job) -> None:
     """Its launcher is killed with its ranks, so the connection closes at once, and another launcher comes."""
     job.start()

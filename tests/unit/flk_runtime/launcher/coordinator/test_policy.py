@@ -122,15 +122,6 @@ def test_attempts_that_went_further_than_is_known_of_them_are_no_failures_at_one
     assert not decide([killed(0, 100), killed(1, 100)], Limits()).restart
 
 
-def test_a_container_that_is_killed_twice_at_one_step_is_final() -> None:
-    history, decision = run([CONTAINER_KILLED] * 9, Limits(), steps=[7, 7])
-    assert len(history) == 2
-    assert decision.no_retry_reason == "not retried: failed twice at step 7 with the same error"
-    for others in ([CONTAINER_KILLED, replace(CONTAINER_KILLED, pod=2)], [CONTAINER_KILLED, LOST]):
-        assert run(others, Limits(), steps=[7, 7])[1].restart
-    assert run([CONTAINER_KILLED] * 9, Limits(), steps=itertools.count(7))[1].restart
-
-
 @pytest.mark.parametrize(
     "failure", [CONTAINER_KILLED, Failure(Kind.OOM, 0, rank=0), Failure(Kind.HANG, 0, rank=0, message="no step")]
 )
@@ -336,10 +327,6 @@ JOINED = {1: Join("train-1", "node-c", step=6)}
 
 def explained(failures: Failures, *, joined: dict[int, Join], replaced: list[int]) -> Attempt:
     return failures.explain(ATTEMPT, joined, PLACES, replaced)
-
-
-def test_an_attempt_without_failures_is_unchanged() -> None:
-    assert explained(Failures(), joined=JOINED, replaced=[]) is ATTEMPT
 
 
 def test_a_lost_pod_has_the_names_that_it_had_in_the_attempt() -> None:

@@ -132,11 +132,6 @@ def test_different_collectives_are_told_apart() -> None:
     assert diagnose(ranks).sentence() == "rank 1 is in broadcast 812, the others in all_reduce 812"
 
 
-def test_different_sizes_are_told_apart() -> None:
-    ranks = [waiting(0), waiting(1, replace(REDUCE, sizes="[[20]]")), waiting(2)]
-    assert diagnose(ranks).sentence() == ("rank 1 gives tensors of sizes [[20]] into all_reduce 812, the others [[10]]")
-
-
 def test_all_ranks_in_the_same_collective() -> None:
     ranks = [waiting(0), waiting(1)]
     assert diagnose(ranks, hung=True).sentence() == "ranks 0-1 are all in all_reduce 812, which does not end"

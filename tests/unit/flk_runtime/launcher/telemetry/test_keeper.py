@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -87,12 +86,6 @@ def test_a_clock_that_is_set_back_stops_no_samples(monkeypatch: pytest.MonkeyPat
     passed, clock = passed + 5, clock + 5
     made.heartbeat(0, PodStatus(0, [status(0, step=6)]))
     assert [each.step for each in made.read().history] == [4, 6]
-
-
-def test_a_rank_that_does_not_tell_how_long_it_waits_for_data_has_no_share() -> None:
-    made = keeper()
-    made.heartbeat(0, PodStatus(0, [status(0), replace(status(1), data_wait=0.25)]))
-    assert {each.rank: each.data_wait for each in made.read().ranks} == {0: None, 1: 0.25}
 
 
 def test_it_goes_on_over_attempts_and_restarts_of_the_launcher() -> None:
@@ -248,11 +241,3 @@ def test_readings_that_have_stopped_say_nothing() -> None:
     idle.add(0, gpu_usage(0.0), 150.0)
     idle.add(1, gpu_usage(0.0), 160.0)
     assert idle.since(170.0) == 160.0
-
-
-def test_a_pod_alone_that_was_not_known_for_a_time_is_idle_since_it_is_known_again() -> None:
-    idle = IdleGpus()
-    idle.start_attempt([0])
-    for now in (10.0, 20.0, 2000.0):
-        idle.add(0, gpu_usage(0.0), now)
-    assert idle.since(2000.0) == 2000.0

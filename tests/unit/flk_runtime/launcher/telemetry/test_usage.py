@@ -46,18 +46,6 @@ def test_a_machine_without_a_control_group_of_its_own(tmp_path: Path) -> None:
     assert (found.memory, found.memory_limit, found.disk_read) == (400 << 10, 1000 << 10, None)
 
 
-def test_nothing_can_be_read(tmp_path: Path) -> None:
-    assert read(tmp_path, tmp_path) == Counters(cpu_limit=len(os.sched_getaffinity(0)))
-
-
-def test_this_machine_says_what_it_uses() -> None:
-    found = read()
-    assert found.cpu_seconds
-    assert found.memory
-    assert found.memory_limit
-    assert found.memory < found.memory_limit
-
-
 def test_counters_become_rates() -> None:
     meter = Meter(Settings(("train.py",), pod=3, pod_name="job-3", node="n"))
     meter.measure(100.0, 1.7e9, Counters(5.0, 4.0, 70, 90, 1000, 0, None, 10), [])
