@@ -209,7 +209,6 @@ class Partner:
         """``partner`` is the partner's pod and address; None: there is no partner, and nothing is sent."""
         self._settings, self._store, self._partner, self._log = settings, store, partner, log
         self._lock = threading.Lock()
-        self._idle: list[Peer] = []
         self._used: set[Peer] = set()
         self._stopped = False
         self._unreachable_until = 0.0  # time.monotonic
@@ -228,9 +227,6 @@ class Partner:
             self._stopped = True
             for connection in self._used:
                 connection.interrupt()
-            for connection in self._idle:
-                connection.close()
-            self._idle.clear()
 
     def _exchange(self, action: Callable[[Peer], T]) -> T | None:
         """Call ``action`` with a connection to the partner, and return its result; None: the partner is not reached.
@@ -259,26 +255,17 @@ class Partner:
         return None
 
     def _try(self, action: Callable[[Peer], T], address: tuple[str, int]) -> T:
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            connection = connect(address, self._settings)
+        connection = connect(address, self._settings)
         with self._lock:
             self._used.add(connection)
             if self._stopped:
                 connection.interrupt()
-        works = False
         try:
-            result = action(connection)
-            works = True
-            return result
+            return action(connection)
         finally:
             with self._lock:
                 self._used.discard(connection)
-                if works and not self._stopped:
-                    self._idle.append(connection)
-                else:
-                    connection.close()
+            connection.close()
 
     def _complain(self, why: str, partner: tuple[int, tuple[str, int]]) -> None:
         with self._lock:
