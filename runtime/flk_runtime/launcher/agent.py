@@ -13,7 +13,7 @@ import os
 import selectors
 import signal
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flk_runtime.contract import pod_env
@@ -209,10 +209,8 @@ class Agent:
                 self._end_ranks()
             case messages.StacksRequested():
                 self.watch.take_stacks(event.number)
-            case messages.StacksGathered():
-                self.control.answer(event.asker, event.report)
-            case messages.TelemetryGathered():
-                self.control.answer(event.asker, asdict(event.telemetry))
+            case messages.Reply():
+                self.control.answer(event.asker, event.content)
             case messages.WaitsChanged():
                 self.records.write_waits(event.slow, event.standstill)
             case messages.JobEnded():

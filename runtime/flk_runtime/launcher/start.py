@@ -156,8 +156,7 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     inventory = memory.inventory if memory else lambda: None
     member = Member(settings, port, wakeup.post, log, inventory, records.former, lambda: health.check(settings))
     questions = {
-        "stacks": lambda asker: member.send(messages.StacksWanted(asker)),
-        "metrics": lambda asker: member.send(messages.TelemetryWanted(asker)),
+        topic.value: lambda asker, topic=topic: member.send(messages.Question(topic, asker)) for topic in messages.Topic
     }
     watch = Watch(
         settings,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from flk_runtime.contract.exit_codes import ExitCode
@@ -87,7 +87,7 @@ class Leader:
             PhaseLimits(settings.hang_timeouts),
             Stragglers(settings.slow_factor, settings.slow_window),
             request=lambda pod, number: send([pod], messages.StacksRequested(number)),
-            answer=lambda asker, report: send([asker[0]], messages.StacksGathered(asker[1], report)),
+            answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),
             show=lambda *waits: send([0], messages.WaitsChanged(*waits)),
             log=log,
             compare=telemetry.compare if telemetry else None,
@@ -177,11 +177,11 @@ class Leader:
                     self._telemetry.heartbeat(pod, status)
             case messages.StacksReport(number, snapshots):
                 self._hang_detector.received_stacks(pod, number, snapshots)
-            case messages.StacksWanted(asker):
+            case messages.Question(messages.Topic.STACKS, asker):
                 self._hang_detector.want_stacks((pod, asker), now)
-            case messages.TelemetryWanted(asker):
+            case messages.Question(messages.Topic.METRICS, asker):
                 found = self._telemetry.read() if self._telemetry else Telemetry(time.time())
-                self._do.send([pod], messages.TelemetryGathered(asker, found))
+                self._do.send([pod], messages.Reply(asker, asdict(found)))
 
     def tick(self, now: float) -> None:
         """Do all that is due at the time ``now``."""

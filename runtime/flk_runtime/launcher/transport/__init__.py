@@ -18,8 +18,8 @@ frame, with an authentication code (`flk_runtime.wire`). The leader (`launcher.c
   JobEnded, which members answer with Leave.
 
 The leader also watches for hangs and slow ranks (`launcher.hangs`): heartbeats carry the progress of a pod's ranks, and
-StacksRequested asks each member for their stacks, because the job hangs or because a member sent StacksWanted.
-The same heartbeats carry what the pod uses (`launcher.telemetry`), which a member asks for with TelemetryWanted.
+StacksRequested asks each member for their stacks, because the job hangs or because a member sent a Question.
+The same heartbeats carry what the pod uses (`launcher.telemetry`), which a member asks for with a Question.
 
 Members and leader send heartbeats, and give a connection up on which nothing has arrived for the time of a lease. A
 member that loses its connection ends its ranks and connects again, each time, also to a new leader after the old one

@@ -235,8 +235,7 @@ class Member:
                 self._post(message)
             case (
                 messages.StacksRequested()
-                | messages.StacksGathered()
-                | messages.TelemetryGathered()
+                | messages.Reply()
                 | messages.WaitsChanged()
                 | messages.Transfer()
                 | messages.Release()
