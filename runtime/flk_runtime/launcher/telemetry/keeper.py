@@ -41,7 +41,7 @@ class History:
         """Begin with ``samples`` of former launchers."""
         self._limit = limit
         self._kept: list[Sample] = []  # before the latest one
-        self._stride, self._passed = 1, 0  # of so many samples one is kept; how many have come since the last of them
+        self._stride, self._count = 1, 0  # of so many samples one is kept; how many have come
         self.latest: Sample | None = None
         for sample in samples:
             self.add(sample)
@@ -67,10 +67,9 @@ class History:
         return [*self._kept, self.latest] if self.latest else []
 
     def _keep(self, sample: Sample) -> None:
-        self._passed += 1
-        if self._passed >= self._stride:
+        if self._count % self._stride == 0:
             self._kept.append(sample)
-            self._passed = 0
+        self._count += 1
         if len(self._kept) >= self._limit:
             self._kept = self._kept[::2]
             self._stride *= 2
