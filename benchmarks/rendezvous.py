@@ -1,6 +1,6 @@
 """Measure the leader of many launchers with production's settings: attempts that start, fail and follow.
 
-    python benchmarks/rendezvous.py [--rounds 6] [--launchers 1000] [--more 4000]
+    python benchmarks/rendezvous.py [--rounds 6] [--launchers 1000]
     python benchmarks/rendezvous.py --profile FILE [--launchers 1000]
 
 One process is the leader. Another one simulates the launchers of all pods, of 8 ranks each, with the default lease,
@@ -9,7 +9,6 @@ does, and all learn of the attempt. For longer than a lease they send heartbeats
 join again with what their memory holds, and learn of the next attempt. Goals: an attempt starts within 3 s of the last
 arrival, and all of a start takes at most 1 s of the leader's CPU time; a failed attempt ends within 1 s everywhere; no
 launcher loses its lease; the bytes that a pod gets do not grow with the number of pods, and times grow in proportion.
-With --more launchers (0: not) the same limits hold, to show how far one leader goes.
 
 The peer is torch's TCPStore with the keys that each launcher and the leader would write and read there: one
 connection, a key for joining, and a key for the decision. The store neither authenticates nor watches its clients,
@@ -67,12 +66,11 @@ class Figures(NamedTuple):
 def main() -> int:
     parser = measure.parser(__doc__, rounds=6)
     parser.add_argument("--launchers", type=int, default=1000)
-    parser.add_argument("--more", type=int, default=4000)
     parser.add_argument("--profile", metavar="FILE", default="")
     parser.add_argument("--serve", choices=["flk", "store"], help="be the leader (the benchmark starts it so)")
     arguments = parser.parse_args()
-    many, few, more = arguments.launchers, max(2, arguments.launchers // 10), arguments.more
-    enough = simulated_launchers.allow_descriptors(2 * max(many, more) + 100)
+    many, few = arguments.launchers, max(2, arguments.launchers // 10)
+    enough = simulated_launchers.allow_descriptors(2 * many + 100)
     if arguments.serve == "flk":
         return simulated_launchers.serve(many, profile=arguments.profile)
     if arguments.serve:
@@ -89,16 +87,14 @@ def main() -> int:
     if (name := socket.getnameinfo((END, 0), socket.NI_NUMERICSERV)[0]) != "localhost":
         raise SystemExit(f"{END} is {name} and not localhost, so the store would wait for name servers")
     cases = {"flk": lambda: measure_flk(many), "TCPStore": lambda: measure_store(many), "few": lambda: measure_flk(few)}
-    if more:
-        cases["more"] = lambda: measure_flk(more)
-    return report(arguments, many, few, more, measure.alternate(cases, arguments.rounds, show=shown))
+    return report(arguments, many, few, measure.alternate(cases, arguments.rounds, show=shown))
 
 
 def shown(figures: Figures) -> str:
     return f"{figures.start:.2f} s, {figures.start_cpu:.2f} s CPU, {figures.restart:.2f} s, {figures.memory:.1f} MiB"
 
 
-def report(arguments: argparse.Namespace, many: int, few: int, more: int, found: dict[str, list[Figures]]) -> int:
+def report(arguments: argparse.Namespace, many: int, few: int, found: dict[str, list[Figures]]) -> int:
     """Compare the figures with the limits, with those of fewer launchers, and with the store's."""
     made = measure.Report("rendezvous", arguments)
 
@@ -109,16 +105,14 @@ def report(arguments: argparse.Namespace, many: int, few: int, more: int, found:
         )
         made.compare(what, ours, theirs, goal, unit)
 
-    sizes = {"flk": many, **({"more": more} if more else {})}
-    for case, count in sizes.items():
-        of = f"of {count:,} launchers of {simulated_launchers.RANKS} ranks"
-        compare(f"start {of} after the last arrival / limit", "start", case, 3.0, measure.at_most(1.0), "s")
-        compare(f"leader's CPU time for a start {of} / limit", "start_cpu", case, 1.0, measure.at_most(1.0), "s")
-        compare(f"end of a failed attempt {of} / limit", "end", case, 1.0, measure.at_most(1.0), "s")
-        compare(f"leader's CPU time for a restart {of} / limit", "restart_cpu", case, 1.0, measure.at_most(1.0), "s")
-        heartbeats = f"leader's CPU time for the heartbeats {of}, in a second / limit"
-        compare(heartbeats, "heartbeat_cpu", case, 0.2, measure.at_most(1.0), "s")
-        compare(f"connections kept {of} / all", "kept", case, 1.0, measure.at_least(1.0), "")
+    of = f"of {many:,} launchers of {simulated_launchers.RANKS} ranks"
+    heartbeats = f"leader's CPU time for the heartbeats {of}, in a second / limit"
+    compare(f"start {of} after the last arrival / limit", "start", "flk", 3.0, measure.at_most(1.0), "s")
+    compare(f"leader's CPU time for a start {of} / limit", "start_cpu", "flk", 1.0, measure.at_most(1.0), "s")
+    compare(f"end of a failed attempt {of} / limit", "end", "flk", 1.0, measure.at_most(1.0), "s")
+    compare(f"leader's CPU time for a restart {of} / limit", "restart_cpu", "flk", 1.0, measure.at_most(1.0), "s")
+    compare(heartbeats, "heartbeat_cpu", "flk", 0.2, measure.at_most(1.0), "s")
+    compare(f"connections kept {of} / all", "kept", "flk", 1.0, measure.at_least(1.0), "")
     growth = 1.5 * many / few
     for what, name, limit, unit in (
         ("start", "all_start", growth, "s"),

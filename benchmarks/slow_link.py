@@ -107,8 +107,8 @@ def start_flk(
             "FLK_RDZV_ENDPOINT": f"10.77.0.{index + 1}:29400",
             "FLK_WORKERS": str(HOSTS),
             "FLK_DILOCO": case.options,
-            "FLK_HUB": f"{first.address}:29401",
-            "FLK_HUB_PORT": "29401",
+            "FLK_SERVICE_ADDRESS": f"{first.address}:29401",
+            "FLK_SERVICE": "flk_diloco",
         }
     else:
         variables["FLK_RDZV_ENDPOINT"] = f"{first.address}:29400"

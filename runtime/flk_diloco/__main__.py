@@ -1,4 +1,8 @@
-"""The hub as a program: `python -m flk_diloco --listen 0.0.0.0:29401`. The workers' launcher starts it too."""
+"""The hub as a program: `python -m flk_diloco --listen 0.0.0.0:29401`.
+
+The launcher of the workers' first pod starts it too, without ``--listen``: it is the service of the job
+(`flk_runtime.launcher.processes.service`), and serves at the port of the address where the workers meet.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import threading
 from typing import Any
 
 from flk_diloco.server import Hub
-from flk_runtime.contract import pod_env, pod_layout
+from flk_runtime.contract import pod_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
@@ -25,31 +29,41 @@ def main() -> int:
     if parent := os.environ.get(pod_env.PARENT):
         host.die_with_parent(int(parent), signal.SIGTERM)
     arguments = _arguments()
-    address, colon, port = arguments.listen.rpartition(":")
+    is_service = not arguments.listen
+    given, folder = os.environ.get(pod_env.SERVICE_SECRET, ""), os.environ.get(pod_env.SERVICE_CERTIFICATE, "")
+    # Workers may come though this hub has met none: workers of other sites, or of the hub that ran before it.
+    others = is_service and bool(given or arguments.again)
+    certificate, key = arguments.certificate, arguments.key
+    listen = arguments.listen or os.environ.get(pod_env.SERVICE_ADDRESS, "")
+    address, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit():
-        print(f"hub: --listen {arguments.listen}: expected HOST:PORT", file=sys.stderr)
+        print(f"hub: --listen {listen}: expected HOST:PORT", file=sys.stderr)
         return int(ExitCode.USAGE)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     launcher_ended = threading.Event()
-    if arguments.until_eof:
+    if is_service:
+        if given or not address.startswith("127."):  # else its workers are all on this machine
+            address = ""
+        if folder:
+            certificate, key = f"{folder}/tls.crt", f"{folder}/tls.key"
         threading.Thread(target=_wait_for_end, args=(launcher_ended,), daemon=True).start()
     try:
         tls = None
-        if arguments.certificate:
+        if certificate:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(arguments.certificate, arguments.key)
-        secret = os.environ.get(pod_env.HUB_SECRET, "")
+            tls.load_cert_chain(certificate, key)
+        secret = given or os.environ.get(pod_env.SERVICE_KEY, "")
         hub = Hub(address.strip("[]"), int(port), secret, tls=tls, log=_log)
     except (OSError, SetupError) as error:
         print(f"hub: {error}", file=sys.stderr)
         return int(ExitCode.USAGE)
     hub.start()
-    if not arguments.until_eof:
+    if not is_service:
         _log(f"listening on port {hub.port}{' with TLS' if tls else ''}")
     while not stop.wait(_POLL):
-        farewell = _FAREWELL if hub.met or arguments.others else 0.0
+        farewell = _FAREWELL if hub.met or others else 0.0
         if hub.finished or (launcher_ended.is_set() and hub.idle_for > farewell):
             break
     _log(f"ends; {hub.wire_bytes / 1e6:.3f} MB on the wire")
@@ -61,14 +75,12 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(
         prog="python -m flk_diloco",
         description="Serve the workers of strategy diloco. They need the secret in "
-        f"${pod_env.HUB_SECRET}, which this program reads too.",
+        f"${pod_env.SERVICE_SECRET}, which this program reads too.",
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", default=f"127.0.0.1:{pod_layout.HUB_PORT}")
+    parser.add_argument("--listen", metavar="HOST:PORT")
     parser.add_argument("--certificate", metavar="FILE", help="certificate chain for TLS, PEM")
     parser.add_argument("--key", metavar="FILE", help="private key of the certificate, PEM")
-    parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
-    # Workers may come though this hub has met none: workers of other sites, or of the hub that ran before it.
-    parser.add_argument("--others", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

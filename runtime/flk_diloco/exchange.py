@@ -97,7 +97,7 @@ class HubExchange:
         if lost_at is not None and time.monotonic() - lost_at > self._patience:
             raise RendezvousError(
                 f"worker {self._membership.worker} has not reached the hub at {self._membership.address} for "
-                f"{self._patience:g} s: {self._problem or 'no answer'}; check FLK_HUB and that its pod runs"
+                f"{self._patience:g} s: {self._problem or 'no answer'}; check FLK_SERVICE_ADDRESS and that its pod runs"
             )
         return None
 

@@ -100,19 +100,19 @@ class Membership:
         local, count = setting(user_env.WORKER, environ), setting(user_env.WORKERS, environ)
         if local >= count:
             raise SetupError(f"{user_env.WORKER}={local}: there are {count} workers ({user_env.WORKERS})")
-        address = environ.get(pod_env.HUB, "")
+        address = environ.get(pod_env.SERVICE_ADDRESS, "")
         workers = count * options.sites
         if workers > 1 and not address:
             raise SetupError(
-                f"strategy diloco has {workers} workers and no address where they meet: set {pod_env.HUB} to the "
-                "host:port of `python -m flk_diloco`"
+                f"strategy diloco has {workers} workers and no address where they meet: set {pod_env.SERVICE_ADDRESS} "
+                "to the host:port of `python -m flk_diloco`"
             )
         return cls(
             options.site * count + local,
             workers,
             address,
-            environ.get(pod_env.HUB_SECRET, ""),
-            environ.get(pod_env.HUB_CA, ""),
+            environ.get(pod_env.SERVICE_SECRET) or environ.get(pod_env.SERVICE_KEY, ""),
+            environ.get(pod_env.SERVICE_CA, ""),
         )
 
 

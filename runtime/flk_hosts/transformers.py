@@ -71,9 +71,6 @@ def adopt(trainer: Any, **options: Any) -> None:
         raise SetupError(
             f"adopt: flk needs {missing[0]} of Trainer, which this release of Transformers lacks: update it"
         )
-    if os.environ.get(pod_env.TRAINER_URL, "").startswith("http://127.0.0.1:"):  # flk's launcher
-        for each in [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "KubeflowCallback"]:
-            trainer.remove_callback(each)  # it would tell the same a second time
     _fit_to_elastic_job(trainer.args)
     host = _Host(trainer, options)
     for name in _REPLACED:

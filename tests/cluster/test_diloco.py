@@ -46,5 +46,5 @@ def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str, tmp_path:
     assert losses == pytest.approx([losses[0]] * 2, abs=1e-6)
     pods = json.loads(kubectl("get", "pods", "-o", "json"))["items"]
     names = [[variable["name"] for variable in pod["spec"]["containers"][0]["env"]] for pod in pods]
-    assert [pod_env.HUB_CA in each for each in names] == [True] * 2
-    assert [pod_env.HUB_CERTIFICATE in each for each in names].count(True) == 1, "that of site 0"
+    assert [pod_env.SERVICE_CA in each for each in names] == [True] * 2
+    assert [pod_env.SERVICE_CERTIFICATE in each for each in names].count(True) == 1, "that of site 0"

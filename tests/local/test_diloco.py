@@ -78,7 +78,7 @@ class Workers:
                 user_env.STRATEGY: "diloco",
                 pod_env.DILOCO_OPTIONS: options,
                 user_env.WORKERS: str(workers),
-                pod_env.HUB: f"127.0.0.1:{self.hub.port}",
+                pod_env.SERVICE_ADDRESS: f"127.0.0.1:{self.hub.port}",
                 "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": workers * size, **settings}),
                 **self._variables,
             }
@@ -248,7 +248,7 @@ def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
 
 def test_workers_meet_over_tls(ranks: Ranks, tmp_path: Path) -> None:
     certificate, tls = authority(tmp_path / "hub")
-    workers = Workers(ranks, tls, **{pod_env.HUB_CA: str(certificate)})
+    workers = Workers(ranks, tls, **{pod_env.SERVICE_CA: str(certificate)})
     try:
         found = workers(3, 1, "every=5,dtype=fp16", steps=10)
         assert len({str(each["digest"]) for each in found}) == 1
@@ -309,11 +309,11 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
     kill = """
         if run.worker == 1 and run.steps == 15:
             time.sleep(1)
-            port = os.environ["FLK_HUB"].rpartition(":")[2]
+            address = f'FLK_SERVICE_ADDRESS={os.environ["FLK_SERVICE_ADDRESS"]}\\0'
             for process in pathlib.Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
-                    command = (process / "cmdline").read_text()
-                    if "flk_diloco" in command and f":{port}\\0" in command:
+                    command, environ = ((process / name).read_text() for name in ("cmdline", "environ"))
+                    if "flk_diloco" in command and address in environ:
                         own = os.getpid()
                         away = f"kill -9 {process.name}; kill -STOP {own}; sleep 8; kill -CONT {own}"
                         subprocess.run(away, shell=True)
@@ -327,8 +327,8 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
             user_env.STRATEGY: "diloco",
             user_env.WORKERS: "3",
             pod_env.DILOCO_OPTIONS: options,
-            pod_env.HUB: f"127.0.0.1:{hub}",
-            pod_env.HUB_PORT: hub,
+            pod_env.SERVICE_ADDRESS: f"127.0.0.1:{hub}",
+            pod_env.SERVICE: "flk_diloco",
             "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": 3, "steps": 30}),
         }
         job = forked_pods(3, script=script, **variables)
@@ -338,7 +338,7 @@ def test_a_killed_hub_loses_nothing(forked_pods: Callable[..., Pods], workers: W
         codes = job.wait()
     output = job.logs_of_all()
     assert codes == [0, 0, 0], output
-    assert "the hub of the workers has ended; starting it again" in output
+    assert "the service flk_diloco has ended; starting it again" in output
     expected = {each["digest"] for each in workers(3, 1, options, steps=30)}
     assert {json.loads(text)["digest"] for text in re.findall(r"RESULT (\{.*\})", output)} == expected
 

@@ -17,7 +17,7 @@ from flk_runtime.contract.record import Attempt, Goodput, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.web.metrics_page import MetricsPage
+from flk_runtime.launcher.telemetry.metrics_page import MetricsPage
 from scripts.chart.dashboard import PANELS
 from tests.support.chart import template
 from tests.support.install import all_of, needed

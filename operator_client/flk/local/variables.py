@@ -15,6 +15,7 @@ from flk import units
 from flk.errors import UsageError
 from flk.local.places import checkpoint_place, made, packages_folder
 from flk.manifest.environment import environment
+from flk.spec.diloco import HUB_MODULE
 from flk.spec.job import Job
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.strategies import DILOCO
@@ -70,17 +71,17 @@ def _outer_rendezvous(job: Job) -> dict[str, str]:
     if job.strategy != DILOCO:
         return {}
     diloco = job.diloco
-    secret = os.environ.get(pod_env.HUB_SECRET, "")
+    secret = os.environ.get(pod_env.SERVICE_SECRET, "")
     if diloco and diloco.secret and not secret:
         raise UsageError(
-            f"diloco.secret: `flk run` reads no Secrets, and {pod_env.HUB_SECRET} is not set in this environment",
-            hint=f"export {pod_env.HUB_SECRET}=… before `flk run`",
+            f"diloco.secret: `flk run` reads no Secrets, and {pod_env.SERVICE_SECRET} is not set in this environment",
+            hint=f"export {pod_env.SERVICE_SECRET}=… before `flk run`",
         )
-    given: dict[str, str] = {pod_env.HUB_SECRET: secret} if secret else {}
+    given: dict[str, str] = {pod_env.SERVICE_SECRET: secret} if secret else {}
     if diloco and diloco.hub:
-        return {pod_env.HUB: diloco.hub, **given}
-    port = str(pod_layout.HUB_PORT if secret else free_port())
-    return {pod_env.HUB: f"127.0.0.1:{port}", pod_env.HUB_PORT: port, **given}
+        return {pod_env.SERVICE_ADDRESS: diloco.hub, **given}
+    port = str(pod_layout.SERVICE_PORT if secret else free_port())
+    return {pod_env.SERVICE_ADDRESS: f"127.0.0.1:{port}", pod_env.SERVICE: HUB_MODULE, **given}
 
 
 def free_port() -> int:

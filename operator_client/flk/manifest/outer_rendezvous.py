@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flk.spec.diloco import TLS_FOLDER, DiLoCo
+from flk.spec.diloco import HUB_MODULE, TLS_FOLDER, DiLoCo
 from flk.spec.job import Job
 from flk.targets import Target
 from flk_runtime.contract import pod_env, pod_layout
@@ -21,18 +21,19 @@ def outer_rendezvous_variables(job: Job, target: Target) -> list[dict[str, Any]]
     if job.strategy != DILOCO:
         return []
     diloco = job.diloco or DiLoCo()
-    plain: dict[str, str] = {pod_env.HUB: diloco.hub or f"{target.pod_host(str(job.name), 0)}:{pod_layout.HUB_PORT}"}
+    own = f"{target.pod_host(str(job.name), 0)}:{pod_layout.SERVICE_PORT}"
+    plain: dict[str, str] = {pod_env.SERVICE_ADDRESS: diloco.hub or own}
     if not diloco.hub:
-        plain[pod_env.HUB_PORT] = str(pod_layout.HUB_PORT)
+        plain[pod_env.SERVICE] = HUB_MODULE
     if diloco.tls:
-        plain[pod_env.HUB_CA] = f"{TLS_FOLDER}/ca.crt"
+        plain[pod_env.SERVICE_CA] = f"{TLS_FOLDER}/ca.crt"
         if not diloco.hub:
-            plain[pod_env.HUB_CERTIFICATE] = TLS_FOLDER
+            plain[pod_env.SERVICE_CERTIFICATE] = TLS_FOLDER
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
     if diloco.secret:
         secret, key = diloco.secret.split(":", 1)
         reference = {"secretKeyRef": {"name": secret, "key": key}}
-        variables.append({"name": pod_env.HUB_SECRET, "valueFrom": reference})
+        variables.append({"name": pod_env.SERVICE_SECRET, "valueFrom": reference})
     return variables
 
 

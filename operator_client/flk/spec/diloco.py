@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from flk.spec.fields import ObjectName, OneOf, Seconds, SecretKey, Strategy, StrictModel
 from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES
 
+HUB_MODULE: Final = "flk_diloco"  # program of the extension that is the hub
 TLS_FOLDER: Final = "/flk/hub"  # mount path of the Secret that `tls` names
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
 # The fields that the ranks read, by the names of flk_diloco.DiLoCo's.

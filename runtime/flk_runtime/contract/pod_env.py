@@ -112,16 +112,21 @@ BATCH: Final = Variable(
     choice(BATCHES),
 )
 DILOCO_OPTIONS: Final = Variable("FLK_DILOCO", "options of strategy diloco: KEY=VALUE, separated by commas", "")
-HUB: Final = Variable("FLK_HUB", "host:port where the workers of strategy diloco meet", "")
-HUB_SECRET: Final = Variable("FLK_HUB_SECRET", "workers and hub authenticate each other with it", "")
-HUB_CA: Final = Variable(
-    "FLK_HUB_CA", "file with the certificates that the hub's is checked against; empty: no TLS", ""
+SERVICE: Final = Variable(
+    "FLK_SERVICE",
+    "module of an extension that pod 0's launcher runs as a program beside the ranks; unset: none",
+    "",
 )
-HUB_CERTIFICATE: Final = Variable(
-    "FLK_HUB_CERTIFICATE", "folder with tls.crt and tls.key of the hub; empty: no TLS", ""
+SERVICE_ADDRESS: Final = Variable("FLK_SERVICE_ADDRESS", "host:port of that program, in this job or in another one", "")
+SERVICE_SECRET: Final = Variable(
+    "FLK_SERVICE_SECRET", "the program and its clients authenticate each other with it; unset: with FLK_SERVICE_KEY", ""
 )
-HUB_PORT: Final = Variable(
-    "FLK_HUB_PORT", "port on which the launcher of pod 0 serves the hub; 0 or unset: no hub", 0, integer()
+SERVICE_KEY: Final = Variable("FLK_SERVICE_KEY", "a secret of the job for this; set by the launcher", "")
+SERVICE_CA: Final = Variable(
+    "FLK_SERVICE_CA", "file with the certificates that the program's is checked against; empty: no TLS", ""
+)
+SERVICE_CERTIFICATE: Final = Variable(
+    "FLK_SERVICE_CERTIFICATE", "folder with tls.crt and tls.key of the program; empty: no TLS", ""
 )
 PROGRESS: Final = Variable("FLK_PROGRESS", "file of the progress page that a rank shares with its launcher", "")
 OBSERVER: Final = Variable(
@@ -136,7 +141,3 @@ REPORT_FD: Final = Variable(
     "file descriptor of the pipe on which a rank reports its failure to the launcher",
     "",
 )
-# Of the protocol of Kubeflow Trainer, by which clients in scripts tell of their progress.
-TRAINER_URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
-TRAINER_CA: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
-TRAINER_TOKEN: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - the path of a file with the token

@@ -6,9 +6,9 @@ import os
 from typing import Final
 
 RDZV_PORT: Final = 29400
-HUB_PORT: Final = 29401  # of the hub of strategy diloco, in pod 0
+SERVICE_PORT: Final = 29401  # of the service of an extension, in pod 0
 INTERRUPT_GRACE: Final = 5.0  # seconds that ranks have after SIGINT, in place of the grace period after SIGTERM
-FIRST_POD: Final = "{first}"  # in RDZV_ENDPOINT: the index of the first pod of the worker of strategy diloco
+FIRST_POD: Final = "{first}"  # in RDZV_ENDPOINT: the index of the first pod of the worker
 CONTAINER: Final = "pytorch"  # the training operator looks for a container with this name
 # Paths in the pod, and keys of the ConfigMaps that are mounted there.
 SHIP_FOLDER: Final = "/flk/ship"  # mount path of the ConfigMaps, read-only
@@ -24,6 +24,7 @@ RUNTIME_PACKAGES: Final = (
     "flk_plan",
     "flk_sinks",
 )  # core first
+PROGRAMS: Final = ("flk_plan", "flk_diloco")  # packages among them whose modules are programs that train nothing
 CODE_ARCHIVE: Final = "code.tar.gz"  # prefix of the keys of the code: code.tar.gz.000, code.tar.gz.001, … in order
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 TERMINATION_LOG_LIMIT: Final = 4096  # bytes; the kubelet drops what exceeds them

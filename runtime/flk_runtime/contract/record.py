@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
@@ -180,16 +180,6 @@ class JobRecord:
             return None
 
 
-class Silences(NamedTuple):
-    """For how long a job was silent in a phase before it went on."""
-
-    longest: Seconds
-    times: int  # how often it went on
-
-
-NO_SILENCES: Final = Silences(0.0, 0)
-
-
 def entry_key(job: str, uid: str) -> str:
     """The key of a job's entry of RECORDS."""
     return f"{job}.{uid}" if uid else job
@@ -210,7 +200,6 @@ class ArchivedRecord:
     step_seconds: Seconds | None = None  # mean duration of its steps
     lines: Annotated[list[str], _FEW] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
     telemetry: str = ""  # as flk_runtime.contract.telemetry_archive packs it; empty: none is known
-    silences: dict[str, Silences] = field(default_factory=dict)  # by phase: the limits of hangs are learned from them
     start: Time = 0.0  # when the job was started or resumed, as its pods were told (FLK_STARTED); 0: they were not
 
     @property

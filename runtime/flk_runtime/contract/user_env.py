@@ -116,7 +116,7 @@ PREFLIGHT_TIMEOUT: Final = Setting(
 )
 WORKERS: Final = Variable(
     "FLK_WORKERS",
-    "number of workers of strategy diloco in this job; its pods are divided among them",
+    "groups of pods that train by themselves, with attempts of their own; the pods are divided among them",
     1,
     integer(1),
 )

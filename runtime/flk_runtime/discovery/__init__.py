@@ -5,8 +5,7 @@ package of the rank library may import this one; the launcher (`flk_runtime.laun
 """
 
 from flk_runtime.discovery.environment import discover
-from flk_runtime.discovery.launchers import LAUNCHERS
-from flk_runtime.discovery.rank_info import RankInfo
-from flk_runtime.discovery.variables import Launcher
+from flk_runtime.discovery.readers import LAUNCHERS
+from flk_runtime.discovery.variables import Launcher, RankInfo
 
 __all__ = ["LAUNCHERS", "Launcher", "RankInfo", "discover"]

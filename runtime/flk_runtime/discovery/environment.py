@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 
-from flk_runtime.discovery.launchers import LAUNCHERS
-from flk_runtime.discovery.rank_info import RankInfo
-from flk_runtime.discovery.readers import START_WITH_LAUNCHER
-from flk_runtime.discovery.variables import Environ, Launcher, number, show
+from flk_runtime.discovery.readers import LAUNCHERS, START_WITH_LAUNCHER
+from flk_runtime.discovery.variables import Environ, Launcher, RankInfo, number, show
 from flk_runtime.errors import DiscoveryError
 
 

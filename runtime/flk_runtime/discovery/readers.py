@@ -1,11 +1,24 @@
-"""How the variables of each kind of launcher are recognised and read into a RankInfo."""
+"""The table of launchers that flk knows, and how the variables of each are recognised and read into a RankInfo.
+
+docs/concepts/how-ranks-meet.md describes it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from flk_runtime.discovery.rank_info import RankInfo
-from flk_runtime.discovery.variables import Environ, Launcher, checked, first_set, number, require, show
+from flk_runtime.contract import user_env
+from flk_runtime.discovery.variables import (
+    Environ,
+    Launcher,
+    RankInfo,
+    checked,
+    first_set,
+    number,
+    require,
+    show,
+    tasks_of,
+)
 from flk_runtime.errors import DiscoveryError
 
 START_WITH_LAUNCHER = "start the script with `torchrun script.py` or `python -m flk_runtime script.py`"
@@ -37,8 +50,6 @@ def read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
 
 def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
     """Read a task of srun. Nodes may have different numbers of tasks, and ranks may go to the nodes cyclically."""
-    from flk_runtime.discovery.slurm import tasks_of
-
     tasks = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)
     launcher = replace(
         launcher, world_size=first_set(environ, "SLURM_STEP_NUM_TASKS", launcher.world_size), local_world_size=tasks
@@ -107,3 +118,53 @@ def is_pytorchjob(environ: Environ) -> bool:
 def is_trainjob(environ: Environ) -> bool:
     """Whether this is a pod of a TrainJob without a launcher."""
     return "PET_NODE_RANK" in environ and "RANK" not in environ and "LOCAL_RANK" not in environ
+
+
+# From the innermost to the outermost: a launcher is started inside those below it. flk's sets torchrun's variables too.
+LAUNCHERS = (
+    Launcher(
+        "flk", user_env.ATTEMPT, read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
+        attempt=user_env.ATTEMPT, full_world_size=user_env.FULL_WORLD_SIZE, agent_store=True, final=True,
+    ),
+    Launcher(
+        "torchrun", "TORCHELASTIC_RUN_ID", read_torchrun, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
+        attempt="TORCHELASTIC_RESTART_COUNT", agent_store=True, final=True,
+    ),
+    Launcher(  # DeepSpeed's launcher, which has its own name for torchrun's LOCAL_WORLD_SIZE
+        "deepspeed", "LOCAL_SIZE", read_numbers, local_world_size="LOCAL_SIZE", node_rank="CROSS_RANK",
+        nodes="CROSS_SIZE", recognise=is_deepspeed,
+    ),
+    Launcher(  # by hand, or by a launcher like torchrun
+        "env", "LOCAL_RANK", read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
+        attempt="TORCHELASTIC_RESTART_COUNT", agent_store=True, recognise=is_set_by_hand,
+    ),
+    Launcher(
+        "horovod", "HOROVOD_RANK", read_numbers, "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_SIZE", start_id=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    ),
+    Launcher(
+        "openmpi", "OMPI_COMM_WORLD_RANK", read_numbers, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", start_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    Launcher(  # MVAPICH2
+        "mpich", "MV2_COMM_WORLD_RANK", read_numbers, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", start_id=("PMI_JOBID",),
+    ),
+    Launcher(  # MPICH, Intel MPI
+        "mpich", "PMI_RANK", read_numbers, "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS",
+        start_id=("PMI_JOBID",),
+    ),
+    Launcher(
+        "slurm", "SLURM_STEP_ID", read_slurm, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE",
+        node_rank="SLURM_NODEID", attempt="SLURM_RESTART_COUNT", hosts=("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
+        start_id=("SLURM_JOB_ID", "SLURM_STEP_ID"), recognise=is_srun,
+    ),
+    Launcher(
+        "pytorchjob", "PET_NODE_RANK", read_pod, "RANK", "", "WORLD_SIZE", "", node_rank="PET_NODE_RANK",
+        nodes="PET_NNODES", recognise=is_pytorchjob,
+    ),
+    Launcher(
+        "trainer", "PET_NODE_RANK", read_pod, "PET_NODE_RANK", "", "PET_NNODES", "", node_rank="PET_NODE_RANK",
+        nodes="PET_NNODES", address="PET_MASTER_ADDR", port="PET_MASTER_PORT", recognise=is_trainjob,
+    ),
+)  # fmt: skip

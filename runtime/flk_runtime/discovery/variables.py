@@ -1,13 +1,18 @@
-"""The names that a launcher gives its variables, and the RankInfo that their values make, checked for consistency."""
+"""The names that a launcher gives its variables, and the RankInfo that their values make, checked for consistency.
+
+Slurm tells hosts and tasks as compact lists: the hosts of a job (``a[1-3,07],b12``) and the tasks on each node
+(``2(x3),1``). A short list can name millions of hosts, so names are generated one at a time. The syntax is that of
+`scontrol show hostnames` and of the variables of srun's manual page.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from flk_runtime.discovery.rank_info import RankInfo
 from flk_runtime.errors import DiscoveryError
 
 Environ = Mapping[str, str]
@@ -154,8 +159,6 @@ def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]
         if nodes == 1:
             address = "127.0.0.1"
         elif hosts in environ:  # srun's, after `read_slurm`
-            from flk_runtime.discovery.slurm import first_host
-
             try:
                 address = first_host(environ[hosts])
             except ValueError as error:
@@ -177,3 +180,119 @@ def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int]
     if not 0 < (value := number(environ, launcher.port)) < 1 << 16:
         raise DiscoveryError(f"{launcher.port}={port} is not a port: expected 1 to 65535")
     return address, value
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """The identity of one process of a job.
+
+    ``rank`` is in [0, world_size), ``local_rank`` in [0, local_world_size), ``node_rank`` in [0, nodes).
+    ``local_world_size`` is this node's; nodes may differ where the launcher describes each of them (Slurm, torchrun).
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    launcher: str = "alone"  # flk, torchrun, horovod, slurm, openmpi, mpich, pytorchjob, trainer, env, alone
+    # Host and port of the store. None if world_size is 1, and where only the launcher's communicator can tell it.
+    master: tuple[str, int] | None = None
+    attempt: int = 0  # number of earlier starts of this job's ranks
+    nodes: int = 1
+    full_world_size: int = 0  # of an elastic job when all its pods are there; 0: the launcher does not tell
+    agent_store: bool = False  # the launcher hosts the store at ``master``, so rank 0 does not
+
+    @property
+    def even(self) -> bool:
+        """Whether all nodes have as many ranks as this one."""
+        return self.world_size == self.nodes * self.local_world_size
+
+    @property
+    def two_levels(self) -> bool:
+        """Whether there are several nodes with several ranks each, all with the same number of them."""
+        return self.even and self.nodes > 1 and self.local_world_size > 1
+
+
+# Lists of Slurm -------------------------------------------------------------------------------------------------
+
+_HOST = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
+_PART = re.compile(r"\[([^\]]*)\]")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_DIMENSIONS = 5  # Slurm's own limit (HIGHEST_DIMENSIONS in slurm.h)
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+
+
+def hosts(text: str) -> Iterator[str]:
+    """Yield the hosts in ``text`` in their order; of several brackets in a name, the last one varies fastest.
+
+    Leading zeros of a range's first number set its width. Raises ValueError if ``text`` is not such a list.
+    """
+    for item in _items(text):  # checks all items before the first name is yielded
+        yield from _names(_PART.split(item))
+
+
+def first_host(text: str) -> str:
+    """The first host in ``text``. Raises ValueError if ``text`` is not a list of hosts."""
+    return next(hosts(text))
+
+
+def tasks_of(text: str, node: int) -> tuple[int, int, int]:
+    """(tasks of the node with number ``node``, number of nodes, sum of all tasks) of a list of tasks per node.
+
+    The first is 0 if the list has no such node. Raises ValueError if ``text`` is not such a list.
+    """
+    own = nodes = total = 0
+    for item in text.split(","):
+        match = _TASKS.fullmatch(item)
+        if not match:
+            raise ValueError(f"{item!r} is not a number of tasks: expected 2, or 2(x3) for three nodes")
+        tasks, repeated = int(match[1]), int(match[2] or 1)
+        if nodes <= node < nodes + repeated:
+            own = tasks
+        nodes += repeated
+        total += tasks * repeated
+    return own, nodes, total
+
+
+def _items(text: str) -> list[str]:
+    """Split ``text`` at the commas outside of brackets, and check each item."""
+    items = []
+    position = 0
+    while True:
+        match = _HOST.match(text, position)
+        if not match:
+            raise ValueError(f"{text!r} is not a list of hosts: expected names like a[1-3,07],b12")
+        insides = _PART.findall(match[0])
+        if len(insides) > _DIMENSIONS:
+            raise ValueError(
+                f"{match[0][:40]!r}… has more than {_DIMENSIONS} brackets, the limit for a name in a list of hosts"
+            )
+        for inside in insides:
+            for piece in inside.split(","):
+                bounds = _RANGE.fullmatch(piece)
+                if not bounds or (bounds[2] and int(bounds[1]) > int(bounds[2])):
+                    raise ValueError(f"{piece!r} in {text!r} is not a range of numbers")
+        items.append(match[0])
+        position = match.end()
+        if position == len(text):
+            return items
+        if text[position] != ",":
+            raise ValueError(f"{text[position]!r} is unexpected in the list of hosts {text!r}")
+        position += 1
+
+
+def _names(parts: list[str]) -> Iterator[str]:
+    """Yield all names of one item; ``parts`` are plain text and contents of brackets in turn."""
+    if len(parts) == 1:
+        yield parts[0]
+        return
+    for index in itertools.chain.from_iterable(map(_numbers, parts[1].split(","))):
+        for rest in _names(parts[2:]):
+            yield parts[0] + index + rest
+
+
+def _numbers(piece: str) -> Iterator[str]:
+    low, _, high = piece.partition("-")
+    for index in range(int(low), int(high or low) + 1):
+        yield str(index).zfill(len(low))

@@ -13,7 +13,7 @@ import os
 import selectors
 import signal
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flk_runtime.contract import pod_env
@@ -25,7 +25,7 @@ from flk_runtime.launcher.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.processes.forkserver import ServerDiedError
-from flk_runtime.launcher.processes.logs import is_readable
+from flk_runtime.launcher.processes.output import is_readable
 from flk_runtime.launcher.processes.pod_attempt import PodAttempt
 from flk_runtime.launcher.processes.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records.writer import RecordWriter
@@ -38,7 +38,7 @@ from flk_runtime.shared import failure_report
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
-    from flk_runtime.launcher.hub import HubProcess
+    from flk_runtime.launcher.processes.service import Service
     from flk_runtime.launcher.replication.plan import Copy
     from flk_runtime.launcher.replication.service import MemoryService
 
@@ -89,7 +89,7 @@ class Agent:
         *,
         rendezvous: Server | None = None,
         memory: MemoryService | None = None,
-        hub: HubProcess | None = None,
+        service: Service | None = None,
     ) -> None:
         """All parts are ready, see `flk_runtime.launcher.start`. ``rendezvous`` is None where another pod leads."""
         self.settings = settings
@@ -101,7 +101,7 @@ class Agent:
         self.control = control
         self.rendezvous = rendezvous
         self.memory = memory
-        self.hub = hub
+        self.service = service
         self.phase = _Phase.JOINING
         self.attempt: PodAttempt | None = None  # the latest one
         self.stop: _Stop | None = None
@@ -141,7 +141,7 @@ class Agent:
 
     def _waited_for(self) -> list[int]:
         """The child processes for which others in this process wait."""
-        return [self.ranks.server.pid, *(self.hub.pids() if self.hub else ())]
+        return [self.ranks.server.pid, *(self.service.pids() if self.service else ())]
 
     def _go_on(self) -> int | None:
         """When no process of this pod's ranks is left: join the next attempt, or return the launcher's exit code."""
@@ -209,10 +209,8 @@ class Agent:
                 self._end_ranks()
             case messages.StacksRequested():
                 self.watch.take_stacks(event.number)
-            case messages.StacksGathered():
-                self.control.answer(event.asker, event.report)
-            case messages.TelemetryGathered():
-                self.control.answer(event.asker, asdict(event.telemetry))
+            case messages.Reply():
+                self.control.answer(event.asker, event.content)
             case messages.WaitsChanged():
                 self.records.write_waits(event.slow, event.standstill)
             case messages.JobEnded():
@@ -317,7 +315,7 @@ class Agent:
         self.records.keep_steps(rank.progress)
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
-            attempt.finished.append(self.ranks.failure_of_exit(rank, 0))
+            attempt.clean_exits.append(self.ranks.failure_of_exit(rank, 0))
         elif code != 0 and rank.failure is None and not attempt.stopped_as_told(rank.progress, code):
             self._handle_failure(rank, self.ranks.failure_of_exit(rank, code))
         attempt.ranks_ended = not self.ranks
@@ -327,7 +325,7 @@ class Agent:
 
         If they have saved to end, the partner must have its copies first: the memory of this pod may be gone soon.
         """
-        if not attempt.failures and len(attempt.finished) == self.settings.processes:
+        if not attempt.failures and len(attempt.clean_exits) == self.settings.processes:
             self.member.send(messages.SuccessReport(attempt.started.number, attempt.grouped))
         elif not attempt.failures and attempt.preemption:
             if self.memory and self.memory.busy and not self._overdue:
@@ -492,12 +490,11 @@ class Agent:
         return self.records.finish_stopped(stop.signal, end, history)
 
     def _finish(self, record: JobRecord) -> int:
-        self.ranks.close()
         code = self.records.finish(record, leader=self.rendezvous is not None)
         if self.memory:
             self.memory.close(remove=record.outcome not in ("replaced", "preempted"))
         if self.rendezvous and record.outcome != "replaced":
             self.rendezvous.wait_for_members_to_leave()
-        if self.hub:
-            self.hub.close(code)
+        if self.service:
+            self.service.close(code)
         return code

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.launcher.hangs import report
+from flk_runtime.launcher.hangs import diagnosis
 from flk_runtime.wire import serve
 
 FOLDER_PREFIX: Final = "flk-"  # of the launcher's temporary folder
@@ -57,7 +57,7 @@ class Control:
     def answer(self, asker: str, found: dict[str, Any]) -> None:
         """Give what the leader has answered to its asker."""
         if asker == _LOG:
-            for line in report.lines_of(found):
+            for line in diagnosis.lines_of(found):
                 self._log(line)
         elif answers := self._answers.get(asker):
             answers.put(found)

@@ -19,7 +19,6 @@ from flk_runtime.system import host
 from flk_runtime.wire import Session
 from flk_runtime.wire.listener import LOOPBACK
 
-_PROGRAMS = ("flk_plan", "flk_diloco")  # packages of flk whose modules are run as programs that train nothing
 _CHECK = "flk_runtime.check"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _VARIABLE: Final = "variable"  # in the metadata of fields
@@ -55,11 +54,11 @@ class Settings:
     on_restart: tuple[str, ...] = _of(pod_env.ON_RESTART)  # more arguments in every attempt but the first
     preload: tuple[str, ...] = _of(pod_env.PRELOAD)  # modules that the fork server imports; empty: see `preload`
     restarted: str = _of(pod_env.RESTARTED)  # "yes": the job has had attempts before it was created again
-    workers: int = _of(user_env.WORKERS)  # of strategy diloco, among which the pods of the job are divided
+    workers: int = _of(user_env.WORKERS)  # among which the pods of the job are divided
     worker: int = 0  # number of this pod's worker
     first_pod: int = 0  # index, in the job, of the first pod of that worker
-    hub_secret: str = ""  # with which the workers and the hub authenticate each other
-    hub_port: int = 0  # on which this launcher serves the hub; 0: another one does, or there is none
+    service: str = ""  # module that this launcher runs beside the ranks; empty: none
+    service_key: str = ""  # that the ranks of the job and the service share; empty: there is no service
     job: str = "local"
     job_uid: str = _of(pod_env.JOB_UID)  # of the PyTorchJob; empty: not known
     secrets: tuple[str, ...] = ()  # values that are hidden in what the ranks print and in records, the longest first
@@ -116,9 +115,14 @@ class Settings:
         return self.deadline - used if self.deadline else math.inf
 
     @property
+    def service_key_variable(self) -> dict[str, str]:
+        """The key as a variable of the ranks and the service."""
+        return {pod_env.SERVICE_KEY: self.service_key} if self.service_key else {}
+
+    @property
     def trains(self) -> bool:
         """Whether the job trains: its command is no other program of flk."""
-        return not (self.command[0] == "-m" and self.command[1].partition(".")[0] in _PROGRAMS)
+        return not (self.command[0] == "-m" and self.command[1].partition(".")[0] in pod_layout.PROGRAMS)
 
     @property
     def makes_steps(self) -> bool:
@@ -206,9 +210,7 @@ class Settings:
             raise SetupError(f"{pod_env.MIN_PODS} is {min_pods}, but only {pods - spares} pods train")
         address, port = _rendezvous_address(endpoint, pods)
         secret = value(pod_env.RDZV_SECRET)
-        hub_secret = value(pod_env.HUB_SECRET)
-        if secret and not hub_secret and value(pod_env.HUB):
-            hub_secret = hmac.digest(secret.encode(), b"hub", "sha256").hex()
+        has_key = secret and value(pod_env.SERVICE_ADDRESS)
         deadline = value(pod_env.DEADLINE)
         join_timeout = value(user_env.JOIN_TIMEOUT)
         return cls(
@@ -218,8 +220,8 @@ class Settings:
             secrets=tuple(secrets_in(environ, arguments)),
             worker=worker,
             first_pod=first_pod,
-            hub_secret=hub_secret,
-            hub_port=0 if pod or worker else value(pod_env.HUB_PORT),
+            service="" if pod or worker else value(pod_env.SERVICE),
+            service_key=hmac.digest(secret.encode(), b"service", "sha256").hex() if has_key else "",
             rendezvous_host=address,
             rendezvous_port=port,
             pod=pod,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import io
 import os
 import selectors
 import signal
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -17,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from flk_runtime.contract import log_format, pod_env, user_env
+from flk_runtime.contract import log_format, pod_env, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import plural
@@ -31,11 +34,9 @@ from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.processes import forkserver
 from flk_runtime.launcher.processes.environment import prepare_environment, resolve_python_path
 from flk_runtime.launcher.processes.forkserver import ForkServer, ServerDiedError
-from flk_runtime.launcher.processes.logs import redirected_stderr
-from flk_runtime.launcher.processes.output import Output
+from flk_runtime.launcher.processes.output import Output, redirected_stderr
 from flk_runtime.launcher.processes.preload import preload
 from flk_runtime.launcher.processes.ranks import Ranks
-from flk_runtime.launcher.processes.unpack import unpack
 from flk_runtime.launcher.records.history import new_record
 from flk_runtime.launcher.records.writer import RecordWriter, write_termination_message
 from flk_runtime.launcher.settings import Settings
@@ -119,16 +120,17 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
 def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: Output, error_folder: str) -> Agent:
     """The launcher of a pod: its parts, and how they reach each other. Those that it does not need are not made.
 
-    What listens has its port when this returns. Nothing else is started but the hub, the service of checkpoints in
-    memory, and the reading of usage. ``error_folder`` is for files of the ranks.
+    What listens has its port when this returns. Nothing else is started but the service of an extension, that of
+    checkpoints in memory, and the reading of usage. ``error_folder`` is for files of the ranks.
     """
     records = RecordWriter(settings, output.write_stderr, output.last_lines)
     telemetry, log = records.telemetry, records.log
-    hub = None
-    if settings.hub_port:
-        from flk_runtime.launcher.hub import HubProcess
+    service = None
+    if settings.service:
+        from flk_runtime.launcher.processes.service import Service  # not every job needs it
 
-        hub = HubProcess(settings, os.environ, log)
+        service = Service(settings, os.environ, log)
+        service.start()
     ranks = Ranks(
         settings,
         server,
@@ -136,13 +138,12 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
         output,
         error_folder=error_folder,
         count_lines=records.count_lines,
-        hub=hub,
-        look=telemetry.add_line if telemetry else None,
-        log=log,
+        service=service,
+        on_line=telemetry.add_line if telemetry else None,
     )
     rendezvous = None
     if settings.pod == 0:
-        rendezvous = coordinator.serve(settings, wakeup.post, log, telemetry, records.limits)
+        rendezvous = coordinator.serve(settings, wakeup.post, log, telemetry)
     memory = None
     if settings.trains:
         from flk_runtime.launcher.replication.service import MemoryService
@@ -155,8 +156,7 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     inventory = memory.inventory if memory else lambda: None
     member = Member(settings, port, wakeup.post, log, inventory, records.former, lambda: health.check(settings))
     questions = {
-        "stacks": lambda asker: member.send(messages.StacksWanted(asker)),
-        "metrics": lambda asker: member.send(messages.TelemetryWanted(asker)),
+        topic.value: lambda asker, topic=topic: member.send(messages.Question(topic, asker)) for topic in messages.Topic
     }
     watch = Watch(
         settings,
@@ -167,7 +167,7 @@ def build_agent(settings: Settings, wakeup: Wakeup, server: ForkServer, output: 
     )
     control = Control(error_folder, questions, log)
     agent = Agent(
-        settings, wakeup, records, ranks, member, watch, control, rendezvous=rendezvous, memory=memory, hub=hub
+        settings, wakeup, records, ranks, member, watch, control, rendezvous=rendezvous, memory=memory, service=service
     )
     return agent
 
@@ -200,8 +200,7 @@ def _import_torch(settings: Settings, script: Path | None) -> None:
     """
     try:
         if settings.fork:
-            strategies = os.environ.get(user_env.STRATEGY, "") + os.environ.get(pod_env.DILOCO_OPTIONS, "")
-            preload(script, settings.preload, strategies, makes_steps=settings.makes_steps)
+            preload(script, settings.preload, user_env.STRATEGY.read(os.environ), makes_steps=settings.makes_steps)
         elif (settings.gpus and settings.pod == 0) or not importlib.util.find_spec("torch"):
             import torch  # noqa: F401 - its build is checked, or the exception says that it is not there
     except ImportError as error:
@@ -242,3 +241,50 @@ def _record(settings: Settings, failure: Failure, code: int) -> None:
     failure = replace(failure, **texts)
     record = new_record("failed", code, failure, [], settings.limits, final_reason(failure))
     write_termination_message(settings.termination_log, record)
+
+
+def unpack(source: Path, target: Path, expected: str) -> int:
+    """Put the code in ``source`` into ``target`` and return the number of files. Raises SetupError.
+
+    ``source`` contains a split archive, code.tar.gz.000, code.tar.gz.001, …, or the files themselves, as the Helm
+    chart mounts them. ``expected`` is a SHA-256 in hex: of the whole archive, or of the output of ``sha256sum`` for the
+    files in the order of their names. A container that was restarted may call it again with the same target.
+    """
+    pieces = sorted(source.glob(pod_layout.CODE_ARCHIVE + ".*"))
+    if not pieces:
+        return _copy(source, target, expected)
+    archive = b"".join(piece.read_bytes() for piece in pieces)
+    _compare(source, hashlib.sha256(archive).hexdigest(), expected)
+    target.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        members = tar.getmembers()
+        files = {member.name for member in members if member.isfile()}
+        for member in members:
+            linked = member.linkname and os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname))
+            path = target / member.name
+            outside = not path.resolve().is_relative_to(target.resolve())
+            if member.islnk() or (linked and linked not in files) or outside:
+                raise SetupError(f"the archive of the code has a link or a path outside its folder: {member.name}")
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(target, members, filter="data")
+        else:  # Python before 3.10.12 and 3.11.4
+            tar.extractall(target, members)  # noqa: S202 - checked above
+    return len(members)
+
+
+def _copy(source: Path, target: Path, expected: str) -> int:
+    files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    if not files:
+        raise SetupError(f"neither {pod_layout.CODE_ARCHIVE}.* nor other files in {source}")
+    sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
+    _compare(source, hashlib.sha256(sums.encode()).hexdigest(), expected)
+    for name, data in files.items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return len(files)
+
+
+def _compare(source: Path, found: str, expected: str) -> None:
+    if expected and found != expected:
+        raise SetupError(f"the code in {source} has the hash {found[:12]}, but {expected[:12]} was submitted")

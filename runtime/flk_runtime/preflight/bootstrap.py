@@ -1,20 +1,28 @@
-"""connect_store(): one store that all ranks of an attempt reach, with a key prefix that no earlier attempt used."""
+"""connect_store(): one store that all ranks of an attempt reach, with a key prefix that no earlier attempt used.
+
+Where only the launcher's own communicator can tell its address, Horovod's or MPI's broadcasts it. `compare_options`
+compares the options of the script on all ranks, before they exchange a model or data.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
 import uuid
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from flk_runtime.contract import user_env
 from flk_runtime.discovery import RankInfo
-from flk_runtime.errors import RendezvousError
-from flk_runtime.preflight import communicators, store
+from flk_runtime.distributed.consistency import check_consistent
+from flk_runtime.errors import RendezvousError, SetupError, setting
+from flk_runtime.preflight import store
 from flk_runtime.preflight.report import node_name
-from flk_runtime.preflight.waiting import Waiting
+from flk_runtime.preflight.store import Waiting
 
 _POLL_MIN = 0.002  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
 _POLL_MAX = 0.05
@@ -91,7 +99,77 @@ def _exchange_address(info: RankInfo, deadline: float) -> tuple[Any, tuple[str, 
     if info.rank == 0:
         made = store.serve()
         master = (store.own_address() if info.nodes > 1 else "127.0.0.1", int(made.port))
-    master = communicators.broadcast_address(info, master)
+    master = broadcast_address(info, master)
     if made is None:
         made = store.connect(info, *master, deadline)
     return made, master
+
+
+def compares() -> bool:
+    """Whether ranks compare what the script gives them: not one rank, nor where FLK_PREFLIGHT switches it off."""
+    return dist.get_world_size() > 1 and "options" not in setting(user_env.PREFLIGHT)
+
+
+def compare_options(call: str, options: Mapping[str, Any]) -> None:
+    """Check that all ranks make the same ``call`` with the same ``options``. Collective: one all-reduce of 16 bytes.
+
+    Nothing is compared in a world of one rank, or where FLK_PREFLIGHT switches the check "options" off. Raises
+    SetupError on every rank, with the first option that differs and the ranks on each side.
+    """
+    if compares():
+        check_consistent(call, [(name, describe(value)) for name, value in options.items()])
+
+
+def describe(value: object) -> str:
+    """A text that is equal on all ranks for equal values: no address in memory, and names in place of functions."""
+    if isinstance(value, type) or callable(value):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        texts = map(describe, value)
+        return f"({', '.join(sorted(texts) if isinstance(value, (set, frozenset)) else texts)})"
+    return repr(value)
+
+
+def broadcast_address(info: RankInfo, address: tuple[str, int]) -> tuple[str, int]:
+    """Rank 0's ``address`` (host, port), on every rank. Collective.
+
+    Raises SetupError where the communicator's library is missing or does not agree with the launcher's variables.
+    """
+    return _by_horovod(info, address) if info.launcher == "horovod" else _by_mpi(info, address)
+
+
+def _by_horovod(info: RankInfo, address: tuple[str, int]) -> tuple[str, int]:
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        raise SetupError(
+            f"Horovod's variables are set, but horovod.torch cannot be imported ({error}): install it, or set "
+            "MASTER_ADDR and MASTER_PORT"
+        ) from error
+    hvd.init()
+    if (hvd.rank(), hvd.size()) != (info.rank, info.world_size):
+        raise SetupError(
+            f"hvd.rank() is {hvd.rank()} of {hvd.size()}, but HOROVOD_RANK and HOROVOD_SIZE are {info.rank} and "
+            f"{info.world_size}: unset variables that are left over from another start"
+        )
+    received: tuple[str, int] = hvd.broadcast_object(address, root_rank=0)
+    return received
+
+
+def _by_mpi(info: RankInfo, address: tuple[str, int]) -> tuple[str, int]:
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        option = "mpirun -x MASTER_ADDR=…" if info.launcher == "openmpi" else "mpiexec -genv MASTER_ADDR …"
+        raise SetupError(
+            f"{info.launcher} started {info.world_size} ranks and sets no master address: set MASTER_ADDR to the host "
+            f"of rank 0 ({option}) and MASTER_PORT to a free port there, or install mpi4py"
+        ) from None
+    if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (info.rank, info.world_size):
+        raise SetupError(
+            f"mpi4py's rank is {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, but the variables of {info.launcher} "
+            f"say {info.rank} of {info.world_size}: mpi4py was built with another MPI; build it with the one that "
+            "starts the ranks"
+        )
+    received: tuple[str, int] = MPI.COMM_WORLD.bcast(address, root=0)
+    return received

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from typing import Any
 from flk_runtime.errors import RendezvousError, RuntimeFailure, SetupError
 from flk_runtime.preflight.compare import compare, describe_process, missing, waiting_for, warnings
 from flk_runtime.preflight.report import RankReport
-from flk_runtime.preflight.waiting import Waiting
 
 _COMPARE_EVERY = 1.0  # seconds between two comparisons of the reports that are there already
 _POLL_MIN = 0.001  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
@@ -156,3 +156,31 @@ def _too_late(own: RankReport, roster: Sequence[RankReport]) -> str:
         f"rank {own.rank} on node {own.node} (process {own.pid}) joined after all ranks had joined, and {taken}: give "
         "every process a rank of its own, or end the earlier run that still uses this master's port"
     )
+
+
+_FIRST, _EVERY = 10.0, 30.0  # seconds until the first line, and between two later ones
+
+
+class Waiting:
+    """When to say that a rank waits: after 10 seconds, and then every 30 seconds."""
+
+    def __init__(self, deadline: float) -> None:
+        """``deadline`` is when the rank gives up, by time.monotonic."""
+        self._began = time.monotonic()
+        self._deadline = deadline
+        self._next = self._began + _FIRST
+
+    @property
+    def seconds(self) -> float:
+        """How long the rank has waited."""
+        return time.monotonic() - self._began
+
+    def is_due(self) -> bool:
+        """Return whether it is time for a line."""
+        return time.monotonic() >= self._next
+
+    def say(self, text: str) -> None:
+        """Print a line to stderr, with the time that is left."""
+        now = time.monotonic()
+        self._next = now + _EVERY
+        print(f"flk: {text}; giving up in {max(0.0, self._deadline - now):.0f} s", file=sys.stderr, flush=True)

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import RendezvousError, SetupError
+from flk_runtime.preflight.exchange import Waiting
 from flk_runtime.preflight.report import node_name
-from flk_runtime.preflight.waiting import Waiting
 from flk_runtime.system import host
 
 _ATTEMPT = 3.0  # seconds for one attempt to connect to the master's port

@@ -27,7 +27,7 @@ from flk_runtime.data import (
 )
 from flk_runtime.distributed import find_difference, process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.preflight.options import compare_options, compares
+from flk_runtime.preflight.bootstrap import compare_options, compares
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.lines import Metrics
 from flk_runtime.run.saves import Saves

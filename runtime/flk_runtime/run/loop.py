@@ -15,7 +15,7 @@ from flk_runtime.checkpoint.adapters.wrappers import Parts, parameters_of, roots
 from flk_runtime.checkpoint.stateful import Declared
 from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.errors import SetupError
-from flk_runtime.preflight.options import compare_options
+from flk_runtime.preflight.bootstrap import compare_options
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.elastic import refuse_per_rank

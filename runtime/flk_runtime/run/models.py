@@ -31,7 +31,7 @@ from flk_runtime.parallel import (
     find_blocks,
     parallelize,
 )
-from flk_runtime.preflight.options import compare_options
+from flk_runtime.preflight.bootstrap import compare_options
 from flk_runtime.run.agreement import Agreement, check_replicas
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext

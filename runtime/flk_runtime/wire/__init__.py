@@ -4,10 +4,9 @@
 - `registry`: a set of messages, each a dataclass, and how they travel as JSON
 - `connection`: a non-blocking end of a connection, for a loop that serves many
 - `stream`: a blocking end, for threads, which also carries bulk data
-- `lease`: how long an end may be silent
+- `lease`: how long an end may be silent, and the delays between two tries to connect
 - `listener`: a socket that listens on IPv6 and IPv4, and how its connections are accepted
 - `acceptor`: hands over the connections whose other ends belong to the job; all strangers together have limits
-- `backoff`: the delays between two tries to connect
 
 A frame is the lengths of a message and of its bulk data, the message, and an authentication code. The bulk data follows
 with a code of its own. Nothing is encrypted here.
@@ -17,9 +16,8 @@ the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_di
 """
 
 from flk_runtime.wire.acceptor import Acceptor
-from flk_runtime.wire.backoff import Backoff
 from flk_runtime.wire.connection import Connection, was_closed
-from flk_runtime.wire.lease import LEASE, Lease
+from flk_runtime.wire.lease import LEASE, Backoff, Lease
 from flk_runtime.wire.listener import accept, listen, serve
 from flk_runtime.wire.registry import Done, Failed, MessageError, Refused, Registry, Unreadable
 from flk_runtime.wire.session import Session, StrangerError, VersionError

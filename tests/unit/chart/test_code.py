@@ -16,7 +16,7 @@ from flk import labels
 from flk.manifest import Bundle, render, runtime_archive, to_yaml
 from flk.spec.job import validated
 from flk_runtime.contract import pod_env, pod_layout
-from flk_runtime.launcher.processes.unpack import unpack
+from flk_runtime.launcher.start import unpack
 from tests.support.chart import CHART, ROOT, Rendered, template
 from tests.support.commands import helm
 

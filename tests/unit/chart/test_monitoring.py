@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from flk_runtime.launcher.web.metrics_page import METRICS
+from flk_runtime.launcher.telemetry.metrics_page import METRICS
 from tests.support.chart import ROOT, template
 
 

@@ -94,7 +94,12 @@ def test_wrong_options_are_refused(text: str, message: str) -> None:
 
 
 def test_membership() -> None:
-    environment = {user_env.WORKER: "1", user_env.WORKERS: "2", pod_env.HUB: "hub:1", pod_env.HUB_SECRET: "s"}
+    environment = {
+        user_env.WORKER: "1",
+        user_env.WORKERS: "2",
+        pod_env.SERVICE_ADDRESS: "hub:1",
+        pod_env.SERVICE_SECRET: "s",
+    }
     assert Membership.read(DiLoCo(sites=3, site=2), environment) == Membership(5, 6, "hub:1", "s")
     assert "'s'" not in repr(Membership.read(DiLoCo(), environment))  # a secret is not printed
     with pytest.raises(SetupError, match="2 workers and no address where they meet"):

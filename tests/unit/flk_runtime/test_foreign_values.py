@@ -29,7 +29,6 @@ from flk_runtime.contract.record import (
     Goodput,
     JobRecord,
     QuarantinedNode,
-    Silences,
     SlowRank,
     Standstill,
 )
@@ -40,8 +39,6 @@ from flk_runtime.launcher.records.ledger import Ledger
 from flk_runtime.launcher.records.place import Folder, _updated
 from flk_runtime.launcher.replication.messages import MESSAGES as replication
 from flk_runtime.launcher.transport.messages import MESSAGES as rendezvous
-from flk_runtime.launcher.web.trainer_forward import status_of
-from flk_runtime.launcher.web.trainer_status import line_of
 from flk_runtime.shared.memory_messages import MESSAGES as memory
 from flk_runtime.wire import MessageError, Registry
 
@@ -60,17 +57,8 @@ RECORD = JobRecord(
     goodput=Goodput(9.5, {"computing": 7.0, "starting": 1.5}, 1, 7),
 )
 TELEMETRY = Telemetry(9.0, 0, 100, [Sample(1.0, 0, 3, loss=2.0)], pods=[PodUsage(0, "gpt-worker-0", "n", 1.0)])
-ENTRY = ArchivedRecord(
-    "gpt", "uid", 2, 4, 1e9, 1e9, RECORD, 7, 0.1, ["x"], telemetry_archive.pack(TELEMETRY), {"step": Silences(1.0, 2)}
-)
+ENTRY = ArchivedRecord("gpt", "uid", 2, 4, 1e9, 1e9, RECORD, 7, 0.1, ["x"], telemetry_archive.pack(TELEMETRY))
 LINE = {"step": 3, "total": 10, "loss": 0.5, "progress": 30, "eta_s": 7, "at": 1e9, "mfu": 0.1}
-STATUS = {
-    "trainerStatus": {
-        "progressPercentage": 3,
-        "estimatedRemainingSeconds": 7,
-        "metrics": [{"name": "loss", "value": "0.5"}, {"name": "current_step", "value": "3"}],
-    }
-}
 REPORT = {"type": "ValueError", "message": "no label", "traceback": "x", "kind": "exception", "time": 1e9}
 
 
@@ -110,8 +98,6 @@ def use_line(text: str) -> None:
         found = metrics_line.parse(line)
         if found:
             _ = found.measured, found.diverged(None), found.time(1e9)
-    if metrics_line.parse(text):
-        status_of(text.encode(errors="surrogatepass"), 0, 0.0, 1.0)
 
 
 def use_report(text: str) -> None:
@@ -141,7 +127,6 @@ READERS: dict[str, tuple[Any, Callable[[str], object]]] = {
     "file of a record": (json.loads(ENTRY.to_json()), use_file),
     "telemetry": ({"time": 1, "history": {"time": [1], "step": [2], "attempt": [0]}, "pods": []}, use_telemetry),
     "line of metrics": (LINE, use_line),
-    "status of a trainer": (STATUS, lambda text: line_of(text.encode(errors="surrogatepass"), 3)),
     "report of a rank": (REPORT, use_report),
     "rendezvous": ({"attempt": 0, "failure": REPORT | {"pod": 1}}, use_message(rendezvous, "FailureReport")),
     "a status": (

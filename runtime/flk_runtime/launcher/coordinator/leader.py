@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import Telemetry
-from flk_runtime.launcher.coordinator.drain import Drain, with_shards
-from flk_runtime.launcher.coordinator.failures import Failures, faults_of_storage
-from flk_runtime.launcher.coordinator.membership import Membership
-from flk_runtime.launcher.coordinator.memory_plans import MemoryPlans
-from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
-from flk_runtime.launcher.coordinator.round import Actions, LatestAttempt, Round
+from flk_runtime.launcher.coordinator.membership import LatestAttempt, Membership, Round
+from flk_runtime.launcher.coordinator.memory import Drain, MemoryPlans, with_shards
+from flk_runtime.launcher.coordinator.policy import Decision, Failures, decide, final_reason
 from flk_runtime.launcher.hangs.detector import HangDetector, Stragglers
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.preemption import Preemption
@@ -44,6 +41,14 @@ _LEADER = 0  # the pod whose launcher leads
 _LEADS = "not retried: pod 0 leads the job, and would start on the same node again"
 
 
+class Actions(NamedTuple):
+    """What the leader has others do."""
+
+    send: Callable[[Collection[int], Message], None]  # a message to pods, if they are connected
+    serve_attempt_store: Callable[[], int]  # replaces the ranks' store, and returns the port of the new one
+    log: Callable[[str], None]
+
+
 class Leader:
     """The leader: the state of the job as the launcher of pod 0 knows it, and the decisions about it.
 
@@ -58,12 +63,11 @@ class Leader:
         log: Callable[[str], None],
         now: float,
         telemetry: Keeper | None = None,
-        limits: PhaseLimits | None = None,
     ) -> None:
         """``send`` sends a message to pods, if they are connected.
 
         ``serve_attempt_store`` replaces the ranks' store and returns the port of the new store. ``telemetry`` keeps the
-        measurements of the job; None: nobody asks. ``limits`` may have learned of former launchers.
+        measurements of the job; None: nobody asks.
         """
         self._settings = settings
         self._do = Actions(send, serve_attempt_store, log)
@@ -80,10 +84,10 @@ class Leader:
         self._record: JobRecord | None = None  # of a job that has ended
         self._left: set[int] = set()  # pods that know it
         self._hang_detector = HangDetector(
-            limits or PhaseLimits(settings.hang_timeouts),
+            PhaseLimits(settings.hang_timeouts),
             Stragglers(settings.slow_factor, settings.slow_window),
             request=lambda pod, number: send([pod], messages.StacksRequested(number)),
-            answer=lambda asker, report: send([asker[0]], messages.StacksGathered(asker[1], report)),
+            answer=lambda asker, report: send([asker[0]], messages.Reply(asker[1], report)),
             show=lambda *waits: send([0], messages.WaitsChanged(*waits)),
             log=log,
             compare=telemetry.compare if telemetry else None,
@@ -155,8 +159,6 @@ class Leader:
                 last = self._history[-1]
                 reached = step if last.step is None or last.step == last.restored else max(step, last.step)
                 self._history[-1] = replace(last, restored=step, restored_from=source, step=reached)
-                if self._runs:
-                    self._move_spares()
             case messages.DrainRequest(memory):
                 self._start_drain(pod, memory, now)
             case messages.Transferred(target, shards):
@@ -175,11 +177,11 @@ class Leader:
                     self._telemetry.heartbeat(pod, status)
             case messages.StacksReport(number, snapshots):
                 self._hang_detector.received_stacks(pod, number, snapshots)
-            case messages.StacksWanted(asker):
+            case messages.Question(messages.Topic.STACKS, asker):
                 self._hang_detector.want_stacks((pod, asker), now)
-            case messages.TelemetryWanted(asker):
+            case messages.Question(messages.Topic.METRICS, asker):
                 found = self._telemetry.read() if self._telemetry else Telemetry(time.time())
-                self._do.send([pod], messages.TelemetryGathered(asker, found))
+                self._do.send([pod], messages.Reply(asker, asdict(found)))
 
     def tick(self, now: float) -> None:
         """Do all that is due at the time ``now``."""
@@ -244,9 +246,10 @@ class Leader:
         self._start_if_ready(now)
 
     def _learn(self, pod: int, history: list[Attempt], now: float) -> None:
-        """Take over the history that a member has sent, unless a former one says more: this leader has none.
+        """Adopt a member's history if it is more complete than ours: a new leader starts with none.
 
-        The launcher of pod 0 is as new as the leader, and may know it from the cluster. Another member was there.
+        Of two that are as complete, another pod's counts, since its launcher was there. The launcher of pod 0 is as new
+        as the leader, and has read its history in the cluster.
         """
         if (progress(history), pod != 0) <= (progress(self._history), False):
             return
@@ -306,7 +309,6 @@ class Leader:
     def _finish_joining(self, joining: Round, now: float) -> None:
         """Start an attempt or end the job, since enough members have joined or the time for it is over."""
         joining.start_at = joining.call_until = None
-        self._forgive_nodes()
         if self._history:
             replaced = [pod for pod in self._joined if self._latest.admitted.get(pod) != self._connected.get(pod)]
             self._history[-1] = self._failures.explain(self._history[-1], self._joined, self._latest.places, replaced)
@@ -327,17 +329,6 @@ class Leader:
             self._do.log(f"the next attempt starts in {joining.start_at - now:.0f} s")
         else:
             self._start_attempt(decision, now)
-
-    def _forgive_nodes(self) -> None:
-        """Start with pods whose checks have found nothing but a fault of the storage: their ranks find it, if it lasts,
-        and they are started again as after any error of storage. Other pods would have the same storage."""
-        found = faults_of_storage(self._joined)
-        if found:
-            pods = f"{len(found)} of {plural(len(self._joined), 'pod')}"
-            self._do.log(f"{pods}: {found[0].message}; it is the storage that fails, so no pod is replaced for it")
-            self._failures.forget(found)
-            for pod, join in self._joined.items():
-                self._joined[pod] = replace(join, failures=[each for each in join.failures if each not in found])
 
     def _replace_unusable_pods(self) -> bool:
         """Send away the launchers whose pods cannot run ranks any more, and return whether there are any.
@@ -378,28 +369,12 @@ class Leader:
         self._send_away(unhealthy)
         self._start_joining(now)
 
-    def _avoided(self) -> dict[str, str]:
-        """The nodes that pods avoid, and why."""
-        found = quarantine(self._history, self._settings.limits.node_memory)
-        return {each.node: each.reason for each in found}
-
-    def _move_spares(self) -> None:
-        """Send away spares on nodes that pods avoid. The attempt has restored, so it needs nothing that they hold."""
-        avoided, number = self._avoided(), self._history[-1].number
-        moved = {}
-        spares = {pod: join for pod, join in self._joined.items() if pod not in self._latest.admitted}
-        for pod in self._membership.movable(spares, avoided):
-            join = self._joined[pod]
-            why = Failure(Kind.UNHEALTHY, pod, None, join.pod_name, join.node, number, time.time())
-            moved[pod] = replace(why, message=f"{join.node} is in quarantine: {avoided[join.node]}")
-            self._latest.waiting.pop(pod, None)
-        self._send_away(moved)
-
     def _start_attempt(self, decision: Decision, now: float) -> None:
         settings = self._settings
         last = self._history[-1] if self._history else None
         number = last.number + 1 if last else 0
-        pods = self._membership.choose(self._joined, self._avoided())
+        avoided = {each.node for each in quarantine(self._history, settings.limits.node_memory)}
+        pods = self._membership.choose(self._joined, avoided)
         order = format_ranges(pods)
         skewed = [join for pod in pods if (join := self._joined[pod]).ahead][:_MOST_CLOCKS]
         attempt = Attempt(

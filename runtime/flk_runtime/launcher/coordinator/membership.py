@@ -1,5 +1,8 @@
 """Membership: which pods train in the next attempt, in which order, and how long the leader waits for others.
 
+A job alternates between a `Round`, in which members join, and the attempt that follows, of which `LatestAttempt` is
+what the leader knows.
+
 A job has a least and a greatest number of pods that train. They are equal unless the job is elastic. Pods that have
 joined beyond the greatest number are spares: they wait, and take the place of a pod that is lost.
 
@@ -11,13 +14,52 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import parse_ranges
+from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import Join
 
 ADMISSION_DELAY: Final = 0.5  # seconds in which pods that join one after the other are admitted together
+
+
+@dataclass
+class Round:
+    """A wait for members to be ready for the next attempt. Times are in seconds by the clock of the leader's caller."""
+
+    since: float
+    deadline: float  # by which enough members have joined, or the job ends
+    progress_at: float  # time of the next line about pods that have not joined
+    call_until: float | None = None  # the attempt starts with the members that have joined by then; None: too few have
+    start_at: float | None = None  # the attempt starts then, after a delay: its members are known
+
+    @property
+    def ends_at(self) -> float:
+        """When the round ends with the members that have joined until then."""
+        return self.deadline if self.call_until is None else min(self.deadline, self.call_until)
+
+
+@dataclass
+class LatestAttempt:
+    """What the leader knows of the latest attempt, beside what is in the history of the job."""
+
+    admitted: dict[int, str] = field(default_factory=dict)  # incarnation of each pod that takes part
+    places: dict[int, tuple[str, str]] = field(default_factory=dict)  # names of pod and node, by pod
+    done: set[int] = field(default_factory=set)  # pods whose ranks have all ended with success
+    grouped: bool = False  # a rank of these had opened a process group
+    waiting: dict[int, float] = field(default_factory=dict)  # pods that have joined meanwhile, and when
+    preemption: Preemption | None = None
+    urgent: bool = False  # the preemption happens because a pod has to stop
+    secondary: Failure | None = None  # has been reported, and ends the attempt unless a primary one does
+    end_at: float = 0.0  # when it does
+
+    @property
+    def training(self) -> set[int]:
+        """The pods whose ranks have not all ended with success."""
+        return self.admitted.keys() - self.done
 
 
 class Membership:
@@ -30,9 +72,7 @@ class Membership:
         self._expected = set(range(settings.pods))  # pods that may join soon
         self.leaving: set[int] = set()
         """Pods of the latest attempt that have to stop."""
-        self._moved: set[int] = set()  # spares that have been replaced because of their nodes
         self._enough_since: float | None = None  # when enough pods had joined
-        self._awaited = 0  # the pod for which `ready_at` waited last
 
     def resume(self, pods: str) -> None:
         """Take over the pods of the attempt that a former leader has started, as its history names them.
@@ -66,18 +106,11 @@ class Membership:
             return None
         if self._enough_since is None:
             self._enough_since = now
-        if self._is_awaited(self._awaited, joined, connected):
-            return None  # without a look at all pods at each of their joins
-        awaited = [pod for pod in self._expected if self._is_awaited(pod, joined, connected)]
-        if awaited:
-            self._awaited = max(awaited)  # pods join about in the order in which the leader has told them
+        if self._expected.intersection(connected).difference(joined):
             return None
         if len(joined) >= self._settings.most_pods or self._expected <= set(joined):
             return now
         return self._enough_since + self._settings.last_call
-
-    def _is_awaited(self, pod: int, joined: Collection[int], connected: Collection[int]) -> bool:
-        return pod in self._expected and pod in connected and pod not in joined
 
     def choose(self, joined: Mapping[int, Join], avoided: Collection[str]) -> list[int]:
         """The pods of the next attempt, in the order of their ranks. The others that have joined are spares.
@@ -113,15 +146,6 @@ class Membership:
             return None
         first = min(waiting.values())
         return first if len(waiting) >= room else first + ADMISSION_DELAY
-
-    def movable(self, joined: Mapping[int, Join], avoided: Collection[str]) -> list[int]:
-        """The spares on ``avoided`` nodes that may be replaced while all others train: each once, since another pod in
-        its place may get the same node."""
-        if len(self.current) < self._settings.most_pods:
-            return []
-        pods = [pod for pod, join in joined.items() if join.node in avoided and pod not in self._moved]
-        self._moved.update(pods)
-        return pods
 
     def missing(self, joined: Collection[int]) -> Sequence[int]:
         """The pods of the job that have not joined."""

@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flk_runtime.contract.failure import Failure, Kind
@@ -16,8 +16,8 @@ from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.contract.status import Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import PodStatus
-from flk_runtime.launcher.hangs import phases, report
-from flk_runtime.launcher.hangs.diagnosis import diagnose, told_with_waiting
+from flk_runtime.launcher.hangs import phases
+from flk_runtime.launcher.hangs.diagnosis import diagnose, lines_of, stack_lines, to_dict, told_with_waiting
 from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 
@@ -49,7 +49,6 @@ class _Collection:
     purpose: _Purpose
     askers: list[Asker] = field(default_factory=list)  # who wants to know
     snapshots: list[Snapshot] = field(default_factory=list)
-    known: dict[str, Snapshot] = field(default_factory=dict)  # the first with each stack, by key
 
 
 class Stragglers:
@@ -172,14 +171,11 @@ class HangDetector:
             self._collection.askers.append(asker)
 
     def received_stacks(self, pod: int, number: int, snapshots: Sequence[Snapshot]) -> None:
-        """Add the snapshots of a pod. Those with equal stacks share them in memory."""
+        """Add the snapshots of a pod."""
         collection = self._collection
-        if collection is None or collection.number != number:
-            return
-        collection.asked.discard(pod)
-        for snapshot in snapshots:
-            first = collection.known.setdefault(snapshot.key, snapshot)
-            collection.snapshots.append(replace(snapshot, main=first.main, threads=(), workers=first.workers))
+        if collection and collection.number == number:
+            collection.asked.discard(pod)
+            collection.snapshots += snapshots
 
     def tick(self, now: float) -> Failure | None:
         """Do all that is due. Returns the failure of a job that hangs."""
@@ -228,9 +224,9 @@ class HangDetector:
             for asker in collection.askers:
                 self._answer(asker, {"cause": "", "ranks": [], "groups": [], "left": [], "silent": silent})
             return None
-        snapshots = self._full(collection)
+        snapshots = collection.snapshots
         diagnosis = diagnose(snapshots, hung=collection.purpose is _Purpose.HANG)
-        found = report.to_dict(snapshots, diagnosis, silent)
+        found = to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
             self._answer(asker, found)
         ranks = list(of_all(self.ranks))
@@ -243,7 +239,7 @@ class HangDetector:
         if collection.purpose is not _Purpose.HANG or not phases.hangs(ranks, self._limits.limit):
             return None
         self._look_at = now + _AGAIN
-        cause, *lines = report.lines_of(found)
+        cause, *lines = lines_of(found)
         phase = next((status.phase for status in ranks if status.rank == first.rank), Phase.STARTING)
         limit = self._limits.describe(phase)
         self._log(f"no rank has made progress for {idle:.0f} s ({limit}): {cause}")
@@ -258,15 +254,10 @@ class HangDetector:
             attempt=self._attempt,
             time=time.time(),
             message=diagnosis.predicate,
-            traceback=f"{limit}\n" + textwrap.dedent("\n".join(report.stack_lines(first))),
+            traceback=f"{limit}\n" + textwrap.dedent("\n".join(stack_lines(first))),
             count=len(diagnosis.ranks),
             step=first.step if first.step >= 0 else None,
         )
-
-    def _full(self, collection: _Collection) -> list[Snapshot]:
-        """The snapshots, with the threads of the first one of each stack."""
-        firsts = {each.rank: each for each in collection.known.values()}
-        return [firsts.get(each.rank, each) for each in collection.snapshots]
 
     def _tell_standstill(self, found: Standstill) -> None:
         if self._standstill is None or found.text != self._standstill.text:

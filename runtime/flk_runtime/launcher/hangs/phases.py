@@ -13,7 +13,7 @@ others cannot get further than one collective ahead, so a rank that is stuck soo
 
 `LIMITS` has the limit of each phase where the user gives none. When the job has shown how long it is silent in a phase
 before it goes on, the limit is a multiple of the longest such silence, and never less than the table says. The leader
-keeps what it has learned for all attempts, also in the record of the job.
+keeps what it has learned for all attempts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 
 from flk_runtime.contract.hang_timeout import ALL
 from flk_runtime.contract.phase import Phase
-from flk_runtime.contract.record import NO_SILENCES, Silences
 from flk_runtime.contract.status import RankStatus
 
 CPU_PATIENCE: Final = 4  # with a limit of 8 minutes a little more than torch's 30 minutes for gloo
@@ -61,18 +60,13 @@ class PhaseLimits:
         The limits of phases that are not in it are learned.
         """
         self.timeouts = timeouts
-        self.silences: dict[str, Silences] = {}
-        """What was learned, by phase. Another thread may read it."""
+        self._silences: dict[Phase, tuple[float, int]] = {}  # the longest, and how many, by phase
         self._silence: tuple[Phase, float] | None = None  # phase, and seconds at the last look
 
     @property
     def off(self) -> bool:
         """Whether nothing is a hang."""
         return all(self.limit(phase) == math.inf for phase in Phase)
-
-    def resume(self, former: Mapping[str, Silences]) -> None:
-        """Go on with what a former leader has learned. Call it before an attempt starts."""
-        self.silences |= former
 
     def start(self) -> None:
         """Note that an attempt starts."""
@@ -85,8 +79,8 @@ class PhaseLimits:
             return
         if self._silence and latest.idle < self._silence[1]:
             phase, seconds = self._silence
-            longest, times = self.silences.get(phase, NO_SILENCES)
-            self.silences[phase] = Silences(max(longest, seconds), times + 1)
+            longest, times = self._silences.get(phase, (0.0, 0))
+            self._silences[phase] = max(longest, seconds), times + 1
         self._silence = (latest.phase, latest.idle)
 
     def limit(self, phase: Phase) -> float:
@@ -104,7 +98,7 @@ class PhaseLimits:
             return self.timeouts[phase] or math.inf, "from the hang timeout of the phase"
         if ALL in self.timeouts:
             return self.timeouts[ALL] * row.patience or math.inf, "from the hang timeout"
-        longest, times = self.silences.get(phase, NO_SILENCES)
+        longest, times = self._silences.get(phase, (0.0, 0))
         learned = max(row.least, row.factor * longest)
         if learned > row.default or times >= _ENOUGH:
             return learned, f"learned from {longest:.0f} s"

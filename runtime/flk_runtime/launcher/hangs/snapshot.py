@@ -1,6 +1,6 @@
 """Snapshot: the activity of a rank at one moment, as data that launchers send to each other, and how it is taken.
 
-The stacks of this pod's ranks come by a signal, their collectives by a socket, native calls from py-spy. Nothing here
+The stacks of this pod's ranks come by a signal, their collectives by a socket. Nothing here
 waits long for a rank that does not answer: snapshots have to show ranks that are stopped, or that hold Python's lock in
 native code.
 """
@@ -12,8 +12,6 @@ import hashlib
 import linecache
 import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +30,6 @@ _SETTLED: Final = 0.05  # seconds without a change after which they are complete
 _SETTLED_RUNNING: Final = 0.5  # and if the process wants to run, and the latest is what a stack ends with
 _LAST_FRAME: Final = " in <module>\n"  # of the main thread, whose stack is the last; modules being imported have it too
 _ANSWER_TIMEOUT: Final = 2.0  # seconds in which a rank tells its collectives
-_NATIVE_TIMEOUT: Final = 8.0  # seconds for py-spy, which reads the symbols of libtorch
-_NATIVE_LIMIT: Final = 6000  # characters of its output
 _WORKERS: Final = 8  # processes of a rank whose stacks are read
 _WORKERS_TIMEOUT: Final = 3.0  # seconds for all of them
 _OTHER_FRAMES: Final = 12  # of other threads and of processes
@@ -74,7 +70,6 @@ class Snapshot:
     main: tuple[Frame, ...] = ()  # stack of the main thread, innermost call first; empty if it could not be read
     threads: tuple[tuple[Frame, ...], ...] = ()  # stacks of other threads
     workers: tuple[tuple[Frame, ...], ...] = ()  # main threads of processes that the rank has started
-    native: str = ""  # stack with native calls, where py-spy is installed
     answers: bool = True  # the rank's observer answered: no native code holds Python's lock (GIL)
     groups: Mapping[str, int] = field(default_factory=dict)  # number of the latest collective of each group
     pending: tuple[Pending, ...] = ()
@@ -124,17 +119,15 @@ def _take_one(observed: ObservedRank, pod: int, pod_name: str, node: str, folder
     for worker in _descendants(observed.pid)[:_WORKERS]:
         if time.monotonic() < deadline:
             workers += [stack[:_OTHER_FRAMES] for stack in parse_stacks(_ask_for_stacks(worker, stacks), folder)[-1:]]
-    state = process_state(observed.pid)
     return Snapshot(
         observed.rank,
         pod,
         pod_name,
         node,
-        state=state,
+        state=process_state(observed.pid),
         main=threads[-1] if threads else (),  # faulthandler writes the main thread last
         threads=tuple(stack[:_OTHER_FRAMES] for stack in threads[:-1][:OTHER_THREADS]),
         workers=tuple(workers),
-        native=_native_stack(observed.pid) if state != "T" and (answer is None or not threads) else "",
         answers=answer is not None,
         groups=answer.groups if answer else {},
         pending=answer.pending if answer else (),
@@ -257,18 +250,6 @@ def _ask_for_collectives(path: str) -> observer.Collectives | None:
         return observer.ANSWERS.decode(data)
     except (OSError, MessageError):
         return None
-
-
-def _native_stack(pid: int) -> str:
-    """The stack of a process with native calls, from py-spy; empty if py-spy is not installed or not permitted."""
-    program = shutil.which("py-spy")
-    if not program:
-        return ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = [program, "dump", "--native", "--pid", str(pid)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_NATIVE_TIMEOUT)
-        return done.stdout[:_NATIVE_LIMIT] if done.returncode == 0 else ""
-    return ""
 
 
 def _frame(file: str, line: str, function: str, *, folder: str) -> Frame:

@@ -55,7 +55,7 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
         user_env.ATTEMPT: str(attempt.number),
         user_env.FULL_WORLD_SIZE: str(settings.world_size),
         **({user_env.WORKER: str(settings.worker)} if settings.workers > 1 else {}),
-        **({pod_env.HUB_SECRET: settings.hub_secret} if settings.hub_secret else {}),
+        **settings.service_key_variable,
     }
 
 

@@ -303,9 +303,9 @@ def become_own() -> None:
     if process := sys.modules.get("multiprocessing.process"):
         process.current_process().authkey = os.urandom(32)
     if lightning := sys.modules.get("lightning_utilities.core.rank_zero"):  # it reads RANK when it is imported
-        lightning.rank_zero_only.rank = int(os.environ["RANK"])
+        lightning.rank_zero_only.rank = int(os.environ.get("RANK", "0"))
     if torchmetrics := sys.modules.get("torchmetrics.utilities.prints"):  # Lightning imports it; it reads LOCAL_RANK
-        torchmetrics.rank_zero_only.rank = int(os.environ["LOCAL_RANK"])
+        torchmetrics.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", "0"))
     if datasets := sys.modules.get("datasets.fingerprint"):
         # It names the caches of what has no hash. With one name, a rank would read the data of another one or attempt.
         datasets.fingerprint_rng.seed()

@@ -9,7 +9,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.preemption import PodPreemption
-from flk_runtime.launcher.processes.logs import RankPipes
+from flk_runtime.launcher.processes.output import RankPipes
 from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 
@@ -20,7 +20,7 @@ class PodAttempt:
 
     started: AttemptStarted
     failures: list[Failure] = field(default_factory=list)  # of this pod
-    finished: list[Failure] = field(default_factory=list)  # ranks that ended with code 0: failures only if others fail
+    clean_exits: list[Failure] = field(default_factory=list)  # code 0: reported as EARLY only if another rank fails
     step: int | None = None  # most steps that a rank of this pod that has ended had done
     begun: bool = False  # a rank has made a step, and the leader knows after which one the attempt began
     ranks_ended: bool = False  # all have, and the leader does not know yet
@@ -40,7 +40,7 @@ class PodAttempt:
     @property
     def all_failures(self) -> list[Failure]:
         """The failures that this pod reports when it joins again. A rank that ends early breaks others' connections."""
-        return [*self.failures, *self.finished]
+        return [*self.failures, *self.clean_exits]
 
     @property
     def suspicious(self) -> bool:

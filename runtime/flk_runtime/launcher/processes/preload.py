@@ -17,13 +17,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.strategies import AUTO
 from flk_runtime.errors import SetupError
 
 TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
 # The constructor of every torch optimizer imports this, which takes a second.
 FOR_OPTIMIZERS = ("torch._dynamo",)
 # The sharding strategies import these, which takes half a second.
+UNSHARDED = ("", "none", "ddp", "no_shard")  # of an extension's strategy, nothing is known
 FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
 # The modules that a script with flk's library has imported by its first step: they take a fifth of a second.
 FOR_LIBRARY = (
@@ -32,6 +32,8 @@ FOR_LIBRARY = (
     "flk_runtime.checkpoint.load",
     "flk_runtime.checkpoint.save",
 )
+# Packages that change others, and have to be imported before them: only the rank has the right order.
+PATCHING = ("unsloth",)
 # Packages that scripts of training import, that take long to import, and that are known to leave no threads and to read
 # no variable of a rank then (Lightning reads RANK: `forkserver.become_own` sets it again). A job may name others.
 PACKAGES = (
@@ -60,7 +62,7 @@ def preload(script: Path | None, names: Sequence[str] = (), strategy: str = "", 
     are not installed are skipped: the script may do without them.
     """
     text = script.read_bytes() if script else b"optim" * makes_steps
-    may_shard = makes_steps and (strategy == AUTO or ("shard" in strategy and strategy != "no_shard"))
+    may_shard = makes_steps and strategy not in UNSHARDED
     shards = b"shard" in text or may_shard
     modules = TORCH + FOR_OPTIMIZERS * (b"optim" in text) + FOR_SHARDING * shards
     modules += FOR_LIBRARY * (b"flk_runtime" in text)
@@ -80,7 +82,7 @@ def preload(script: Path | None, names: Sequence[str] = (), strategy: str = "", 
                 try:
                     # As the statement does it: packages such as transformers import a module when a name is taken.
                     __import__(module, fromlist=attributes)
-                except Exception:  # noqa: S112 - the rank that needs it fails with the script's own traceback
+                except (Exception, SystemExit):  # noqa: S112 - the rank that needs it fails with its own traceback
                     continue
     finally:
         gc.enable()
@@ -90,7 +92,8 @@ def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield what a script imports of `PACKAGES` at its top: the names of modules, and those taken from each.
 
     The top ends at the first statement that is more than an import, because it may set what a later import reads
-    (``os.environ["HF_HOME"] = ...``), and at the first import of a module beside the script, which may do the same.
+    (``os.environ["HF_HOME"] = ...``), and at the first import of a module beside the script or one of `PATCHING`, which
+    may do the same.
     Such a module also hides a package of its name: a script's own ``datasets`` is not the installed one.
     """
     try:
@@ -110,7 +113,7 @@ def leading_imports(script: Path) -> Iterator[tuple[str, list[str]]]:
             case _:
                 return
         for module, attributes in statements:
-            if _is_beside(module, script):
+            if module.partition(".")[0] in PATCHING or _is_beside(module, script):
                 return
             if module.partition(".")[0] in PACKAGES:
                 yield module, attributes
@@ -125,7 +128,7 @@ def _import_named(names: Sequence[str], script: Path | None) -> None:
             )
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SetupError(
                 f"{pod_env.PRELOAD} names {name}, which {sys.executable} cannot import: {type(error).__name__}: {error}"
             ) from error

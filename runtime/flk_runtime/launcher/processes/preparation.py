@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import selectors
@@ -41,7 +42,6 @@ _UNREACHABLE = re.compile(
     r"|Connection (?:refused|reset)|is unreachable|\b(?:429|50[0234]) (?:Client|Server) Error"
     r"|HTTP error (?:429|50[0234])"
 )
-_REASON = re.compile(r"broken by .*(?:connection: |, ['\"])([^'\")]+)")
 _FINAL = re.compile(r"from versions: (?!none)|DO NOT MATCH THE HASHES|--require-hashes")
 
 
@@ -109,26 +109,21 @@ class Preparation:
         words = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
         if os.environ.get("HOME") == self._settings.work and "PIP_CACHE_DIR" not in os.environ:
             words.append("--no-cache-dir")  # it would be in the pod, where nothing reads it again
-        if self._has_hashes():
-            words.append("--require-hashes")
-        for attempt in range(1_000):
+        delays = itertools.chain(_DELAYS, itertools.repeat(_DELAYS[-1]))
+        while True:
             code, lines = self._call([*words, *requirements], "pip")
             if code == 0:
                 self._log(f"installed packages in {time.monotonic() - begin:.0f} s")
                 return
-            text = "\n".join(lines)
-            reason = _reason(lines)
-            if _FINAL.search(text) or not _UNREACHABLE.search(text):
-                raise PreparationError(f"pip cannot install the packages: {reason}", lines)
+            broken = next((line for line in lines if _UNREACHABLE.search(line)), None)
+            if broken is None or any(_FINAL.search(line) for line in lines):
+                raise PreparationError(f"pip cannot install the packages: {_reason(lines)}", lines)
             waited = time.monotonic() - begin
-            line = next(line for line in lines if _UNREACHABLE.search(line))
-            broken = match[1] if (match := _REASON.search(line)) else line
             if waited > self._settings.join_timeout:
-                raise PreparationError(
-                    f"pip could not reach the index of packages for {waited:.0f} s: {broken}", lines, Kind.UNPREPARED
-                )
-            delay = _DELAYS[min(attempt, len(_DELAYS) - 1)]
-            self._log(f"installing packages: pip cannot reach the index ({broken}); trying again in {delay:.0f} s")
+                text = f"pip could not reach the index of packages for {waited:.0f} s: {broken}"
+                raise PreparationError(text, lines, Kind.UNPREPARED)
+            delay = next(delays)
+            self._log(f"installing packages: pip cannot reach the index; trying again in {delay:.0f} s")
             self._wait(delay)
 
     def _environment(self) -> str:
@@ -165,13 +160,6 @@ class Preparation:
             given = os.environ.get(name, "")
             pair = (path, given) if name == "PATH" else (given, path)
             os.environ[name] = os.pathsep.join(filter(None, pair))
-
-    def _has_hashes(self) -> bool:
-        file = os.path.join(self._settings.work, pod_env.REQUIREMENTS.read(os.environ))
-        try:
-            return os.path.isfile(file) and "--hash=" in Path(file).read_text()
-        except OSError as error:
-            raise PreparationError(f"the requirements cannot be read: {error}") from error
 
     def _setup(self, command: str) -> None:
         begin = time.monotonic()

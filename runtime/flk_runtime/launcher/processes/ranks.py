@@ -17,8 +17,7 @@ from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.processes.environment import ATTEMPT_FOLDER, rank_environment
 from flk_runtime.launcher.processes.forkserver import ForkServer
-from flk_runtime.launcher.processes.logs import Prefixer, RankPipes
-from flk_runtime.launcher.processes.output import Output
+from flk_runtime.launcher.processes.output import Output, Prefixer, RankPipes
 from flk_runtime.launcher.processes.rank_failure import from_exit_code, from_report, is_crash
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import AttemptStarted
@@ -26,9 +25,7 @@ from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
-    from flk_runtime.launcher.hub import HubProcess
-    from flk_runtime.launcher.web.trainer_forward import TrainerForward
-    from flk_runtime.launcher.web.trainer_status import TrainerStatus
+    from flk_runtime.launcher.processes.service import Service
 
 _TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
 _ORPHANS_TIMEOUT, _ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
@@ -86,28 +83,25 @@ class Ranks:
         output: Output,
         error_folder: str,
         count_lines: Callable[[int], None],
-        hub: HubProcess | None,
-        look: Callable[[bytes], None] | None = None,
-        log: Callable[[str], None] = lambda text: None,
+        service: Service | None = None,
+        on_line: Callable[[bytes], None] | None = None,
     ) -> None:
         """``selector`` watches the ranks' pipes, and ``output`` passes on their content. ``server`` starts the ranks.
 
         ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written, and
-        ``look`` with lines of rank 0 that may be metrics. ``log`` gets lines of the launcher itself.
+        ``on_line`` with lines of rank 0 that may be metrics.
         """
-        self._look, self._log = look, log
+        self._on_line = on_line
         self._settings = settings
         self.server = server
-        self._kept = host.children()  # that ranks have not left: the setup command may have, or the image's entrypoint
-        self._hub = hub
+        self._kept = host.children()  # children that predate the ranks (setup command, image entrypoint): never killed
+        self._service = service
         self.selector = selector
         self._output = output
         self._paused = False  # the ranks' output is not read, because the launcher's own output is full
         self._error_folder = error_folder
         self._count_lines = count_lines
         self._by_pid: dict[int, RankProcess] = {}
-        self._status: TrainerStatus | None = None
-        self._forward: TrainerForward | None = None
         self._attempt = 0  # number of the last one
         self._oom_kills = 0  # of processes of this container that were killed before this attempt, or are reported
         self._orphans_since: float | None = None  # by time.monotonic; None: no orphans are known
@@ -134,15 +128,13 @@ class Ranks:
         rank = attempt.ranks(settings.pod, settings.processes)[local_rank]
         prefix = log_format.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
         environment = {**rank_environment(settings, attempt, local_rank, self._error_folder), **variables}
-        if rank == 0:
-            environment |= self._status_variables(prefix)
         page = ProgressPage.create(Path(environment[pod_env.PROGRESS]))
         pipes = RankPipes(
             Prefixer(
                 prefix,
                 self._output.write_stdout,
                 self._count_lines,
-                self._see if rank == 0 else None,
+                self._on_line if rank == 0 else None,
                 settings.secrets,
             ),
             Prefixer(prefix, self._output.write_stderr, self._count_lines, secrets=settings.secrets),
@@ -161,43 +153,6 @@ class Ranks:
         finally:
             pipes.close_write_ends()
         self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)
-
-    def _status_variables(self, prefix: str) -> dict[str, str]:
-        """The variables by which a client of Kubeflow Trainer in rank 0 finds this launcher.
-
-        ``prefix`` is of the lines of rank 0.
-        """
-        if self._forward is None and pod_env.TRAINER_URL in os.environ:
-            from flk_runtime.launcher.web.trainer_forward import TrainerForward  # not every job needs it
-
-            self._forward = TrainerForward(os.environ, self._log)
-        if self._status is None:
-            from flk_runtime.launcher.web.trainer_status import TrainerStatus  # not every job needs it
-
-            def step() -> int:
-                return max((each.progress.step for each in list(self._by_pid.values()) if each.rank == 0), default=-1)
-
-            def write(line: bytes) -> None:
-                self._output.write_stdout(prefix.encode() + line)
-                self._see(line)
-
-            try:
-                self._status = TrainerStatus(self._error_folder, write, step)
-            except OSError:  # progress is worth no failure
-                return {}
-        return self._status.variables
-
-    def _see(self, line: bytes) -> None:
-        """Take a line of rank 0 that may be metrics."""
-        if self._look:
-            self._look(line)
-        if self._forward:
-            self._forward.put(line)
-
-    def close(self) -> None:
-        """Send on what was seen last. All ranks have ended."""
-        if self._forward:
-            self._forward.close()
 
     def read(self, fd: int) -> RankProcess | None:
         """Pass on output that a rank has written to the pipe ``fd``. Returns the rank, or None if it has ended."""
@@ -257,7 +212,7 @@ class Ranks:
         since = self._orphans_since or now
 
         def keep() -> list[int]:
-            return [self.server.pid, *self._kept, *(self._hub.pids() if self._hub else ())]
+            return [self.server.pid, *self._kept, *(self._service.pids() if self._service else ())]
 
         found = host.kill_adopted(keep, spare_trackers=now < since + _TRACKERS_TIMEOUT)
         self._orphans_since = since if found else None

@@ -11,16 +11,15 @@ import hmac
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from flk_runtime.contract import log_format
-from flk_runtime.contract.record import ArchivedRecord, JobRecord, Silences, entry_key
+from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
 from flk_runtime.contract.status import RankStatus
-from flk_runtime.launcher.records.place import Place, describe
+from flk_runtime.launcher.records.place import ERRORS, Place, describe
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.web.http import ERRORS
 
 INTERVAL: Final = 300.0  # seconds after which the progress alone is written
 _PAUSE: Final = 2.0  # seconds between two writes at least
@@ -41,26 +40,22 @@ class RecordArchive:
         log: Callable[[str], None],
         *,
         telemetry: Callable[[], str] = str,
-        silences: Mapping[str, Silences],
     ) -> None:
         """A line about the first failure is given to ``log``.
 
-        ``telemetry`` returns the packed telemetry of the job; it is called in the thread. ``silences`` are kept as they
-        are then.
+        ``telemetry`` returns the packed telemetry of the job; it is called in the thread.
         """
         self._settings = settings
         self._place = place
         self._last_lines = last_lines
         self._log = log
-        self._telemetry, self._silences = telemetry, silences
+        self._telemetry = telemetry
         self.created = time.time()
         """When the job's first launcher of pod 0 started, in seconds since the epoch, as far as was read."""
         self._entry: ArchivedRecord | None = None
-        self._changed = False  # the record, which is written soon, as opposed to the progress
-        self._puts = 0  # how often the record has changed
-        self._written = 0.0  # time.monotonic
+        self._puts, self._tried = 0, 0  # how often the record has changed, and how often when a write was tried last
+        self._due = 0.0  # when it is written though the record has not changed, by time.monotonic
         self._told = False  # that it cannot be written
-        self._failed = False  # the latest record could not be
         self._flushes = False  # somebody waits for it
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -79,9 +74,8 @@ class RecordArchive:
                 record,
                 start=settings.started,
             )
-            self._entry, self._changed = replace(made, record=record), True
+            self._entry = replace(made, record=record)
             self._puts += 1
-            self._failed = False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="record archive", daemon=True)
                 self._thread.start()
@@ -99,7 +93,7 @@ class RecordArchive:
         with self._condition:
             self._flushes = True
             self._condition.notify_all()
-            self._condition.wait_for(lambda: not self._changed or self._failed, seconds)
+            self._condition.wait_for(lambda: self._tried == self._puts, seconds)
             self._flushes = False
 
     def read(self) -> ArchivedRecord | None:
@@ -129,29 +123,24 @@ class RecordArchive:
     def _run(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._changed, max(0.0, self._written + INTERVAL - time.monotonic()))
-                entry, was_changed, puts = self._entry, self._changed, self._puts
+                self._condition.wait_for(self._is_behind, max(0.0, self._due - time.monotonic()))
+                entry, puts = self._entry, self._puts
             if entry is None:
                 continue
             lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not log_format.is_record(line)]
-            silences = {
-                phase: each._replace(longest=round(each.longest, 2)) for phase, each in [*self._silences.items()]
-            }
-            entry = replace(
-                entry, updated=time.time(), lines=lines[-_LINES:], telemetry=self._telemetry(), silences=silences
+            failure = self._write(
+                replace(entry, updated=time.time(), lines=lines[-_LINES:], telemetry=self._telemetry())
             )
-            failure = self._write(entry)
             with self._condition:
-                self._written = time.monotonic()
                 if failure and not self._told:
                     self._log(f"the record of the job is not kept in {self._place.name}: {failure}")
                 self._told = bool(failure)
-                self._changed = self._puts > puts or (was_changed and bool(failure))
-                self._failed = bool(failure) and self._puts == puts
+                self._tried, self._due = puts, time.monotonic() + (_RETRY if failure else INTERVAL)
                 self._condition.notify_all()
-                self._condition.wait_for(
-                    lambda: self._flushes and self._changed and not self._failed, _RETRY if failure else _PAUSE
-                )
+                self._condition.wait_for(lambda: self._flushes and self._is_behind(), _RETRY if failure else _PAUSE)
+
+    def _is_behind(self) -> bool:
+        return self._puts > self._tried
 
     def _write(self, entry: ArchivedRecord) -> str:
         """Write an entry. Returns why that failed; empty if it did not."""

@@ -63,8 +63,8 @@ def former_attempts(entry: ArchivedRecord, pod_name: str, start: float) -> list[
     """The attempts of a job whose launchers were all killed or told to end; empty if the job begins anew.
 
     ``entry`` is the record that they had kept, and ``pod_name`` the name of pod 0. Its step is the last that was kept.
-    A job whose launchers were told to end begins anew unless nobody has started it again since ``start``, which is when
-    it was started or resumed; 0: not known.
+    If all launchers ended by SIGTERM, the old history goes on only when nobody has started the job again since
+    ``start``, which is when it was started or resumed; 0: not known.
     """
     record = entry.record
     told = record.outcome == "preempted" and start and entry.start == start

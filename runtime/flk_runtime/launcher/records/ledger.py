@@ -1,4 +1,4 @@
-"""Ledger: what the time of a job went into, by cause, and how much of it made steps whose results were kept.
+"""Goodput: the wall-clock time of the job by cause (training, saving, restarting, lost steps, …), as a `Ledger`.
 
 At each moment the time of the job belongs to exactly one cause of `flk_runtime.contract.record.Goodput`, so that the
 causes add up to the time since the start. Only the launcher of pod 0 keeps a ledger. It reads the progress page of its

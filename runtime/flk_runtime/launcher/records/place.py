@@ -1,30 +1,33 @@
 """Where the launcher of pod 0 keeps the job's record for when its pods are gone: a ConfigMap, or a file on a volume.
 
 All jobs of the namespace share the ConfigMap, the only object that the launcher may read and patch. The file is in the
-folder of the job's checkpoints.
+folder of the job's checkpoints. `send` sends a request to a server in the cluster, with a token of the pod.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import ssl
 import threading
 import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from flk_runtime.contract import foreign, pod_layout
 from flk_runtime.contract.record import ArchivedRecord
-from flk_runtime.launcher.web import http as cluster_http
 
 LIMIT: Final = 900_000  # bytes of all entries of a ConfigMap: an object of the API may have 1 MiB
-TIMEOUT: Final = 5.0  # seconds for reading a file
+TIMEOUT: Final = 5.0  # seconds for one request, and for reading a file
+ERRORS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)  # of a request and of what is in its answer
 _FILE: Final = ".flk-record-{key}.json"
 
 
 class Place(Protocol):
-    """A place for entries, by their keys. The methods take seconds at most, or raise one of `cluster_http.ERRORS`."""
+    """A place for entries, by their keys. The methods take seconds at most, or raise one of `ERRORS`."""
 
     name: str  # for messages
 
@@ -73,12 +76,12 @@ class ConfigMap:
         return foreign.read(dict[str, str], data)
 
     def _request(self, method: str, body: Any = None) -> bytes:
-        """Send a request about the ConfigMap, and return the answer. Raises one of `cluster_http.ERRORS`."""
+        """Send a request about the ConfigMap, and return the answer. Raises one of `ERRORS`."""
         folder = self._folder
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         host = f"[{host}]" if ":" in host else host
         namespace = (folder / "namespace").read_text().strip()
-        return cluster_http.send(
+        return send(
             f"https://{host}:{port}/api/v1/namespaces/{namespace}/configmaps/{self._object}?fieldManager=flk",
             None if body is None else json.dumps(body).encode(),
             method=method,
@@ -127,7 +130,7 @@ class Folder:
 
 
 def describe(error: Exception) -> str:
-    """What one of `cluster_http.ERRORS` says, for people."""
+    """What one of `ERRORS` says, for people."""
     if isinstance(error, urllib.error.HTTPError):
         return f"the API server answers {error.code} {error.reason}"
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
@@ -136,3 +139,21 @@ def describe(error: Exception) -> str:
 def _updated(text: str) -> float:
     entry = ArchivedRecord.from_json(text)
     return entry.updated if entry else 0.0
+
+
+def send(
+    url: str, body: bytes | None, *, method: str, content_type: str, token: Path | None, authority: str | None
+) -> bytes:
+    """Send a request, and return the answer. Raises one of ERRORS.
+
+    ``token`` is the file of the token, and ``authority`` the file of who has signed the certificates.
+    """
+    headers = {"Content-Type": content_type}
+    if token:  # it is read anew each time, since the kubelet renews it
+        headers["Authorization"] = f"Bearer {token.read_text().strip()}"
+    request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310
+    context = ssl.create_default_context(cafile=authority) if url.startswith("https:") else None
+    # No proxy: the server is in the cluster.
+    handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT) as answer:
+        return bytes(answer.read())

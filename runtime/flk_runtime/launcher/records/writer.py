@@ -16,7 +16,6 @@ from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodUsage
-from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.records.history import former_attempts, job_record, new_record
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from flk_runtime.launcher.records.archive import RecordArchive
     from flk_runtime.launcher.records.ledger import Ledger
     from flk_runtime.launcher.telemetry.keeper import Keeper
-    from flk_runtime.launcher.web.metrics_page import MetricsPage
+    from flk_runtime.launcher.telemetry.metrics_page import MetricsPage
 
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
 _RENEWED, _RENEWED_LEAST, _RENEWED_MOST = 0.1, 10.0, 300.0  # the log gets the goodput anew after this share of time
@@ -42,11 +41,9 @@ class RecordWriter:
         """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` returns the latest lines."""
         self._settings = settings
         self._write = write
-        self.limits = PhaseLimits(settings.hang_timeouts)
-        """How long the job may be silent, as former launchers have learned too."""
         self._kept = self._open_archive(last_lines) if settings.pod == 0 else None
         self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
-        """What the time of the job goes into; None: another pod knows, or nobody asks."""
+        """Goodput; None: another pod keeps it, or the job does not train."""
         self.telemetry = _new_keeper(settings) if settings.telemetry and settings.pod == 0 else None
         """The measurements of the job; None: another pod has them, or nobody asks."""
         self._metrics = self._open_page() if settings.metrics_port else None
@@ -87,8 +84,6 @@ class RecordWriter:
         entry = self._kept.read() if self._kept else None
         if entry and entry.record.goodput and self.ledger:
             self.ledger.resume(entry.record.goodput)
-        if entry:
-            self.limits.resume(entry.silences)
         former = telemetry_archive.unpack(entry.telemetry) if entry and self.telemetry else None
         if former and self.telemetry:
             self.telemetry.resume(former)
@@ -199,12 +194,10 @@ class RecordWriter:
         from flk_runtime.launcher.records.place import ConfigMap, Folder
 
         place = ConfigMap(settings.records) if settings.records else Folder(settings.record_folder)
-        return RecordArchive(
-            settings, place, last_lines, self.log, telemetry=self._packed_telemetry, silences=self.limits.silences
-        )
+        return RecordArchive(settings, place, last_lines, self.log, telemetry=self._packed_telemetry)
 
     def _open_page(self) -> MetricsPage:
-        from flk_runtime.launcher.web.metrics_page import MetricsPage  # not every job needs it
+        from flk_runtime.launcher.telemetry.metrics_page import MetricsPage  # not every job needs it
 
         return MetricsPage(self._settings, self.log, self.telemetry.read if self.telemetry else None)
 

@@ -150,21 +150,17 @@ def _newest_whole(holders: _Holders, readable: _Holders) -> Restore | None:
     latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
     # Two attempts' checkpoints after the same step are of the same training: the one with more copies is safer.
     best = max(latest.values(), key=lambda each: (each.step, sum(map(len, readable[each].values())), each.written_in))
-    lists: dict[tuple[int, ...], list[int]] = {}  # the ranks of a pod have the same holders
-    found = {rank: lists.setdefault(pods := readable[best][rank], list(pods)) for rank in sorted(readable[best])}
-    return Restore(best, found, doubtful)
+    return Restore(best, {rank: list(pods) for rank, pods in sorted(readable[best].items())}, doubtful)
 
 
 def _holders(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = frozenset()) -> _Holders:
     holders: _Holders = {}
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}  # the ranks of a pod have the same holders
     for pod, inventory in sorted(inventories.items()):
         for checkpoint, ranks in inventory.held:
             of_rank = holders.setdefault(checkpoint, {})
             for rank in ranks:
                 if not unreadable or (pod, ShardId(checkpoint, rank)) not in unreadable:
-                    pods = (*of_rank.get(rank, ()), pod)
-                    of_rank[rank] = known.setdefault(pods, pods)
+                    of_rank[rank] = (*of_rank.get(rank, ()), pod)
     return holders
 
 

@@ -12,8 +12,7 @@ from typing import Final
 from flk_runtime.contract.ranges import numbered, size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
-from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
-from flk_runtime.launcher.replication.partner import Partner
+from flk_runtime.launcher.replication.exchange import Exchange, Fetcher, Partner
 from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId, copied_to_partner
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore
 from flk_runtime.launcher.settings import Settings
@@ -64,10 +63,10 @@ class _Attempt:
         return {each for each in held if each.checkpoint == restore.checkpoint and each.rank not in restore.holders}
 
     def need(self) -> int:
-        """The bytes that this pod needs for the shards of each rank that it holds, whichever pod it is the partner of.
+        """The worst-case bytes of this pod over all possible partners.
 
-        These are two, and may be three of its own ranks. A later attempt may have other partners, and what is reserved
-        now must be enough for it.
+        Each rank whose shards it holds has two files, and its own ranks may have three. A later attempt may have other
+        partners, and what is reserved now must be enough for it.
         """
         pods: dict[int, int] = {}
         for rank, size in self.sizes.items():
@@ -134,10 +133,8 @@ class MemoryService:
             folder = room.own_folder(root, settings.job, settings.job_uid, settings.pod_in_job)
             store = ShardStore(folder)
             if settings.memory_path:
-                from flk_runtime.launcher.replication import disk  # not every job needs it
-
-                disk.take(folder)  # until this process ends
-                store.limit = disk.limit(folder, settings.memory_limit, settings.disk)
+                room.take(folder)  # until this process ends
+                store.limit = room.disk_limit(folder, settings.memory_limit, settings.disk)
             else:
                 store.limit = room.limit(root, settings.memory_limit)
             store.load(log)

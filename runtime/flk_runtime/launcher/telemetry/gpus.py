@@ -1,17 +1,21 @@
-"""The GPUs of this container: NVML, the library of NVIDIA's driver that tells about them, and what they do."""
+"""The GPUs of this container: what they do and whether they are healthy, as NVIDIA's driver (NVML) tells it."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from flk_runtime.contract.platform import VISIBLE_GPUS, gpu_names
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.telemetry import GpuUsage
 
 NVML: Final = "libnvidia-ml.so.1"
+_GPU_IS_LOST: Final = 15  # NVML_ERROR_GPU_IS_LOST
 _TEMPERATURE_GPU: Final = 0  # NVML_TEMPERATURE_GPU
 
 
@@ -77,3 +81,55 @@ def _read(nvml: Any, handle: ctypes.c_void_p) -> GpuUsage | None:
         None if no_power else milliwatts.value / 1000,
         None if no_heat else float(celsius.value),
     )
+
+
+@dataclass(frozen=True)
+class Health:
+    """What NVML says about the health of one GPU."""
+
+    lost: bool = False  # it has fallen off the bus
+    error: int = 0  # of NVML, when it asked for the GPU
+    remap_pending: bool = False  # a row of its memory had uncorrectable errors, and a reset has to replace it
+    remap_failed: bool = False  # a row could not be replaced
+
+
+def find_faults(wanted: int, gpus: list[Health] | None) -> Iterator[str]:
+    """The faults of the GPUs of a pod that has requested so many."""
+    if gpus is None:
+        return
+    if len(gpus) < wanted:
+        yield f"{plural(len(gpus), 'GPU')} of {wanted} can be seen"
+    for index, gpu in enumerate(gpus):
+        if gpu.lost:
+            yield f"GPU {index} is lost: it has fallen off the bus"
+        elif gpu.error:
+            yield f"GPU {index} does not answer (NVML error {gpu.error})"
+        elif gpu.remap_failed:
+            yield f"GPU {index} has memory with uncorrectable errors that cannot be replaced"
+        elif gpu.remap_pending:
+            yield f"GPU {index} had an uncorrectable memory error and needs a reset"
+
+
+def read_health() -> list[Health] | None:
+    """What NVML says about the GPUs of this pod; None where there is no NVML, or it does not start."""
+    nvml = open_nvml()
+    if nvml is None:
+        return None
+    try:
+        found = find_gpus(nvml)
+        if found is None:
+            return None
+        return [_read_health(nvml, handle, error) for handle, error in found]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _read_health(nvml: ctypes.CDLL, handle: ctypes.c_void_p, error: int) -> Health:
+    memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: asks the GPU itself
+    error = error or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    if error:
+        return Health(lost=error == _GPU_IS_LOST, error=error)
+    rows = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
+    with contextlib.suppress(AttributeError):  # a driver before 450
+        nvml.nvmlDeviceGetRemappedRows(handle, *map(ctypes.byref, rows))  # GPUs before A100 have none: all stay 0
+    return Health(remap_pending=bool(rows[2].value), remap_failed=bool(rows[3].value))

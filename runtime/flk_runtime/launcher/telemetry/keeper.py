@@ -9,7 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from flk_runtime.contract import metrics_line
@@ -30,20 +30,18 @@ from flk_runtime.contract.telemetry import (
 from flk_runtime.contract.telemetry_archive import thinned
 
 _LOOK: Final = 10.0  # seconds between two looks at the steps of all ranks
-_KEPT: Final = ("time", "attempt", "step", "slowest_rank", "memory")
-_MEASURED: Final = [field.name for field in fields(Sample) if field.name not in _KEPT]
 BUSY: Final = 0.05  # share of the time in which a kernel ran, from which on a GPU does something
 _FRESH: Final = 120.0  # seconds for which a reading counts: where the driver hangs, the launcher tells no new one
 
 
 class History:
-    """The samples of a job in the order of their steps: at most ``limit`` samples. The latest one is never merged."""
+    """The samples of a job in the order of their steps: at most ``limit`` of them, evenly over all steps."""
 
     def __init__(self, limit: int = HISTORY_LIMIT, samples: Sequence[Sample] = ()) -> None:
         """Begin with ``samples`` of former launchers."""
         self._limit = limit
-        self._merged: list[tuple[Sample, int]] = []  # each with the number of samples that it stands for
-        self._per_entry = 1  # samples that one entry stands for at most
+        self._kept: list[Sample] = []  # before the latest one
+        self._stride, self._count = 1, 0  # of so many samples one is kept; how many have come
         self.latest: Sample | None = None
         for sample in samples:
             self.add(sample)
@@ -60,22 +58,21 @@ class History:
         if latest and sample.step > latest.step:
             self._keep(latest)
         else:
-            while self._merged and self._merged[-1][0].step >= sample.step:
-                self._merged.pop()
+            while self._kept and self._kept[-1].step >= sample.step:
+                self._kept.pop()
         self.latest = sample
 
     def samples(self) -> list[Sample]:
         """All samples, the oldest first."""
-        return [sample for sample, _ in self._merged] + ([self.latest] if self.latest else [])
+        return [*self._kept, self.latest] if self.latest else []
 
     def _keep(self, sample: Sample) -> None:
-        if self._merged and self._merged[-1][1] < self._per_entry and self._merged[-1][0].attempt == sample.attempt:
-            self._merged[-1] = _mean(self._merged[-1], (sample, 1))
-        else:
-            self._merged.append((sample, 1))
-        if len(self._merged) >= self._limit:
-            self._merged = halved(self._merged)
-            self._per_entry *= 2
+        if self._count % self._stride == 0:
+            self._kept.append(sample)
+        self._count += 1
+        if len(self._kept) >= self._limit:
+            self._kept = self._kept[::2]
+            self._stride *= 2
 
 
 class IdleGpus:
@@ -261,24 +258,3 @@ class Keeper:
 def _worst(rank: RankStatus) -> tuple[float, float, int, float, int]:
     """A key that sorts ranks: those that the others wait for first, then those that work longest or are behind."""
     return -(rank.slow or 0.0), -(rank.work or 0.0), rank.step, -(rank.step_seconds or 0.0), rank.rank
-
-
-def halved(entries: Sequence[tuple[Sample, int]]) -> list[tuple[Sample, int]]:
-    """The entries with each pair of neighbours merged into one."""
-    pairs = [_mean(*pair) for pair in zip(entries[::2], entries[1::2], strict=False)]
-    return pairs + list(entries[len(pairs) * 2 :])
-
-
-def _mean(former: tuple[Sample, int], later: tuple[Sample, int]) -> tuple[Sample, int]:
-    """One entry for two, at the later step: the means of what was measured, the slower rank and the larger memory."""
-    (first, few), (second, more) = former, later
-    means: dict[str, float | None] = {}
-    for name in _MEASURED:
-        one, other = getattr(first, name), getattr(second, name)
-        if one is None or other is None:
-            means[name] = other if one is None else one
-        else:
-            means[name] = (one * few + other * more) / (few + more)
-    slowest = max(first, second, key=lambda each: each.slowest_seconds or 0.0).slowest_rank
-    memory = max(first.memory or 0.0, second.memory or 0.0) or None
-    return Sample(second.time, second.attempt, second.step, slowest_rank=slowest, memory=memory, **means), few + more

@@ -1,4 +1,4 @@
-"""What this pod uses of its processors, memory, networks and disks, from its control group (v2 or v1) and /proc.
+"""What this pod uses of its processors, memory, networks and disks, from its control group (v2) and /proc.
 
 `Meter` is the thread of a launcher that reads it, and what the GPUs do, at intervals.
 """
@@ -39,17 +39,14 @@ class Counters:
 
 def read(group: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Counters:
     """The readings of this container, which takes less than a millisecond."""
-    v2 = (group / "cgroup.controllers").exists()
-    seconds = _cpu_v2(group) if v2 else _cpu_v1(group)
-    if seconds is None:  # the root of the control groups: no container
-        seconds = _cpu_of_processes(proc)
-    of_group = (group, "memory.current", "") if v2 else (group / "memory", "memory.usage_in_bytes", "total_")
-    memory = _memory(*of_group)
+    used = _named(group / "cpu.stat").get("usage_usec")
+    # Without it this is the root of the control groups: no container.
+    seconds = _cpu_of_processes(proc) if used is None else used / 1e6
+    memory = _memory(group)
     machine = _named(proc / "meminfo", separator=":")
     if memory is None and "MemAvailable" in machine:
         memory = (machine["MemTotal"] - machine["MemAvailable"]) << 10
-    io = (group / "io.stat", "rbytes=", "wbytes=") if v2 else (group / "blkio" / _BLKIO, "Read ", "Write ")
-    read_bytes, written = _disk(*io)
+    read_bytes, written = _disk(group / "io.stat", "rbytes=", "wbytes=")
     received, sent = _network(proc / "net" / "dev")
     return Counters(
         seconds,
@@ -116,19 +113,6 @@ def _open_gpus() -> Callable[[], list[GpuUsage]]:
     return open_gpus()
 
 
-_BLKIO: Final = "blkio.throttle.io_service_bytes"
-
-
-def _cpu_v2(group: Path) -> float | None:
-    used = _named(group / "cpu.stat").get("usage_usec")
-    return None if used is None else used / 1e6
-
-
-def _cpu_v1(group: Path) -> float | None:
-    used = _number(group / "cpuacct" / "cpuacct.usage")
-    return None if used is None else used / 1e9
-
-
 def _cpu_of_processes(proc: Path) -> float | None:
     """Seconds of all processors of the machine that were not idle."""
     words = (_text(proc / "stat") or "").partition("\n")[0].split()[1:]
@@ -136,9 +120,9 @@ def _cpu_of_processes(proc: Path) -> float | None:
     return (sum(ticks[:8]) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") if len(ticks) >= 8 else None
 
 
-def _memory(folder: Path, used: str, prefix: str) -> int | None:
+def _memory(group: Path) -> int | None:
     """Bytes that count against the limit, without files that the kernel may drop."""
-    count, dropped = _number(folder / used), _named(folder / "memory.stat").get(f"{prefix}inactive_file", 0)
+    count, dropped = _number(group / "memory.current"), _named(group / "memory.stat").get("inactive_file", 0)
     return None if count is None else max(0, count - dropped)
 
 

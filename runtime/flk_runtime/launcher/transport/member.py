@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import selectors
 import socket
 import threading
@@ -22,6 +21,7 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import start_thread
 from flk_runtime.launcher.transport import messages
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, FromMember, Message
+from flk_runtime.launcher.transport.peers import Peer, PeerLoop
 from flk_runtime.wire import Backoff, Connection, Refused, Unreadable, VersionError, was_closed
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
@@ -91,10 +91,7 @@ class Member:
         self._connected = self._draining = False
         self._ahead, self._skew_logged = 0.0, False  # of the leader's clock, in seconds, if that is much
         self._status: PodStatus | None = None
-        self._outbox: queue.SimpleQueue[FromMember | _Ready | threading.Event] = queue.SimpleQueue()
-        self._wakeup, self._wake_end = socket.socketpair()
-        for end in (self._wakeup, self._wake_end):
-            end.setblocking(False)
+        self._loop: PeerLoop[Peer, FromMember | _Ready | threading.Event] = PeerLoop()
 
     def start(self) -> None:
         """Start the thread, which connects to the leader and joins the first attempt."""
@@ -102,16 +99,16 @@ class Member:
 
     def send(self, message: FromMember) -> None:
         """Send the leader a message, or its successor. Any thread may call this."""
-        self._put(message)
+        self._loop.put(message)
 
     def report_failure(self, attempt: messages.AttemptStarted, failure: Failure) -> None:
         """End the attempt in all pods, unless another failure has ended it already."""
-        self._put(messages.FailureReport(attempt.number, _bounded([failure])[0]))
+        self._loop.put(messages.FailureReport(attempt.number, _bounded([failure])[0]))
 
     def wait_until_sent(self, seconds: float) -> None:
         """Wait at most ``seconds`` until all messages that were put before have been sent."""
         sent = threading.Event()
-        self._put(sent)
+        self._loop.put(sent)
         sent.wait(seconds)
 
     def join_next_round(self, failures: list[Failure], step: int | None) -> None:
@@ -119,7 +116,7 @@ class Member:
 
         ``step`` is the number of steps that they had done.
         """
-        self._put(_Ready(_bounded(failures), step))
+        self._loop.put(_Ready(_bounded(failures), step))
 
     def request_drain(self) -> bool:
         """Say that this launcher has to stop, if it is connected and holds shards of checkpoints; no rank runs.
@@ -130,7 +127,7 @@ class Member:
         if not (self._connected and inventory and inventory.held):
             return False
         self._draining = True
-        self._put(messages.DrainRequest(inventory))
+        self._loop.put(messages.DrainRequest(inventory))
         return True
 
     def post_status(self, status: PodStatus) -> None:
@@ -141,21 +138,15 @@ class Member:
         former = self._status
         self._status = replace(status, usage=status.usage or (former.usage if former else None))
 
-    def _put(self, item: FromMember | _Ready | threading.Event) -> None:
-        self._outbox.put(item)
-        with contextlib.suppress(BlockingIOError):  # the thread has not yet woken up for the former items
-            self._wake_end.send(b"\0")
-
     # The thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         (self._history, self._again), self._failures = self._former(), self._check()
         while not self._over:
-            connection = None
             try:
-                connection = self._connect()
+                peer = Peer(self._connect())
                 self._connected, self._plan = True, None
-                self._serve(connection)
+                self._serve(peer)
             except _RefusedError as error:
                 self._log(f"leaving the job: {error}")
                 self._end(new_record("preempted", int(ExitCode.PREEMPTED), None, self._history, self._settings.limits))
@@ -169,56 +160,55 @@ class Member:
                 self._handle_loss(error)
             finally:
                 self._connected = False
-                if connection:
-                    connection.close()
                 if self._draining:
                     self._post(messages.Release())
 
-    def _serve(self, connection: Connection[Message]) -> None:
+    def _serve(self, peer: Peer) -> None:
         """Exchange messages with the leader until the job ends. Raises OSError if the connection breaks."""
-        heartbeat_at = 0.0
-        if self._ready:
-            self._join(connection)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wakeup, selectors.EVENT_READ)
-            selector.register(connection.socket, selectors.EVENT_READ)
+        connection, heartbeat_at = peer.connection, 0.0
+        self._loop.add(peer)
+        try:
+            if self._ready:
+                self._join(peer)
             while not self._over:
                 now = time.monotonic()
                 if now >= heartbeat_at:
-                    status = self._status
-                    connection.send(messages.Heartbeat(status))
-                    if status and status.usage and self._status is status:
-                        self._status = replace(status, usage=None)
+                    self._send_heartbeat(peer)
                     heartbeat_at = now + connection.lease.interval
-                write = selectors.EVENT_WRITE if connection.has_unsent else 0
-                selector.modify(connection.socket, selectors.EVENT_READ | write)
-                selector.select(max(0.0, min(heartbeat_at, connection.heard + connection.lease) - now))
-                self._send_outbox(connection)
-                connection.flush()
-                now = time.monotonic()
-                for message in connection.receive(now):
-                    self._handle(message, connection)
-                if silence := connection.silence(now):
+                timeout = max(0.0, min(heartbeat_at, connection.heard + connection.lease) - now)
+                for _, message in self._loop.messages(timeout):
+                    self._handle(message, peer)
+                for item in self._loop.items():
+                    self._take(item, peer)
+                if silence := connection.silence(time.monotonic()):
                     raise ConnectionError(silence)
-
-    def _send_outbox(self, connection: Connection[Message]) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._wakeup.recv(4096):
+                if peer.error and not self._over:
+                    raise peer.error
+        finally:
+            self._loop.give_up(peer, ConnectionError("it is not used any more"))
+            for _ in self._loop.take_broken():
                 pass
-        while not self._outbox.empty():
-            item = self._outbox.get()
-            if isinstance(item, _Ready):
-                self._failures, self._step, self._ready = item.failures, item.step, True
-                self._join(connection)
-            elif isinstance(item, threading.Event):
-                item.set()
-            else:
-                if isinstance(item, messages.Restored) and self._attempt and self._attempt.number == item.attempt:
-                    last = replace(self._history[-1], restored=item.step, restored_from=item.source)
-                    self._history = [*self._history[:-1], last]  # for another leader, if this one is lost
-                connection.send(item)
 
-    def _join(self, connection: Connection[Message]) -> None:
+    def _send_heartbeat(self, peer: Peer) -> None:
+        status = self._status
+        self._loop.send([peer], messages.Heartbeat(status))
+        if status and status.usage and self._status is status:
+            self._status = replace(status, usage=None)
+
+    def _take(self, item: FromMember | _Ready | threading.Event, peer: Peer) -> None:
+        """Do what another thread of this process wants."""
+        if isinstance(item, _Ready):
+            self._failures, self._step, self._ready = item.failures, item.step, True
+            self._join(peer)
+        elif isinstance(item, threading.Event):
+            item.set()
+        else:
+            if isinstance(item, messages.Restored) and self._attempt and self._attempt.number == item.attempt:
+                last = replace(self._history[-1], restored=item.step, restored_from=item.source)
+                self._history = [*self._history[:-1], last]  # for another leader, if this one is lost
+            self._loop.send([peer], item)
+
+    def _join(self, peer: Peer) -> None:
         history, failures = self._history, self._failures
         if self._history_from == self._leader:
             # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
@@ -226,9 +216,10 @@ class Member:
         settings = self._settings
         memory, place = self._inventory(), settings.topology
         own = settings.pod_name, settings.node
-        connection.send(messages.Join(*own, history, failures, memory, self._step, place, self._ahead, self._again))
+        join = messages.Join(*own, history, failures, memory, self._step, place, self._ahead, self._again)
+        self._loop.send([peer], join)
 
-    def _handle(self, message: Message | Unreadable, connection: Connection[Message]) -> None:
+    def _handle(self, message: Message | Unreadable, peer: Peer) -> None:
         match message:
             case MemoryPlan():
                 self._plan = message
@@ -244,16 +235,14 @@ class Member:
                 self._post(message)
             case (
                 messages.StacksRequested()
-                | messages.StacksGathered()
-                | messages.TelemetryGathered()
+                | messages.Reply()
                 | messages.WaitsChanged()
                 | messages.Transfer()
                 | messages.Release()
             ):
                 self._post(message)
             case messages.JobEnded():
-                with contextlib.suppress(OSError):
-                    connection.send(messages.Leave())
+                self._loop.send([peer], messages.Leave())
                 self._end(message.record)
             case Refused():
                 raise _RefusedError(message.reason)

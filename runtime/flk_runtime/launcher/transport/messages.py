@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flk_runtime.contract.failure import BEFORE_FIRST, Failure
 from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
-from flk_runtime.contract.telemetry import PodStatus, Telemetry
+from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
@@ -142,18 +143,19 @@ class StacksReport(FromMember):
     snapshots: list[Snapshot]
 
 
+class Topic(str, enum.Enum):
+    """What a process of a pod may ask about the whole job."""
+
+    STACKS = "stacks"  # of all ranks; the answer is that of flk_runtime.launcher.hangs.diagnosis.to_dict
+    METRICS = "metrics"  # the answer is flk_runtime.contract.telemetry.Telemetry
+
+
 @dataclass(frozen=True)
-class StacksWanted(FromMember):
-    """A process or a person asks for the stacks of all ranks of the job."""
+class Question(FromMember):
+    """A process or a person asks about the whole job."""
 
-    asker: str  # a name for `StacksGathered`
-
-
-@dataclass(frozen=True)
-class TelemetryWanted(FromMember):
-    """A process asks for the measurements of the job."""
-
-    asker: str  # a name for `TelemetryGathered`
+    topic: Topic
+    asker: str  # a name for `Reply`
 
 
 # In both directions ----------------------------------------------------------------------------------------------
@@ -262,19 +264,11 @@ class StacksRequested(FromLeader):
 
 
 @dataclass(frozen=True)
-class StacksGathered(FromLeader):
-    """The stacks of all ranks of the job, for the asker that `StacksWanted` named."""
+class Reply(FromLeader):
+    """The answer for the asker that `Question` named."""
 
     asker: str
-    report: dict[str, Any]  # of flk_runtime.launcher.hangs.report.to_dict
-
-
-@dataclass(frozen=True)
-class TelemetryGathered(FromLeader):
-    """The measurements of the job, for the asker that `TelemetryWanted` named."""
-
-    asker: str
-    telemetry: Telemetry
+    content: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,27 @@
-"""The rendezvous server in the launcher of pod 0: it accepts and authenticates members, and watches their leases."""
+"""The rendezvous server in the launcher of pod 0: it accepts and authenticates members, and watches their leases.
+
+It also serves the ranks' store, a TCPStore of torch that is new for each attempt.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import queue
 import selectors
 import socket
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import timedelta
+from typing import Any, Protocol
 
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import start_thread
-from flk_runtime.launcher.transport.attempt_store import AttemptStore
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
+from flk_runtime.launcher.transport.peers import Peer, PeerLoop
 from flk_runtime.wire import Acceptor, Connection, Lease, Refused, Unreadable, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
@@ -28,20 +31,20 @@ _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance b
 _BIND_INTERVAL = 0.5  # seconds between two tries
 
 
-@dataclass(eq=False, slots=True)
-class _Peer:
-    """The other end of a connection. ``incarnation``, ``began`` and ``pod`` are set when it is admitted."""
+@dataclass(eq=False)
+class _Member(Peer):
+    """A launcher that has connected. ``incarnation``, ``began`` and ``pod`` are set when it is admitted."""
 
-    connection: Connection[Message]
-    address: str
-    opened: float  # or when it was refused
+    address: str = ""
+    opened: float = 0.0  # or when it was refused
     incarnation: str = ""  # as in Hello
     began: float = 0.0  # when its launcher's process began, by time.monotonic of this one
     pod: int | None = None
     refused: str = ""  # why it is not admitted; it is expected to read that and to close the connection
-    broken: str = ""  # why the connection cannot be used any more
-    closed: bool = False  # because the peer has closed it
     unreadable: bool = False  # it has sent a message that this launcher cannot read
+
+
+_Arrival = tuple[Connection[Message], str, Message]  # an authenticated connection, its address and its first message
 
 
 class Leader(Protocol):
@@ -75,19 +78,13 @@ class Server:
         self._post = post
         self._log = log
         self._identity = uuid.uuid4().hex
-        self._peers: dict[Connection[Message], _Peer] = {}
-        self._members: dict[int, _Peer] = {}  # authenticated, by pod
+        self._peers: set[_Member] = set()  # all that are connected
+        self._members: dict[int, _Member] = {}  # admitted, by pod
         self._replaced: set[str] = set()  # incarnations whose pod has another launcher by now
-        self._broken: list[_Peer] = []  # to be closed
+        self._loop: PeerLoop[_Member, _Arrival] = PeerLoop()
         self._attempt_store: AttemptStore | None = None
         self._leader = lead(self._send, self._serve_attempt_store)
         self._all_left = threading.Event()
-        self._selector = selectors.DefaultSelector()
-        self._arrived: queue.SimpleQueue[tuple[Connection[Message], str, Message]] = queue.SimpleQueue()
-        self._wakeup, self._wake_end = socket.socketpair()
-        for end in (self._wakeup, self._wake_end):
-            end.setblocking(False)
-        self._selector.register(self._wakeup, selectors.EVENT_READ)
         listener = _listen(settings)
         self.port = int(listener.getsockname()[1])
         self._acceptor = Acceptor(
@@ -102,7 +99,10 @@ class Server:
     def start(self) -> None:
         """Start the threads, which wait for the members to join."""
         start_thread("rendezvous-server", self._run, self._post)
-        start_thread("rendezvous-acceptor", lambda: self._acceptor.run(self._arrive), self._post)
+        start_thread("rendezvous-acceptor", self._accept, self._post)
+
+    def _accept(self) -> None:
+        self._acceptor.run(lambda *arrival: self._loop.put(arrival))
 
     def wait_for_members_to_leave(self) -> None:
         """Serve until all members know how the job ended, for at most the time of a lease."""
@@ -111,11 +111,10 @@ class Server:
     def _run(self) -> None:
         sweep_at = time.monotonic()
         while True:
-            for key, mask in self._selector.select(self._timeout(sweep_at)):
-                if key.data is None:
-                    self._take_arrived()
-                else:
-                    self._handle_io(key.data, mask)
+            for peer, message in self._loop.messages(self._timeout(sweep_at)):
+                self._handle_message(peer, message, time.monotonic())
+            for arrival in self._loop.items():
+                self._take(*arrival)
             # Leases are checked after all messages that have arrived are read. So no member loses its lease because
             # this process was stopped for a while.
             now = time.monotonic()
@@ -133,43 +132,15 @@ class Server:
 
     # Connections -------------------------------------------------------------------------------------------------
 
-    def _arrive(self, connection: Connection[Message], address: str, message: Message) -> None:
-        """Pass an authenticated connection on to the thread of the server."""
-        self._arrived.put((connection, address, message))
-        with contextlib.suppress(BlockingIOError):  # that has not yet woken up for the former ones
-            self._wake_end.send(b"\0")
-
-    def _take_arrived(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._wakeup.recv(4096):
-                pass
-        while not self._arrived.empty():
-            connection, address, message = self._arrived.get()
-            now = time.monotonic()
-            peer = _Peer(connection, address, now)
-            self._peers[connection] = peer
-            self._selector.register(connection.socket, selectors.EVENT_READ, peer)
-            self._handle_message(peer, message, now)
-            self._handle_io(peer, 0)
-
-    def _handle_io(self, peer: _Peer, mask: int) -> None:
-        if peer.broken:
-            return
+    def _take(self, connection: Connection[Message], address: str, message: Message) -> None:
+        """Take an authenticated connection over from the thread of the acceptor."""
         now = time.monotonic()
-        try:
-            if mask & selectors.EVENT_WRITE:
-                peer.connection.flush()
-                self._watch(peer)
-            if mask & selectors.EVENT_READ:
-                peer.connection.read(now)
-            for message in peer.connection.messages():
-                self._handle_message(peer, message, now)
-                if peer.broken:
-                    return
-        except OSError as error:
-            self._break(peer, _reason(error), closed=was_closed(error))
+        peer = _Member(connection, address=address, opened=now)
+        self._peers.add(peer)
+        self._loop.add(peer)
+        self._handle_message(peer, message, now)
 
-    def _handle_message(self, peer: _Peer, message: Message | Unreadable, now: float) -> None:
+    def _handle_message(self, peer: _Member, message: Message | Unreadable, now: float) -> None:
         if peer.refused:
             return
         if peer.pod is None:
@@ -181,18 +152,18 @@ class Server:
                 self._log(f"ignored a message of pod {peer.pod}: {message.reason}")
             return
         if isinstance(message, Heartbeat):
-            self._send_to([peer], Heartbeat())
+            self._loop.send([peer], Heartbeat())
         self._leader.received(peer.pod, message, now)
 
-    def _handle_hello(self, peer: _Peer, message: Message | Unreadable, now: float) -> None:
+    def _handle_hello(self, peer: _Member, message: Message | Unreadable, now: float) -> None:
         if not isinstance(message, Hello):
-            self._break(peer, "it did not introduce itself")
+            self._give_up(peer, "it did not introduce itself")
         elif not 0 <= message.pod < self._settings.pods:
-            self._break(peer, f"it says it is pod {message.pod} of {self._settings.pods}")
+            self._give_up(peer, f"it says it is pod {message.pod} of {self._settings.pods}")
         else:
             self._admit(peer, message, now)
 
-    def _admit(self, peer: _Peer, hello: Hello, now: float) -> None:
+    def _admit(self, peer: _Member, hello: Hello, now: float) -> None:
         """Make an authenticated peer the member of its pod, in the place of a former one."""
         former, peer.began = self._members.get(hello.pod), now - hello.age
         # A new leader does not know which launcher has replaced another one. The later one counts.
@@ -205,68 +176,46 @@ class Server:
         if former:
             self._leader.disconnected(hello.pod, "it connected again", now)
             if again:
-                self._break(former, "it connected again")
+                self._give_up(former, "it connected again")
             else:
                 self._replaced.add(former.incarnation)
                 self._refuse(former, f"another launcher has taken the place of pod {hello.pod}", now)
         peer.pod, peer.incarnation = hello.pod, hello.incarnation
         self._members[hello.pod] = peer
-        self._send_to([peer], Welcome(self._identity, time.time(), self._settings.pod_name))
+        self._loop.send([peer], Welcome(self._identity, time.time(), self._settings.pod_name))
         self._leader.connected(hello.pod, hello.incarnation)
 
-    def _refuse(self, peer: _Peer, reason: str, now: float) -> None:
+    def _refuse(self, peer: _Member, reason: str, now: float) -> None:
         """Tell a launcher that it is not admitted. It closes the connection when it has read that."""
-        self._send_to([peer], Refused(reason))
+        self._loop.send([peer], Refused(reason))
         peer.refused, peer.pod, peer.opened = reason, None, now
 
     # Sending and closing -----------------------------------------------------------------------------------------
 
     def _send(self, pods: Collection[int], message: Message) -> None:
-        self._send_to([self._members[pod] for pod in pods if pod in self._members], message)
-
-    def _send_to(self, peers: Collection[_Peer], message: Message) -> None:
-        """Send a message, which is encoded once: the plan of checkpoints in memory grows with the number of pods."""
-        content = MESSAGES.encode(message)
-        for peer in peers:
-            if peer.broken:
-                continue
-            try:
-                peer.connection.send_encoded(content)
-                self._watch(peer)
-            except OSError as error:
-                self._break(peer, _reason(error), closed=was_closed(error))
-
-    def _watch(self, peer: _Peer) -> None:
-        """Wait for the socket to become writable, as long as there is something to write."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.connection.has_unsent else 0)
-        if self._selector.get_key(peer.connection.socket).events != events:
-            self._selector.modify(peer.connection.socket, events, peer)
-
-    def _break(self, peer: _Peer, reason: str, *, closed: bool = False) -> None:
-        """Give a connection up. It is closed, and the leader told, when no message is being handled."""
-        if not peer.broken:
-            peer.broken, peer.closed = reason, closed
-            self._broken.append(peer)
+        self._loop.send([self._members[pod] for pod in pods if pod in self._members], message)
 
     def _close_broken(self, now: float) -> None:
-        while self._broken:
-            peer = self._broken.pop()
-            self._selector.unregister(peer.connection.socket)
-            peer.connection.close()
-            del self._peers[peer.connection]
+        for peer in self._loop.take_broken():
+            self._peers.discard(peer)
+            error = peer.error or ConnectionError()  # each of them has one
+            reason, closed = _reason(error), was_closed(error)
             if peer.pod is None:
-                self._acceptor.refuse(peer.address, peer.refused or peer.broken)
+                self._acceptor.refuse(peer.address, peer.refused or reason)
             elif self._members.get(peer.pod) is peer:
                 del self._members[peer.pod]
-                self._leader.disconnected(peer.pod, peer.broken, now, closed=peer.closed)
+                self._leader.disconnected(peer.pod, reason, now, closed=closed)
+
+    def _give_up(self, peer: _Member, reason: str) -> None:
+        self._loop.give_up(peer, ConnectionError(reason))
 
     def _sweep(self, now: float) -> None:
         """Give up members whose lease is over, and launchers that do not go though they are not admitted."""
-        for peer in self._peers.values():
+        for peer in self._peers:
             refused = peer.pod is None
             silence = _FAREWELL.silence(peer.opened, now) if refused else peer.connection.silence(now)
             if silence:
-                self._break(peer, silence)
+                self._give_up(peer, silence)
 
     def _serve_attempt_store(self) -> int:
         self._attempt_store = AttemptStore(self._post, local=self._settings.local)
@@ -294,3 +243,51 @@ def _listen(settings: Settings) -> socket.socket:
 
 def _reason(error: OSError) -> str:
     return f"it failed: {error.strerror}" if error.strerror else str(error)
+
+
+_TIMEOUT = timedelta(seconds=30)  # of the server's own connection to itself
+
+
+class AttemptStore:
+    """An empty TCPStore on a free port of this pod. It is closed with the last reference to this object.
+
+    A launcher that has not imported torch (FLK_START=spawn) imports it when the first rank connects, in a thread of its
+    own: ranks need not wait for it, and a script without torch needs no store. A store to which no rank of its attempt
+    has connected keeps its thread and its port until the launcher ends.
+    """
+
+    def __init__(self, post: Callable[[Event], None], *, local: bool) -> None:
+        """``post`` receives the thread's exception, if it ends with one. ``local``: all ranks are on this machine."""
+        if "torch" in sys.modules and not local:
+            self._store = _new()
+            self.port = int(self._store.port)
+            return
+        listener = listen(LOOPBACK if local else "", 0)
+        self.port = int(listener.getsockname()[1])
+        if "torch" in sys.modules:
+            self._open(listener)
+        else:
+            start_thread("attempt-store", lambda: self._serve(listener), post)
+
+    def _serve(self, listener: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            selector.select()
+        self._open(listener)
+
+    def _open(self, listener: socket.socket) -> None:
+        # Before torch 2.8, libuv's server does not listen on a socket that it is given.
+        self._store = _new(self.port, master_listen_fd=listener.detach(), use_libuv=False)
+
+
+def _new(port: int = 0, **options: Any) -> Any:
+    import torch.distributed as dist
+
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        "0.0.0.0",  # noqa: S104 - the ranks of all pods connect to it
+        port,
+        is_master=True,
+        timeout=_TIMEOUT,
+        wait_for_workers=False,
+        **options,
+    )

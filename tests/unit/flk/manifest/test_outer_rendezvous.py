@@ -9,7 +9,7 @@ import pytest
 from flk.manifest.outer_rendezvous import outer_rendezvous_variables, outer_rendezvous_volume
 from flk.spec.job import Job, validated
 from flk.targets import DEFAULT
-from flk_runtime.contract import pod_env
+from flk_runtime.contract import pod_env, pod_layout
 
 TLS = "/flk/hub"
 
@@ -24,11 +24,11 @@ def values(of: Job) -> dict[str, Any]:
 
 def test_pod_0_serves_the_hub_unless_the_workers_meet_elsewhere() -> None:
     host = DEFAULT.pod_host("gpt", 0)
-    port = values(job())[pod_env.HUB_PORT]
-    assert values(job()) == {pod_env.HUB: f"{host}:{port}", pod_env.HUB_PORT: port}
+    address = f"{host}:{pod_layout.SERVICE_PORT}"
+    assert values(job()) == {pod_env.SERVICE_ADDRESS: address, pod_env.SERVICE: "flk_diloco"}
     assert values(job(hub="hub:29401", secret="shared:key")) == {
-        pod_env.HUB: "hub:29401",
-        pod_env.HUB_SECRET: {"secretKeyRef": {"name": "shared", "key": "key"}},
+        pod_env.SERVICE_ADDRESS: "hub:29401",
+        pod_env.SERVICE_SECRET: {"secretKeyRef": {"name": "shared", "key": "key"}},
     }
 
 
@@ -40,9 +40,9 @@ def test_certificates_are_mounted_where_the_variables_say(diloco: dict[str, str]
     assert volume["secret"]["secretName"] == "certificates"
     assert mount["name"] == volume["name"]
     found = values(with_tls)
-    assert found[pod_env.HUB_CA] == f"{mount['mountPath']}/ca.crt"
+    assert found[pod_env.SERVICE_CA] == f"{mount['mountPath']}/ca.crt"
     # Only the pod that serves the hub has a certificate of its own.
-    assert found.get(pod_env.HUB_CERTIFICATE) == (None if diloco else mount["mountPath"])
+    assert found.get(pod_env.SERVICE_CERTIFICATE) == (None if diloco else mount["mountPath"])
 
 
 def test_other_strategies_have_none() -> None:

@@ -145,12 +145,6 @@ def test_ranks_of_a_job_are_a_permutation(launcher: str, nodes: int, processes: 
     check_job(FIELD[launcher], nodes, processes)
 
 
-@pytest.mark.parametrize("launcher", FIELD)
-def test_ranks_of_4096_nodes_are_a_permutation(launcher: str) -> None:
-    check_job(FIELD[launcher], 4096, 1)
-    check_job(FIELD[launcher], 256, 16)
-
-
 def check_job(environ: Callable[[int, int, int, int], dict[str, str]], nodes: int, processes: int) -> None:
     """All ranks are on their node, no two have the same number, and none is missing."""
     ranks, masters = set(), set()

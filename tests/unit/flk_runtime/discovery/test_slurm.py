@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.discovery.slurm import first_host, hosts, tasks_of
+from flk_runtime.discovery.variables import first_host, hosts, tasks_of
 
 
 @pytest.mark.parametrize(

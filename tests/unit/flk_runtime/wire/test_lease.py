@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+from pathlib import Path
+
 import pytest
 
-from flk_runtime.wire import LEASE, Lease
+import flk_runtime
+from flk_runtime.wire import LEASE, Backoff, Lease
 
 
 @pytest.mark.parametrize(("now", "expected"), [(100.0, ""), (115.0, ""), (115.6, "it was silent for 16 s")])
@@ -15,3 +20,29 @@ def test_silence_counts_after_the_lease(now: float, expected: str) -> None:
 def test_an_end_says_three_times_in_a_lease_that_it_is_there() -> None:
     assert Lease(15.0).interval * 3 == 15.0
     assert LEASE == 15.0
+
+
+def test_delays_double_up_to_the_longest_and_begin_anew() -> None:
+    backoff = Backoff(0.1, 0.5, lambda: 0.5)
+    assert [backoff.next() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    backoff.reset()
+    assert backoff.next() == 0.1
+
+
+def test_each_delay_is_half_to_one_and_a_half_of_that() -> None:
+    numbers = iter([0.0, 1.0, 0.25])
+    backoff = Backoff(1.0, 8.0, lambda: next(numbers))
+    assert [backoff.next() for _ in range(3)] == [0.5, 3.0, 3.0]
+
+
+def test_a_delay_leaves_the_numbers_of_the_script_as_they_are() -> None:
+    before = random.getstate()
+    Backoff(1.0, 8.0).next()
+    assert random.getstate() == before
+
+
+def test_nothing_in_the_runtime_draws_from_the_generator_of_the_script() -> None:
+    draws = re.compile(r"(?<![\w.])random\.(random|uniform|randint|randrange|choice|choices|sample|shuffle|gauss)\b")
+    sources = {path: path.read_text() for path in Path(flk_runtime.__path__[0]).rglob("*.py")}
+    assert len(sources) > 100
+    assert [str(path) for path, text in sources.items() if draws.search(text)] == []

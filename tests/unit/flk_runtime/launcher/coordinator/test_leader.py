@@ -239,16 +239,6 @@ def test_a_pod_that_is_disconnected_after_its_success_does_not_end_the_attempt(j
     assert [attempt.failure for attempt in ended.record.attempts] == [None]
 
 
-def test_a_pod_with_another_launcher_was_restarted(job: Job) -> None:
-    job.start()
-    job.leader.disconnected(1, "it closed the connection", job.now)
-    job.connect(1, incarnation="second")
-    job.join(0, 1, 2)
-    cause = job.latest(0).history[0].failure
-    assert cause is not None
-    assert cause.summary == "worker-1 was restarted"
-
-
 def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(job: Job) -> None:
     """Its launcher is killed with its ranks, so the connection closes at once, and another launcher comes."""
     job.start()
@@ -612,49 +602,6 @@ def test_a_job_whose_pod_0_is_on_an_unhealthy_node_ends() -> None:
     assert record.failure
     assert record.failure.summary == "worker-0 is on an unhealthy node: GPU 3 is lost"
     assert record.no_retry_reason == "not retried: pod 0 leads the job, and would start on the same node again"
-
-
-def stale(pod: int, attempt: int = BEFORE_FIRST) -> Failure:
-    return replace(
-        unhealthy(pod, attempt), type="StorageError", message="cannot write to /checkpoint: Stale file handle"
-    )
-
-
-@pytest.mark.parametrize(("pods", "found"), [(1, 1), (2, 2), (3, 2), (3, 1)])
-def test_storage_that_is_away_when_the_pods_start_is_no_fault_of_their_nodes(pods: int, found: int) -> None:
-    """Pod 0 too, with which the job would end. The other pods have looked when the storage was back."""
-    job = Job(pods=pods)
-    for pod in range(pods):
-        job.connect(pod)
-        job.join(pod, failures=[stale(pod)] if pod < found else [])
-    job.wait(5)
-    assert [each.failure for each in job.latest(0).history] == [None]
-    assert job.log[0] == (
-        f"{found} of {pods} pod{'s' * (pods > 1)}: cannot write to /checkpoint: Stale file handle; it is the "
-        "storage that fails, so no pod is replaced for it"
-    )
-
-
-def test_storage_that_is_away_after_an_attempt_is_no_fault_of_the_nodes(job: Job) -> None:
-    job.start()
-    raised = Failure(Kind.IO, 1, 1, attempt=0, time=job.now, type="OSError", message="Stale file handle")
-    job.leader.received(1, FailureReport(0, raised), job.now)
-    for pod in range(3):
-        job.join(pod, failures=[*([raised] if pod == 1 else []), stale(pod, attempt=0)])
-    job.wait(5)
-    first, second = job.latest(0).history
-    assert first.failure
-    assert (first.failure.kind, second.number) == (Kind.IO, 1)
-    assert all(isinstance(job.sent[pod][-1], AttemptStarted) for pod in range(3))
-
-
-def test_a_mount_that_only_one_pod_has_lost_is_a_fault_of_its_node(job: Job) -> None:
-    job.connect(0, 1, 2)
-    job.join(0, 1)
-    job.join(2, failures=[stale(2)])
-    sent_away = job.sent[2][-1]
-    assert isinstance(sent_away, JobEnded)
-    assert sent_away.record.outcome == "replaced"
 
 
 def test_a_fault_that_is_found_after_an_attempt_is_why_the_connection_broke(job: Job) -> None:

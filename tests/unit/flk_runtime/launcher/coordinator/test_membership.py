@@ -26,27 +26,6 @@ from flk_runtime.launcher.transport.messages import (
 from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
 
 
-class Counted(set[int]):
-    """Pods, and how often somebody has asked for one."""
-
-    asked = 0
-
-    def __contains__(self, pod: object) -> bool:
-        self.asked += 1
-        return super().__contains__(pod)
-
-
-def test_not_all_pods_are_looked_at_whenever_one_joins() -> None:
-    pods = 200
-    membership = Membership(Settings(("train.py",), pods=pods, min_pods=1))
-    connected, joined = Counted(range(pods)), set[int]()
-    for pod in range(pods):
-        assert membership.ready_at(joined, connected, 1.0) is None
-        joined.add(pod)
-    assert membership.ready_at(joined, connected, 1.0) == 1.0
-    assert connected.asked <= 5 * pods
-
-
 def test_no_attempt_starts_without_the_pod_that_leads() -> None:
     """It may connect to itself later than the others do."""
     membership = Membership(Settings(("train.py",), pods=3, spares=1))
@@ -315,60 +294,6 @@ def test_a_pod_that_left_before_an_attempt_is_not_lost_in_it(*, while_others_sav
         "worker-2 received SIGTERM; saved after step 7",
         "worker-1 received SIGTERM; saved after step 9",
     ]
-
-
-def test_a_spare_on_a_node_in_quarantine_is_replaced_once_and_after_the_restore() -> None:
-    """It is no pod that trains, so the job never lacks one. Another pod in its place may get the same node again."""
-    job = Job(pods=3, spares=1)
-    bad = [Failure(Kind.IO, 1, 1, "worker-1", "node-b", attempt, 1.0) for attempt in (0, 1)]
-    job.connect(0, 1, 2)
-    job.join(0, 2)
-    job.join(1, node="node-b")
-    for failure in bad:
-        job.leader.received(1, FailureReport(failure.attempt, failure), job.now)
-        job.join(1, node="node-b")
-        job.join(0, *([2] if failure.attempt else []))
-        job.wait(60)
-    assert group_ranks(job) == {0: 0, 2: 1}  # the spare has taken its place
-    assert not any(isinstance(message, JobEnded) for message in job.sent[1]), "the attempt may restore from its memory"
-    job.leader.received(0, Restored(2, 0, "start"), job.now)
-    ended = job.sent[1][-1]
-    assert isinstance(ended, JobEnded)
-    assert ended.record.outcome == "replaced"
-    assert ended.record.failure is not None
-    assert "node-b is in quarantine: rank 1 in worker-1" in ended.record.failure.summary
-    assert [each.node for each in ended.record.quarantine] == ["node-b"]
-    count = len(job.sent[1])
-    job.connect(1, incarnation="second")
-    job.join(1, node="node-b")
-    job.leader.received(0, Restored(2, 0, "start"), job.now)
-    assert len(job.sent[1]) == count, "it stays, since it got the same node"
-    assert group_ranks(job) == {0: 0, 2: 1}
-
-
-def test_a_pod_that_trains_is_no_spare_between_two_attempts_or_when_it_connects_again() -> None:
-    """A launcher may hear where its attempt began only after that has ended."""
-    job = Job(pods=2)
-    job.connect(0, 1)
-    for attempt in (0, 1):
-        job.join(0)
-        job.join(1, node="node-b")
-        job.wait(60)
-        broken = Failure(Kind.IO, 1, 1, "worker-1", "node-b", attempt, 1.0)
-        job.leader.received(1, FailureReport(attempt, broken), job.now)
-    job.join(1, node="node-b")
-    job.leader.received(0, Restored(1, 40, "memory"), job.now)
-    assert not any(isinstance(message, JobEnded) for message in job.sent[1])
-    job.join(0)
-    job.wait(60)
-    assert group_ranks(job) == {0: 0, 1: 1}
-    assert job.latest(0).history[1].restored == 40, "the record has it all the same"
-    job.leader.received(1, SuccessReport(2), job.now)
-    job.leader.disconnected(1, "the connection was closed", job.now)
-    job.connect(1)
-    job.join(1, node="node-b")
-    job.leader.received(0, Restored(2, 40, "memory"), job.now)
-    assert not any(isinstance(message, JobEnded) for message in job.sent[1])
 
 
 def test_a_pod_that_is_needed_stays_on_a_node_in_quarantine() -> None:

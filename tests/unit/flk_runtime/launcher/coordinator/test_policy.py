@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import MEANINGS, Budget, Failure, Kind, Retry
 from flk_runtime.contract.record import Attempt
-from flk_runtime.launcher.coordinator.policy import QUICK, Decision, decide, made_progress
+from flk_runtime.launcher.coordinator.policy import QUICK, Decision, Failures, decide, made_progress
 from flk_runtime.launcher.records.history import shorten
 from flk_runtime.launcher.settings import Limits
+from flk_runtime.launcher.transport.messages import Join
 
 RAISED = Failure(Kind.EXCEPTION, 1, rank=2, type="ValueError", message="sample 371 has no label")
 OTHER = Failure(Kind.EXCEPTION, 1, rank=2, type="KeyError", message="'x'")
@@ -119,15 +120,6 @@ def test_attempts_that_went_further_than_is_known_of_them_are_no_failures_at_one
 
     assert decide([killed(0, 100), killed(1, 150)], Limits()).restart
     assert not decide([killed(0, 100), killed(1, 100)], Limits()).restart
-
-
-def test_a_container_that_is_killed_twice_at_one_step_is_final() -> None:
-    history, decision = run([CONTAINER_KILLED] * 9, Limits(), steps=[7, 7])
-    assert len(history) == 2
-    assert decision.no_retry_reason == "not retried: failed twice at step 7 with the same error"
-    for others in ([CONTAINER_KILLED, replace(CONTAINER_KILLED, pod=2)], [CONTAINER_KILLED, LOST]):
-        assert run(others, Limits(), steps=[7, 7])[1].restart
-    assert run([CONTAINER_KILLED] * 9, Limits(), steps=itertools.count(7))[1].restart
 
 
 @pytest.mark.parametrize(
@@ -325,3 +317,60 @@ def test_any_history_ends_within_its_budgets_and_is_judged_alike_by_who_knows_le
     else:
         assert renewed
     assert renewed or len(history) <= limits.restarts + limits.disruptions + 1
+
+
+ATTEMPT = Attempt(2, 100.0, step=4)
+PLACES = {0: ("train-0", "node-a"), 1: ("train-1", "node-b")}
+LOST_POD = Failure(Kind.LOST, 1, attempt=2, message="lost the connection to pod 0")
+JOINED = {1: Join("train-1", "node-c", step=6)}
+
+
+def explained(failures: Failures, *, joined: dict[int, Join], replaced: list[int]) -> Attempt:
+    return failures.explain(ATTEMPT, joined, PLACES, replaced)
+
+
+def test_a_lost_pod_has_the_names_that_it_had_in_the_attempt() -> None:
+    failures = Failures()
+    failures.add(LOST_POD)
+    named = replace(LOST_POD, pod_name="train-1", node="node-b")
+    assert explained(failures, joined={}, replaced=[]).failure == named
+    assert explained(failures, joined=JOINED, replaced=[]).failure == named
+
+
+def test_a_lost_pod_with_another_launcher_was_restarted() -> None:
+    failures = Failures()
+    failures.add(LOST_POD)
+    failure = explained(failures, joined=JOINED, replaced=[1]).failure
+    assert failure == replace(LOST_POD, pod_name="train-1", node="node-b", message="was restarted")
+
+
+def test_a_closed_connection_means_a_killed_container_unless_the_pod_has_reported_a_failure() -> None:
+    failures = Failures()
+    failures.add_closed(1)
+    failures.add(LOST_POD)
+    failure = explained(failures, joined=JOINED, replaced=[1]).failure
+    assert failure
+    assert (failure.kind, failure.message) == (Kind.CONTAINER_KILLED, "")
+    failures.clear()
+    failures.add(LOST_POD)
+    failures.add_closed(1)
+    failure = explained(failures, joined=JOINED, replaced=[1]).failure
+    assert failure
+    assert failure.kind is Kind.LOST
+
+
+def test_the_step_is_the_most_that_any_pod_has_reached() -> None:
+    failures = Failures()
+    failures.add(replace(LOST_POD, step=5))
+    assert explained(failures, joined={}, replaced=[]).step == 5
+    assert explained(failures, joined=JOINED, replaced=[]).step == 6
+
+
+def test_failures_of_other_attempts_do_not_count() -> None:
+    failures = Failures()
+    failures.add(replace(LOST_POD, attempt=1))
+    assert explained(failures, joined=JOINED, replaced=[]) is ATTEMPT
+    raised = Failure(Kind.EXCEPTION, 0, 0, attempt=2, type="ValueError")
+    failures.add(LOST_POD, raised)
+    assert explained(failures, joined=JOINED, replaced=[]).failure == raised
+    assert [each.attempt for each in failures] == [1, 2, 2]

@@ -54,15 +54,6 @@ def test_a_phase_that_is_often_short_gets_a_shorter_limit_and_no_less_than_the_t
     assert silent(Phase.TRAINING, *[2.0] * 100).limit(Phase.TRAINING) == LIMITS[Phase.TRAINING].least == 240
 
 
-def test_a_later_leader_goes_on_with_what_was_learned() -> None:
-    later = PhaseLimits({})
-    later.resume(silent(Phase.SAVING, 1000.0).silences | silent(Phase.TRAINING, *[30.0] * 99).silences)
-    assert (later.limit(Phase.SAVING), later.limit(Phase.TRAINING)) == (3000, 480)
-    for idle in (20.0, 0.0):
-        later.note([replace(QUIET, idle=idle, phase=Phase.TRAINING)])
-    assert later.describe(Phase.TRAINING) == "limit 300 s in phase step, learned from 30 s"
-
-
 def test_a_silence_that_has_not_ended_teaches_nothing() -> None:
     limits = PhaseLimits({})
     for idle in (1000.0, 2000.0, 4000.0):

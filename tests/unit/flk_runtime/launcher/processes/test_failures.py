@@ -183,12 +183,6 @@ def test_a_kind_that_only_a_later_version_knows_is_read() -> None:
     assert typed.read(Failure, json.loads(json.dumps(asdict(failure)))) == failure
 
 
-@pytest.mark.parametrize("second", [Kind.EXIT, Kind.SIGNAL, Kind.LOST])
-def test_an_exception_is_the_cause_whatever_the_clocks_say(second: Kind) -> None:
-    earlier = Failure(second, 0, rank=None if second is Kind.LOST else 0, time=1.0, exit_code=1)
-    assert root_cause([earlier, CAUSE]) == CAUSE
-
-
 def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None:
     finished = Failure(Kind.EARLY, 3, rank=3, time=1.0, exit_code=0)
     assert root_cause([finished, SECONDARY]) == finished

@@ -10,7 +10,7 @@ import pytest
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.preemption import PodPreemption
-from flk_runtime.launcher.processes.logs import Prefixer, RankPipes
+from flk_runtime.launcher.processes.output import Prefixer, RankPipes
 from flk_runtime.launcher.processes.pod_attempt import PodAttempt
 from flk_runtime.launcher.transport.messages import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage

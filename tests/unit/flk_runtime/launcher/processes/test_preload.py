@@ -85,6 +85,7 @@ HEAVY = "from transformers import Trainer"
         (f"import numpy\n{HEAVY}", ["numpy", "transformers.Trainer"]),  # the package, and not a folder of data
         (f"import numpy\nimport parts.model\n{HEAVY}", ["numpy"]),
         ("import timm(", []),
+        (f"import timm\nimport unsloth\n{HEAVY}", ["timm"]),  # it has to be imported before transformers
     ],
 )
 def test_packages_that_the_script_imports_at_its_top_are_imported(
@@ -107,7 +108,7 @@ def test_a_name_that_a_package_imports_when_it_is_taken_is_taken(
     site = tmp_path / "site"
     (site / "timm").mkdir(parents=True)
     (site / "timm" / "__init__.py").write_text(
-        "def __getattr__(name):\n    import timm.heavy\n    return timm.heavy if name == 'Trainer' else 1 / 0\n"
+        "def __getattr__(name):\n    import timm.heavy\n    return timm.heavy if name == 'Trainer' else exit(name)\n"
     )
     (site / "timm" / "heavy.py").touch()
     monkeypatch.syspath_prepend(str(site))

@@ -74,7 +74,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
 
 
 def test_packages_are_installed_once_for_each_pod_and_found(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
-    (pod.work / "r.txt").write_text("b==1 \\\n  --hash=sha256:00\n")
+    (pod.work / "r.txt").write_text("b==1\n")
     pod.patch.setenv("HOME", str(pod.work))
     pod.patch.setenv("PYTHONPATH", "/runtime")
     pod.pip("echo Collecting a")
@@ -82,7 +82,7 @@ def test_packages_are_installed_once_for_each_pod_and_found(pod: Pod, capfd: pyt
         pod.prepare(PIP="a>=1\nc @ https://me:secret@host/c.whl", REQUIREMENTS="r.txt")
     (call,) = pod.calls.read_text().splitlines()
     assert call.startswith("-m pip install --no-input")
-    assert call.endswith("--no-cache-dir --require-hashes a>=1 c @ https://me:secret@host/c.whl -r r.txt")
+    assert call.endswith("--no-cache-dir a>=1 c @ https://me:secret@host/c.whl -r r.txt")
     site = str(pod.work / ".flk" / "packages" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
     ahead = next(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
     assert ahead == f"{site}/site-packages"
@@ -115,10 +115,7 @@ def test_an_index_that_cannot_be_reached_is_asked_again(pod: Pod, capfd: pytest.
     pod.pip(f"test $(wc -l < {pod.calls}) -gt 2 || {{ cat {pod.work}/said; exit 1; }}")
     pod.prepare(PIP="a")
     assert len(pod.calls.read_text().splitlines()) == 3
-    assert (
-        "[pod 0] installing packages: pip cannot reach the index ([Errno 111] Connection refused); trying again in 0 s"
-        in capfd.readouterr().err
-    )
+    assert "[pod 0] installing packages: pip cannot reach the index; trying again in 0 s" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -145,7 +142,7 @@ def test_an_index_that_cannot_be_reached_is_asked_again(pod: Pod, capfd: pytest.
         (
             REFUSED,
             Kind.UNPREPARED,
-            r"pip could not reach the index of packages for \d+ s: \[Errno 111\] Connection refused",
+            r"pip could not reach the index of packages for \d+ s: WARNING: Retrying .* Connection refused",
         ),
         (
             "ERROR: HTTP error 503 while getting a\n",

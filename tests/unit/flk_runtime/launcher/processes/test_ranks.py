@@ -28,7 +28,7 @@ NOTHING_WRITTEN: Any = SimpleNamespace(write_stdout=lambda data: None, write_std
 
 def make_ranks() -> Ranks:
     server: Any = SimpleNamespace(pid=0)
-    return Ranks(Settings(("train.py",), processes=0), server, NOTHING, NOTHING, "", lambda lines: None, NOTHING)
+    return Ranks(Settings(("train.py",), processes=0), server, NOTHING, NOTHING, "", lambda lines: None)
 
 
 def test_each_kill_at_the_memory_limit_is_the_end_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,7 @@ def test_a_rank_that_cannot_be_started_leaves_no_descriptor(
     server: Any = SimpleNamespace(pid=0, launch=fail)
     selector = selectors.DefaultSelector()
     settings = Settings(("train.py",))
-    ranks = Ranks(settings, server, selector, NOTHING_WRITTEN, str(tmp_path), lambda lines: None, NOTHING)
-    monkeypatch.setattr(ranks, "_status_variables", lambda prefix: {})
+    ranks = Ranks(settings, server, selector, NOTHING_WRITTEN, str(tmp_path), lambda lines: None)
     gc.collect()
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="Too many open files"):
@@ -125,10 +124,7 @@ def test_the_files_of_the_ranks_of_an_attempt_are_removed_when_the_next_one_star
 ) -> None:
     server: Any = SimpleNamespace(pid=0, launch=lambda *arguments: 1 << 30)
     selector = selectors.DefaultSelector()
-    ranks = Ranks(
-        Settings(("train.py",)), server, selector, NOTHING_WRITTEN, str(tmp_path), lambda lines: None, NOTHING
-    )
-    monkeypatch.setattr(ranks, "_status_variables", lambda prefix: {})
+    ranks = Ranks(Settings(("train.py",)), server, selector, NOTHING_WRITTEN, str(tmp_path), lambda lines: None)
     (tmp_path / "kept").touch()
     for number in (0, 1, 1):  # where the leader is lost, attempts may be counted anew
         ranks.start(AttemptStarted(number, "", 0, [0], "0"), {})

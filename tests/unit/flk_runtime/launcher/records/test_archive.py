@@ -19,7 +19,7 @@ from flk.observe.client import JobClient
 from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord, Silences
+from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.records import archive as record_archive
@@ -98,7 +98,6 @@ def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, li
             lambda number: list(lines[-number:]),
             log.append,
             telemetry=lambda: "packed",
-            silences={"save": Silences(600.123, 4)},
         )
         return made, log
 
@@ -116,7 +115,6 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
     assert entry.record == FAILED
     assert (entry.step, entry.step_seconds, entry.pods, entry.processes) == (120, 0.25, 2, 4)
     assert entry.telemetry == "packed"
-    assert entry.silences == {"save": Silences(600.12, 4)}
     assert entry.lines == [f"[rank 0] step {number}" for number in range(70, 100)]
     assert log == []
     assert {(path.partition("?")[0], token) for _, path, token in server.seen} == {
@@ -253,7 +251,7 @@ def test_without_a_secret_nothing_is_believed(server: Any, tmp_path: Path) -> No
     )
     settings = Settings(("train.py",), job="gpt", job_uid="uid-1", records="records")
     place = ConfigMap("records", str(tmp_path))
-    assert RecordArchive(settings, place, lambda number: [], print, silences={}).read() is None
+    assert RecordArchive(settings, place, lambda number: [], print).read() is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from flk_runtime.contract import telemetry_archive
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record, parse_telemetry
-from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Silences, Standstill
+from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.records import archive as record_archive
 from flk_runtime.launcher.records import writer as record_writer
@@ -197,15 +197,6 @@ def test_the_last_lines_of_the_log_tell_the_measurements(archive: Archive, tmp_p
         [[(5, 2.5)]] if end != "followed" else []
     )
     assert all(is_record(line.rstrip()) for line in lines if "flk-telemetry" in line)
-
-
-def test_the_next_launcher_goes_on_with_the_limits_that_the_job_has_taught(archive: Archive, tmp_path: Path) -> None:
-    record = JobRecord("running", 0, attempts=RUNNING)
-    silences = {"save": Silences(1000.0, 1)}
-    archive.entry = ArchivedRecord("gpt", "uid-1", 1, 1, 1e9, 1e9 + 100, record, silences=silences)
-    records = writer([], tmp_path)
-    records.former()
-    assert records.limits.describe("save") == "limit 3000 s in phase save, learned from 1000 s"
 
 
 @pytest.mark.parametrize("settings", [{"pod": 1, "pods": 2}, {"command": ("-m", "flk_plan.bench", "{}", "train.py")}])

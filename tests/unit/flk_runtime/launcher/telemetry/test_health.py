@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from flk_runtime.contract import user_env
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.processes.pod_attempt import PodAttempt
@@ -20,15 +19,14 @@ from flk_runtime.launcher.telemetry import health
 from flk_runtime.launcher.transport.messages import AttemptStarted
 
 
-def found(folders: dict[str, str]) -> str:
-    return health.find_fault(0, folders, lambda wanted: []).message
+def found(folder: Path) -> str:
+    return health.find_fault(0, str(folder), lambda wanted: [])
 
 
 def test_a_healthy_pod_has_no_fault_and_keeps_no_file(tmp_path: Path) -> None:
-    """The folder of the checkpoints need not exist yet, and a place in S3 is none of this node."""
-    settings = Settings(("train.py",), memory_root=str(tmp_path), health=True)
-    for checkpoint in ("", str(tmp_path / "to" / "come"), "s3://bucket/prefix"):
-        assert health.of_pod(settings, {user_env.CHECKPOINT: checkpoint}) == ("", False)
+    """The folder need not exist yet."""
+    for folder in (tmp_path, tmp_path / "to" / "come"):
+        assert found(folder) == ""
     assert [*tmp_path.iterdir()] == []
 
 
@@ -43,46 +41,17 @@ def test_errors_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbe
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(health.os, "fsync", refuse)
-    fault = found({"the folder of the checkpoints": str(tmp_path)})
-    assert fault == (f"cannot write to the folder of the checkpoints ({tmp_path}): {os.strerror(number)}" * is_fault)
+    fault = found(tmp_path)
+    assert fault == (f"cannot write to memory for checkpoints ({tmp_path}): {os.strerror(number)}" * is_fault)
 
 
 def test_what_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(health, "TIMEOUT", 0.05)
     monkeypatch.setattr(health.os, "fsync", lambda fd: answers.wait(60))
-    fault = found({"memory for checkpoints": str(tmp_path)})
+    fault = found(tmp_path)
     answers.set()
     assert fault == "memory for checkpoints does not answer for 0.05 s"
-
-
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_a_fault_of_storage_that_all_pods_share_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
-) -> None:
-    """A storage that does not answer does not hide a fault of the node either."""
-    answers = threading.Event()
-    monkeypatch.setattr(health, "TIMEOUT", 0.05)
-    monkeypatch.setattr(health.os, "fsync", lambda fd: answers.wait(60))
-    monkeypatch.setattr(health, "_gpu_faults", lambda wanted: ["GPU 1 is lost"])
-    fault = health.of_pod(Settings(("train.py",), gpus=gpus), {user_env.CHECKPOINT: str(tmp_path)})
-    answers.set()
-    silent = "the folder of the checkpoints does not answer for 0.05 s"
-    assert fault == ((f"GPU 1 is lost; {silent}", False) if gpus else (silent, True))
-
-
-def test_a_folder_whose_server_has_forgotten_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the folder above it is checked, which is another file system."""
-
-    plain = Path.stat
-
-    def stat(path: Path, **options: bool) -> os.stat_result:
-        if path == tmp_path:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return plain(path, **options)
-
-    monkeypatch.setattr(Path, "stat", stat)
-    assert found({"the folder of the checkpoints": str(tmp_path)}).endswith(os.strerror(errno.ESTALE))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -92,7 +61,7 @@ def test_a_check_that_breaks_blames_no_node() -> None:
     def broken(wanted: int) -> list[str]:
         raise AttributeError("undefined symbol: nvmlDeviceGetCount_v2")
 
-    assert health.find_fault(1, {}, broken) == ("", False)
+    assert health.find_fault(1, "", broken) == ""
 
 
 @pytest.mark.parametrize(("kind", "checked"), [(Kind.CONNECTION, True), (Kind.EXCEPTION, False)])
@@ -105,7 +74,7 @@ def test_a_pod_is_checked_before_it_joins_again_after_an_attempt_that_its_node_m
     member = SimpleNamespace(join_next_round=lambda failures, step: reported.put((failures, step)))
     monkeypatch.setattr(agent, "member", member, raising=False)
     monkeypatch.setattr(agent, "wakeup", SimpleNamespace(post=lambda event: None), raising=False)
-    monkeypatch.setattr(health, "of_pod", lambda settings, environ: health.Fault("GPU 3 is lost"))
+    monkeypatch.setattr(health, "find_fault", lambda *arguments: "GPU 3 is lost")
     own = Failure(kind, 1, 4)
     attempt = PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0"))
     attempt.failures.append(own)

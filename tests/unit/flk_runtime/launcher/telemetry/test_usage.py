@@ -39,37 +39,11 @@ def test_a_control_group_of_version_2(tmp_path: Path) -> None:
     assert found == Counters(2.5, 1.5, 3000, 9000, 105, 76, 11, 22)
 
 
-def test_a_control_group_of_version_1(tmp_path: Path) -> None:
-    group = {
-        "cpuacct/cpuacct.usage": "2500000000\n",
-        "cpu/cpu.cfs_quota_us": "150000\n",
-        "cpu/cpu.cfs_period_us": "100000\n",
-        "memory/memory.usage_in_bytes": "5000\n",
-        "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 2000\n",
-        "memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "blkio/blkio.throttle.io_service_bytes": "8:0 Read 10\n8:0 Write 20\n8:0 Sync 3\nTotal 30\n",
-    }
-    found = read(files(tmp_path / "group", group), files(tmp_path / "proc", PROC))
-    assert found == Counters(2.5, 1.5, 3000, 1000 << 10, 105, 76, 10, 20)
-
-
 def test_a_machine_without_a_control_group_of_its_own(tmp_path: Path) -> None:
     found = read(files(tmp_path / "group", {"cgroup.controllers": ""}), files(tmp_path / "proc", PROC))
     assert found.cpu_seconds == 200 / os.sysconf("SC_CLK_TCK")
     assert found.cpu_limit == len(os.sched_getaffinity(0))
     assert (found.memory, found.memory_limit, found.disk_read) == (400 << 10, 1000 << 10, None)
-
-
-def test_nothing_can_be_read(tmp_path: Path) -> None:
-    assert read(tmp_path, tmp_path) == Counters(cpu_limit=len(os.sched_getaffinity(0)))
-
-
-def test_this_machine_says_what_it_uses() -> None:
-    found = read()
-    assert found.cpu_seconds
-    assert found.memory
-    assert found.memory_limit
-    assert found.memory < found.memory_limit
 
 
 def test_counters_become_rates() -> None:

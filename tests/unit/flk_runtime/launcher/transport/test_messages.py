@@ -11,7 +11,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import Attempt, JobRecord, QuarantinedNode, SlowRank, Standstill
 from flk_runtime.contract.status import RankStatus
-from flk_runtime.contract.telemetry import GpuUsage, PodStatus, PodUsage, Sample, Telemetry
+from flk_runtime.contract.telemetry import GpuUsage, PodStatus, PodUsage
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
@@ -32,17 +32,16 @@ from flk_runtime.launcher.transport.messages import (
     Message,
     PreemptionRequest,
     PreemptionStarted,
+    Question,
     RanksEnded,
     Release,
+    Reply,
     Restored,
     SaveAt,
-    StacksGathered,
     StacksReport,
     StacksRequested,
-    StacksWanted,
     SuccessReport,
-    TelemetryGathered,
-    TelemetryWanted,
+    Topic,
     Transfer,
     Transferred,
     WaitsChanged,
@@ -95,15 +94,9 @@ EXAMPLES: list[Message] = [
             "running", 0, slow=[SlowRank(3, "gpt-worker-1", "node-a", 2.5)], quarantine=[QuarantinedNode("node-b")]
         )
     ),
-    StacksWanted("a"),
-    TelemetryWanted("a"),
-    TelemetryGathered("a", Telemetry(7.5, 1, 90, [Sample(7.0, 1, 3, loss=0.5)], pods=[PodUsage(0, "p", "n", 7.0)])),
+    Question(Topic.METRICS, "a"),
     StacksRequested(1),
-    StacksGathered("a", {"cause": ""}),
-    TelemetryWanted("a"),
-    TelemetryGathered(
-        "a", Telemetry(1.5, 2, 100, [Sample(1.0, 2, 7, loss=0.5)], [RankStatus(0, 0, 7, Phase.TRAINING)])
-    ),
+    Reply("a", {"cause": ""}),
     WaitsChanged([SlowRank(3, "gpt-worker-1", "node-a", 2.5)], Standstill(7.5, "rank 1 sleeps", "gpt-worker-1")),
     Release(),
 ]

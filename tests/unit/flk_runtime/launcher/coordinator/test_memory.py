@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.launcher.coordinator import drain
+from flk_runtime.launcher.coordinator import memory
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.transport.messages import (
@@ -148,7 +148,7 @@ def test_the_messages_of_a_drain_travel() -> None:
 def test_nothing_is_computed_about_shards_while_no_launcher_has_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each of 1,000 pods that join would have the leader go through the shards of all that have joined."""
     looked_at: list[object] = []
-    monkeypatch.setattr(drain, "newest_whole", looked_at.append)
+    monkeypatch.setattr(memory, "newest_whole", looked_at.append)
     job = Job(4)
     for pod in range(4):
         job.connect(pod)

@@ -10,7 +10,7 @@ import pytest
 
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
-from flk_runtime.preflight.communicators import broadcast_address
+from flk_runtime.preflight.bootstrap import broadcast_address
 
 SENT = "10.0.0.1", 29500
 

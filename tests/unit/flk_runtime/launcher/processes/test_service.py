@@ -1,4 +1,4 @@
-"""The hub's process among the children of the launcher, which ends processes that it does not know."""
+"""The service's process among the children of the launcher, which ends processes that it does not know."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.launcher import hub as hub_module
-from flk_runtime.launcher.hub import HubProcess
+from flk_runtime.launcher.processes import service as service_module
+from flk_runtime.launcher.processes.service import Service
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
 
 
-def test_a_hub_that_is_just_starting_is_not_taken_for_a_process_that_ranks_have_left(
+def test_a_service_that_is_just_starting_is_not_taken_for_a_process_that_ranks_have_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = host.children()
     started, may_return, popen = threading.Event(), threading.Event(), subprocess.Popen
 
     def start(command: list[str], **options: Any) -> Any:
-        """Start a process in the place of the hub, and be slow to return it."""
+        """Start a process in the place of the service, and be slow to return it."""
         process = popen(["sleep", "600"], **options)
         started.set()
         may_return.wait(60)
         return process
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    hub = HubProcess(Settings(("train.py",), hub_port=1), {}, lambda text: None)
+    service = Service(Settings(("train.py",), service="a_module"), {}, lambda text: None)
+    service.start()
     kept = []
 
     def keep() -> set[int]:
         may_return.set()
-        kept.extend(hub.pids())
+        kept.extend(service.pids())
         return before | set(kept)
 
     try:
@@ -43,11 +44,11 @@ def test_a_hub_that_is_just_starting_is_not_taken_for_a_process_that_ranks_have_
         assert kept == list(host.children() - before), "it runs"
     finally:
         may_return.set()
-        hub.pids()  # it has started
-        hub.close(1)
+        service.pids()  # it has started
+        service.close(1)
 
 
-def test_a_hub_that_cannot_start_or_ends_is_started_again_and_has_no_process_id_meanwhile(
+def test_a_service_that_cannot_start_or_ends_is_started_again_and_has_no_process_id_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, runs, popen = threading.Event(), threading.Event(), subprocess.Popen
@@ -65,15 +66,16 @@ def test_a_hub_that_cannot_start_or_ends_is_started_again_and_has_no_process_id_
         return popen([program], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(hub_module, "_RESTART_DELAY", 0)
-    hub = HubProcess(Settings(("train.py",), hub_port=1), {}, lambda text: told.append((text, hub.pids())))
+    monkeypatch.setattr(service_module, "_RESTART_DELAY", 0)
+    service = Service(Settings(("train.py",), service="a_module"), {}, lambda text: told.append((text, service.pids())))
+    service.start()
     made.set()
     try:
         assert runs.wait(60)
         assert told == [
-            ("cannot start the hub of the workers: no process; trying again", []),
-            ("the hub of the workers has ended; starting it again", []),
+            ("cannot start the service a_module: no process; trying again", []),
+            ("the service a_module has ended; starting it again", []),
         ]
-        assert len(hub.pids()) == 1
+        assert len(service.pids()) == 1
     finally:
-        hub.close(1)
+        service.close(1)

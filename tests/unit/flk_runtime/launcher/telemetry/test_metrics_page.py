@@ -19,9 +19,8 @@ from flk_runtime.contract.record import Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.web import http as http_server
-from flk_runtime.launcher.web import metrics_page
-from flk_runtime.launcher.web.metrics_page import METRICS, MetricsPage
+from flk_runtime.launcher.telemetry import metrics_page
+from flk_runtime.launcher.telemetry.metrics_page import METRICS, MetricsPage
 from tests.support.ports import held_ports
 
 SETTINGS = Settings(("train.py",), namespace="team", job="gpt", pod_name="gpt-worker-0", node="n1")
@@ -256,7 +255,7 @@ def test_more_clients_than_are_served_at_once_keep_no_thread(
         return "flk_step 3\n"
 
     monkeypatch.setattr(MetricsPage, "text", text)
-    monkeypatch.setattr(http_server, "_CLIENTS", 1)
+    monkeypatch.setattr(metrics_page, "_CLIENTS", 1)
     port = serve()
     with connect(port, GET) as first:
         assert begun.wait(20)

@@ -1,19 +1,22 @@
-"""Drain: launchers that have to stop transfer the shards of a checkpoint in memory that would be lost with them.
+"""Checkpoints in memory, as the leader knows them: from which one an attempt starts, and which shards must not be lost.
 
-A launcher that has to stop does not end while it holds a shard that the next attempt restores and that no pod that
-stays holds. The leader names a pod that takes these shards. When that pod holds them, the leader releases the launcher.
+`MemoryPlans` chooses the checkpoint and the partners of an attempt. `Drain` has launchers that have to stop
+transfer the shards that would be lost with them: a launcher does not end while it holds a shard that the next attempt
+restores and that no pod that stays holds. The leader names a pod that takes these shards, and then releases the
+launcher.
 
 This module decides. `leader` sends the messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flk_runtime.launcher.replication import Inventory
-from flk_runtime.launcher.replication.plan import ShardId, newest_whole
-from flk_runtime.launcher.transport.messages import Release, Transfer
+from flk_runtime.launcher.replication.plan import Copy, MemoryPlan, ShardId, make_plan, newest_whole
+from flk_runtime.launcher.transport.messages import Join, Release, Transfer
 
 _LEADER = 0  # the pod whose launcher leads
 
@@ -100,3 +103,40 @@ class Drain:
 def with_shards(inventory: Inventory, shards: Sequence[ShardId]) -> Inventory:
     """The inventory of a pod that holds these shards too."""
     return Inventory.of(inventory.host, inventory.port, {*inventory.shards, *shards})
+
+
+class MemoryPlans:
+    """The plans of attempts for checkpoints in memory."""
+
+    def __init__(self, processes: int, log: Callable[[str], None]) -> None:
+        """``processes``: ranks of a pod."""
+        self._processes, self._log = processes, log
+        self._unreadable: set[Copy] = set()  # copies of shards that an attempt could not read
+        self.exist = False
+        """Whether the latest attempt keeps checkpoints in memory."""
+
+    def exclude(self, copies: Iterable[Copy]) -> None:
+        """Do not read these copies again, as long as their pods have them."""
+        self._unreadable |= set(copies)
+
+    def make(
+        self, pods: Sequence[int], joined: Mapping[int, Join]
+    ) -> tuple[Iterator[tuple[int, MemoryPlan]], list[int]]:
+        """Choose the checkpoint from which the attempt of ``pods`` starts, and the partners in it.
+
+        Returns each pod with its part, and the rank that reads each shard; none: the one that wrote it. ``joined`` are
+        the members that are ready, spares included.
+        """
+        inventories = {pod: join.memory for pod, join in joined.items()}
+        held = {pod: set(inventory.shards) for pod, _ in self._unreadable if (inventory := inventories.get(pod))}
+        self._unreadable = {(pod, shard) for pod, shard in self._unreadable if shard in held.get(pod, ())}
+        nodes = {pod: joined[pod].node for pod in pods}
+        plan, loss = make_plan(uuid.uuid4().hex, inventories, nodes, self._unreadable)
+        if loss:
+            self._log(loss)
+        self.exist = plan is not None
+        if plan is None:
+            return iter(()), []
+        ranks = {pod: range(index * self._processes, (index + 1) * self._processes) for index, pod in enumerate(pods)}
+        readers = plan.readers(ranks)
+        return plan.slices(ranks, readers), readers

@@ -14,16 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
-from typing import Final
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
 
 from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.record import Goodput, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import RANKS_LIMIT, PodUsage, Telemetry, latest_sample
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.web.http import PodServer
-from flk_runtime.wire import reason
+from flk_runtime.wire import listen, reason
 from flk_runtime.wire.listener import LOOPBACK
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -107,6 +106,34 @@ _OF_GPU: Final = {
 }
 
 Add = Callable[[str, Iterable[tuple[Mapping[str, object], "float | None"]]], None]
+
+
+_CLIENTS: Final = 16  # connections that are served at once; others are closed
+
+
+class PodServer(ThreadingHTTPServer):
+    """Listens on IPv4 and IPv6, where the pod has both. Clients cannot have it keep many threads, or fill a log."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._free = threading.BoundedSemaphore(_CLIENTS)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def server_bind(self) -> None:
+        self.socket.close()
+        self.socket = listen(*self.server_address)
+        self.server_port = int(self.socket.getsockname()[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a request that has failed: a client that resets its connection would be a traceback."""
 
 
 class MetricsPage:
