@@ -44,7 +44,7 @@ def test_all_ranks_save_after_the_same_step_when_a_pod_must_go(forked_pods: Call
 
 @pytest.mark.parametrize(
     "programs",
-    [pytest.param("0 4 8 10"), *(pytest.param(each, marks=pytest.mark.soak) for each in ("1 2 3", "5 6", "7 9"))],
+    [pytest.param("0 4 8"), *(pytest.param(each, marks=pytest.mark.soak) for each in ("1 2 3", "5 6", "7 9"))],
 )
 def test_trainings_of_one_process_go_on_each_from_its_own_place(
     forked_pods: Callable[..., Pods], root: Path, programs: str
@@ -67,7 +67,6 @@ ELASTIC = """
 
     class Waits(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
-            self.steps, self.own = self.steps + 1, self.own + 1 + args.process_index
             pathlib.Path(f"step.{args.process_index}").write_text(str(state.global_step))
             while args.world_size == 2 and state.global_step == 3 and not pathlib.Path("go").exists():
                 time.sleep(0.01)
@@ -83,9 +82,7 @@ ELASTIC = """
         )
         return Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=lines, callbacks=callbacks)
 
-    waits = Waits()
-    waits.steps, waits.own = 0, 0
-    kept = trainer(1, [waits])
+    kept = trainer(1, [Waits()])
     flk_transformers.adopt(kept, save_every=1)
     means = [kept.train().training_loss]
     plain = trainer(2, [])
@@ -93,7 +90,6 @@ ELASTIC = """
     losses = [[each["loss"] for each in made.state.log_history if "loss" in each] for made in (kept, plain)]
     assert len(losses[0]) == 6 and torch.allclose(*map(torch.tensor, losses), rtol=1e-3), losses
     assert abs(means[0] - means[1]) < 1e-3 * means[1], means
-    assert waits.steps == 12 > waits.own, (waits.steps, waits.own)
     print("alike")
 """
 
@@ -110,4 +106,3 @@ def test_an_elastic_job_goes_on_with_fewer_ranks_and_the_samples_of_a_step(
     assert job.wait() == [0, 143], job.logs_of_all()
     assert "alike" in job.log(0), job.log(0)
     assert re.search(r"resumed at step [2-9]", job.log(0))
-    assert "flk: at another number of ranks these begin anew: Waits.own" in job.log(0)
