@@ -359,7 +359,7 @@ def test_workers_that_take_part_have_received_the_same_rounds(events: list[tuple
         elif event == "contribute":
             workers.contribute(worker, 1.0, versions[worker] + 1)
         elif worker in workers.sent:
-            workers.rounds.give(worker, [versions[worker]], b"parameters")
+            workers.rounds.give(worker, versions[worker], b"parameters")
         workers.rounds.tick(100.0)
         for other, sent in workers.sent.items():
             for message, _ in sent:

@@ -33,6 +33,7 @@ from flk_runtime.contract.failure import Kind, Retry
 from flk_runtime.errors import MismatchError, StorageError
 from flk_runtime.shared.failure_report import describe
 from flk_runtime.system import faults
+from tests.support import checkpoints
 from tests.support.checkpoints import store_model
 
 TROUBLE = [
@@ -215,7 +216,7 @@ class Bucket:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._store = MemoryStore()
         self._trouble = Trouble(UNAVAILABLE, -1)
-        for module in (storage, weights, export):
+        for module in (storage, weights, checkpoints):
             monkeypatch.setattr(module, "open_destination", self._open)
 
     def _open(self, place: str) -> Any:
