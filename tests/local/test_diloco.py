@@ -402,7 +402,7 @@ def test_a_worker_of_two_ranks_that_is_resumed_trains_as_if_it_had_not_been_kill
     codes = job.wait()
     output = job.logs_of_all()
     assert codes == [0], output
-    assert "flk: resumed at step 7 from pod memory" in output
+    assert re.search(r"flk: resumed at step [67] from pod memory", output), re.findall(r"flk: .*", output)
     found = {json.loads(text)["digest"] for text in re.findall(r"RESULT (\{.*\})", output)}
     assert found == {each["digest"] for each in told(ranks(TRAIN, 2, {**settings, **options}))}
     assert len(found) == 1

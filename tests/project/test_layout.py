@@ -29,7 +29,7 @@ COVERED = {
     "tests/local/test_collectives.py": "flk_runtime.distributed.broadcast_state flk_runtime.distributed.collectives",
     "tests/local/test_curves.py": "flk_sinks.wandb",
     "tests/local/test_diloco.py": (
-        "flk_diloco.__main__ flk_diloco.exchange flk_diloco.fragments "
+        "flk_diloco.__main__ flk_diloco.exchange "
         "flk_diloco.lead flk_diloco.messages flk_diloco.server flk_diloco.worker"
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
