@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from flk_diloco import messages
@@ -35,14 +35,14 @@ class HubExchange:
         self,
         membership: Membership,
         layout: dict[str, Any],
-        versions: Sequence[int],
+        version: int,
         digest: str,
         *,
         patience: float,
         log: Callable[[str], None],
         lease: float = LEASE,
     ) -> None:
-        """``versions`` of the fragments that this worker has, and ``digest`` of its parameters before its first round.
+        """``version`` of the parameters that this worker has, and their ``digest`` before its first round.
 
         ``patience``: seconds without a hub after which `get` raises RendezvousError. ``log`` takes a line.
         """
@@ -50,8 +50,8 @@ class HubExchange:
         self._patience, self._log, self._lease = patience, log, Lease(lease)
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.Lock()
-        self._versions = list(versions)  # received
-        self._pending: dict[tuple[int, int], bytes] = {}  # contributions without a result
+        self._version = version  # received
+        self._pending: tuple[int, bytes] | None = None  # a contribution without a result, with its version
         self._incoming: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[tuple[FromWorker, Data] | None] = queue.SimpleQueue()
         self._peer: Peer | None = None
@@ -76,16 +76,16 @@ class HubExchange:
         with self._lock:
             return self._counted[1] + (self._peer.received if self._peer else 0)
 
-    def submit(self, fragment: int, version: int, data: bytes) -> None:
+    def submit(self, version: int, data: bytes) -> None:
         """Send an outer gradient; returns at once."""
         with self._lock:
-            self._pending[fragment, version] = data
+            self._pending = version, data
             if self._begun:
-                self._outgoing.put((messages.Contribution(fragment, version), data))
+                self._outgoing.put((messages.Contribution(version), data))
 
-    def give(self, versions: list[int], data: bytes) -> None:
+    def give(self, version: int, data: bytes) -> None:
         """Send all parameters, which the hub has asked for; returns at once."""
-        self._outgoing.put((messages.Parameters(versions), data))
+        self._outgoing.put((messages.Parameters(version), data))
 
     def get(self, timeout: float) -> Received | None:
         """The next message within ``timeout`` seconds, or None. Raises SetupError and RendezvousError."""
@@ -151,7 +151,7 @@ class HubExchange:
                     self._outgoing.get()
                 self._begun = False
                 worker = self._membership.worker
-                hello = messages.Hello(worker, self._layout, list(self._versions), self._digest, self._incarnation)
+                hello = messages.Hello(worker, self._layout, self._version, self._digest, self._incarnation)
                 self._peer = peer
             peer.send(hello)
         except BaseException:
@@ -182,20 +182,21 @@ class HubExchange:
             sender.join(self._lease)
 
     def _note_progress(self, message: FromHub) -> None:
-        """Note which versions this worker has, and whether the hub takes contributions."""
+        """Note which version this worker has, and whether the hub takes contributions."""
         with self._lock:
             match message:
-                case messages.Result(fragment, version):
-                    self._versions[fragment], self._digest = version, ""
-                    self._pending.pop((fragment, version), None)
-                case messages.CatchUp(versions):
-                    self._versions, self._digest = list(versions), ""
-                    self._pending.clear()
+                case messages.Result(version):
+                    self._version, self._digest = version, ""
+                    if self._pending and self._pending[0] == version:
+                        self._pending = None
+                case messages.CatchUp(version):
+                    self._version, self._digest, self._pending = version, "", None
                     self._begun = True
                 case messages.Begin():  # the hub has dropped what came before, or has never had it
                     self._begun = True
-                    for (fragment, version), data in sorted(self._pending.items()):
-                        self._outgoing.put((messages.Contribution(fragment, version), data))
+                    if self._pending:
+                        version, data = self._pending
+                        self._outgoing.put((messages.Contribution(version), data))
 
     def _note(self, problem: str) -> None:
         if self._closing:

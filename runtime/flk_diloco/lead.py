@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from flk_diloco import compression
 from flk_diloco.exchange import HubExchange
-from flk_diloco.fragments import Fragment
 from flk_diloco.messages import Begin, CatchUp, Data, FromHub, Give, Result
 from flk_diloco.options import DiLoCo, Membership
 from flk_diloco.outer import OuterOptimizer
@@ -28,19 +27,19 @@ class Lead:
 
     def __init__(
         self,
-        parts: Sequence[Fragment],
-        start: Sequence[torch.Tensor],
-        versions: Sequence[int],
+        shapes: Mapping[str, torch.Size],
+        start: torch.Tensor,
+        version: int,
         options: DiLoCo,
         membership: Membership,
     ) -> None:
-        """``start`` holds this worker's parameters of each fragment, and ``versions`` how many rounds they count as."""
-        self._parts, self._options, self._membership = parts, options, membership
+        """``start`` holds this worker's parameters, of these names and shapes, which count as ``version`` rounds."""
+        self._shapes, self._options, self._membership = shapes, options, membership
         self.outer = OuterOptimizer(start, options)
-        self.outer.versions = list(versions)
+        self.outer.version = version
         self.workers = 1  # that take part, as the hub last said
         self._fresh = True  # no round has changed the parameters yet
-        self._results: dict[int, Data] = {}  # averages that are not applied yet, by fragment
+        self._result: Data | None = None  # an average that is not applied yet
         self._begun = False
         self._joining = False  # this worker has to catch up before it takes part
         self._exchange: HubExchange | None = None  # None: this worker is alone
@@ -56,55 +55,53 @@ class Lead:
             self._begun = True
             return
         options = self._options
-        shapes = [list(zip(part.names, map(tuple, part.shapes), strict=True)) for part in self._parts]
         layout = {
-            "model": zlib.crc32(repr(shapes).encode()),
-            "sizes": [part.size for part in self._parts],
+            "model": zlib.crc32(repr([(name, tuple(shape)) for name, shape in self._shapes.items()]).encode()),
+            "size": len(self.outer.parameters),
             "workers": self._membership.workers,
-            **{key: getattr(options, key) for key in ("every", "dtype", "lr", "momentum", "delay", "wait", "timeout")},
+            **{key: getattr(options, key) for key in ("every", "dtype", "lr", "momentum", "wait", "timeout")},
         }
-        digest = 0
-        for values in self.outer.parameters:
-            digest = zlib.crc32(compression.encode(values, "fp32"), digest)
+        digest = zlib.crc32(compression.encode(self.outer.parameters, "fp32"))
         self._exchange = HubExchange(
             self._membership,
             layout,
-            self.outer.versions,
+            self.outer.version,
             f"{digest:08x}" if self._fresh else "",
             patience=options.timeout,
             log=say,
         )
 
-    def submit(self, fragment: int, local: torch.Tensor) -> None:
-        """Send the outer gradient of a fragment, unless its round is over or this worker has to catch up.
+    def submit(self, local: torch.Tensor) -> None:
+        """Send the outer gradient, unless the round is over or this worker has to catch up.
 
         Raises RuntimeFailure if ``local`` is not finite: the average would make the parameters of all workers so.
         """
-        if not self._joining and fragment not in self._results:
+        if not self._joining and self._result is None:
             if not local.isfinite().all():
-                number = self.outer.versions[fragment] + 1
+                number = self.outer.version + 1
                 raise RuntimeFailure(
                     f"worker {self._membership.worker} has parameters that are not finite at round {number}, and does "
                     "not send them: look at its loss and its learning rate"
                 )
-            data = self.outer.outer_gradient(fragment, local)
+            data = self.outer.outer_gradient(local)
             if self._exchange:
-                self._exchange.submit(fragment, self.outer.versions[fragment] + 1, data)
+                self._exchange.submit(self.outer.version + 1, data)
             else:
-                self._results[fragment] = data
+                self._result = data
 
-    def apply(self, fragment: int) -> None:
-        """Take the outer step of a fragment whose average has arrived."""
-        self.outer.apply(fragment, self._results.pop(fragment))
-        self._fresh = False
+    def apply(self) -> None:
+        """Take the outer step: the average has arrived."""
+        assert self._result is not None  # noqa: S101
+        self.outer.apply(self._result)
+        self._result, self._fresh = None, False
 
     def poll_begin(self) -> str:
         """Wait a second for the hub's permission to begin."""
         return self._poll(lambda: self._begun)
 
-    def poll_result(self, fragment: int) -> str:
-        """Wait a second for the average of a fragment."""
-        return self._poll(lambda: fragment in self._results)
+    def poll_result(self) -> str:
+        """Wait a second for the average."""
+        return self._poll(lambda: self._result is not None)
 
     @property
     def wire_bytes(self) -> int:
@@ -137,10 +134,10 @@ class Lead:
             case Begin():
                 self._begun = True
             case Give() if self._exchange:
-                self._exchange.give(list(self.outer.versions), self.outer.to_bytes())
-            case CatchUp(versions, _, joins):
-                self.outer.from_bytes(data, versions)
-                self._results.clear()
+                self._exchange.give(self.outer.version, self.outer.to_bytes())
+            case CatchUp(version, _, joins):
+                self.outer.from_bytes(data, version)
+                self._result = None
                 self._begun, self._fresh = True, False
                 self._joining = not joins
                 return joins
@@ -149,13 +146,12 @@ class Lead:
         return False
 
     def _handle_result(self, result: Result, data: Data) -> bool:
-        fragment = result.fragment
-        if result.version != self.outer.versions[fragment] + 1:
+        if result.version != self.outer.version + 1:
             return False  # it is in the parameters that this worker has received
         if self._begun and not self._joining:
-            self._results[fragment] = data
+            self._result = data
             return False
-        self.outer.apply(fragment, data)
+        self.outer.apply(data)
         if self._joining and result.joins:
             self._joining = False
             return True

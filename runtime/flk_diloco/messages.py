@@ -16,16 +16,15 @@ class Hello:
 
     worker: int
     layout: dict[str, Any]  # model and options, which all workers have in common
-    versions: list[int]  # of the fragments that it has
+    version: int  # of the parameters that it has
     digest: str  # of its parameters before its first round; empty after it
     incarnation: str  # of its process
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """The outer gradient of a worker for the round that makes ``version`` of a fragment."""
+    """The outer gradient of a worker for the round that makes ``version``."""
 
-    fragment: int
     version: int
 
 
@@ -33,7 +32,7 @@ class Contribution:
 class Parameters:
     """All parameters of a worker, which the hub has asked for."""
 
-    versions: list[int]
+    version: int
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,15 @@ class Give:
 class CatchUp:
     """All parameters of another worker, for a worker that is behind."""
 
-    versions: list[int]
+    version: int
     workers: int
     joins: bool  # the receiver takes part at once; else after the result that says so
 
 
 @dataclass(frozen=True)
 class Result:
-    """The average that makes ``version`` of a fragment."""
+    """The average that makes ``version``."""
 
-    fragment: int
     version: int
     workers: int
     joins: bool  # the receiver takes part from here on

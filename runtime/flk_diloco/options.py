@@ -17,18 +17,15 @@ from flk_runtime.errors import SetupError, setting
 class DiLoCo:
     """How the workers of strategy diloco train together; pass it to `flk_runtime.init` as ``strategy=``.
 
-    The outer optimizer has DiLoCo's defaults (Douillard et al., arXiv 2311.08105, section 3.1). Fragments and delay
-    work as in Streaming DiLoCo (arXiv 2501.18512, sections 2.2 and 2.3).
+    The outer optimizer has DiLoCo's defaults (Douillard et al., arXiv 2311.08105, section 3.1).
     """
 
     strategy: ClassVar[str] = DILOCO
     inner: str = "ddp"  # strategy of the ranks within a worker
-    every: int = 100  # inner steps between two rounds of a fragment
+    every: int = 100  # inner steps between two rounds
     dtype: str = "fp16"  # of outer gradients on the wire: fp32, fp16, or int8 with error feedback
     lr: float = 0.7  # of the outer optimizer, SGD
     momentum: float = 0.9  # Nesterov momentum of the outer optimizer; 0: none
-    fragments: int = 1  # parts of the model that take turns, evenly over a round
-    delay: int = 0  # inner steps between sending a fragment and applying the result
     sites: int = 1  # jobs that train together, all with the same number of workers
     site: int = 0  # number of this job among them, from 0
     wait: float = 300.0  # seconds that the first workers wait for the others before they begin without them
@@ -44,8 +41,6 @@ class DiLoCo:
             ("every", not is_count(self.every, 1) and "expected an integer, 1 or more"),
             ("lr", not 0 < self.lr < float("inf") and "expected a number above 0"),
             ("momentum", not 0 <= self.momentum < 1 and "expected a number from 0 to below 1"),
-            ("fragments", not is_count(self.fragments, 1) and "expected an integer, 1 or more"),
-            ("delay", not is_count(self.delay, 0) and "expected an integer, 0 or more"),
             ("sites", not is_count(self.sites, 1) and "expected an integer, 1 or more"),
             ("site", not is_count(self.site, 0) and "expected an integer, 0 or more"),
             ("wait", not 0 <= self.wait < float("inf") and "expected a number of seconds, 0 or more"),
@@ -53,10 +48,6 @@ class DiLoCo:
         ):
             if problem:
                 raise SetupError(f"diloco {name}={getattr(self, name)!r}: {problem}")
-        if self.fragments > self.every:
-            raise SetupError(f"diloco fragments={self.fragments}: a round has only {self.every} steps (every)")
-        if self.delay >= self.every:
-            raise SetupError(f"diloco delay={self.delay}: must be below every, {self.every}")
         if self.site >= self.sites:
             raise SetupError(f"diloco site={self.site}: there are {self.sites} sites, counted from 0")
 

@@ -19,7 +19,7 @@ from flk_diloco.rounds import Limits, Member, Rounds
 from flk_diloco.tls import TlsSocket
 from flk_runtime.contract import foreign
 from flk_runtime.contract.strategies import OUTER_DTYPES
-from flk_runtime.contract.typed import AtMost, Seconds, Within
+from flk_runtime.contract.typed import Seconds, Within
 from flk_runtime.errors import SetupError
 from flk_runtime.wire import LEASE, Acceptor, Lease, Refused, listen
 
@@ -40,7 +40,7 @@ class _Layout:
     workers: Annotated[int, Within(1, 10_000)]
     wait: Seconds
     timeout: Seconds
-    sizes: Annotated[list[Annotated[int, Within(0, 2**40)]], AtMost(10_000)]
+    size: Annotated[int, Within(0, 2**40)]  # parameters
     dtype: Annotated[str, _check_dtype]
 
 
@@ -159,13 +159,13 @@ class Hub:
             try:
                 made = foreign.read(_Layout, layout)
                 limits = Limits(made.workers, made.wait, made.timeout)
-                self._rounds = Rounds(limits, made.sizes, made.dtype, now, self._log)
+                self._rounds = Rounds(limits, made.size, made.dtype, now, self._log)
             except (RuntimeError, *foreign.ERRORS) as error:
                 return f"its layout cannot be used: {error}"
-            self._layout, self._longest = layout, 2 * _BYTES * sum(made.sizes) + _MORE  # parameters and momenta
+            self._layout, self._longest = layout, 2 * _BYTES * made.size + _MORE  # parameters and momentum
             return ""
         key = different[0]
-        if key in ("sizes", "model"):
+        if key in ("size", "model"):
             return "its model differs from the model of the other workers"
         return f"its {key} is {layout.get(key)!r}, and {self._layout[key]!r} on the other workers"
 
@@ -181,7 +181,7 @@ class Hub:
         if former:
             self._forget(former)
         if self._rounds:
-            member = Member(worker, peer.post, hello.versions, hello.digest)
+            member = Member(worker, peer.post, hello.version, hello.digest)
             self._rounds.join(member, time.monotonic())
 
     def _handle(self, worker: int, peer: _Peer, message: messages.Message, data: bytearray) -> None:
@@ -189,10 +189,10 @@ class Hub:
             if self._peers.get(worker) is not peer or not self._rounds:
                 raise ConnectionError("another connection of this worker has taken its place")
             match message:
-                case messages.Contribution(fragment, version):
-                    self._rounds.contribute(worker, fragment, version, data, time.monotonic())
-                case messages.Parameters(versions):
-                    self._rounds.give(worker, versions, data)
+                case messages.Contribution(version):
+                    self._rounds.contribute(worker, version, data, time.monotonic())
+                case messages.Parameters(version):
+                    self._rounds.give(worker, version, data)
 
     def _leave(self, worker: int, peer: _Peer, reason: str) -> None:
         with self._lock:

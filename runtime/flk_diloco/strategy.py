@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
-
-from torch import nn
 
 from flk_diloco.options import DiLoCo, Membership, environment_options
 from flk_diloco.worker import OuterLoop
@@ -34,9 +31,9 @@ class DiLoCoStrategy:
         if models:
             raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
 
-    def loop(self, parallel: ParallelModel, blocks: Sequence[nn.Module], steps: int) -> OuterLoop:
+    def loop(self, parallel: ParallelModel, steps: int) -> OuterLoop:
         """The rounds of this worker. Collective."""
-        return OuterLoop(parallel, blocks, self._options, self._membership, steps)
+        return OuterLoop(parallel, self._options, self._membership, steps)
 
 
 def outer(options: Any) -> DiLoCoStrategy:

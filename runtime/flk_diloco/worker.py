@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from flk_diloco import fragments
 from flk_diloco.lead import JOINED, STOP, Lead, say
 from flk_diloco.options import DiLoCo, Membership
-from flk_diloco.step_streams import StepStreams
 from flk_runtime.contract.ranges import plural
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
@@ -23,63 +20,52 @@ from flk_runtime.shared import progress
 from flk_runtime.system import device as devices
 
 _NOTICE = 30.0  # seconds after which a wait is reported
-_MIX = 0.5  # share of the local parameters in what follows a delayed result (arXiv 2501.18512, section 2.3)
 
 
 class OuterLoop:
     """Sends outer gradients and applies the averages, after the same steps on all ranks of the worker.
 
-    The agreed parameters are on the CPU of rank 0 only. It gathers each fragment there, and broadcasts the new one to
+    The agreed parameters are on the CPU of rank 0 only. It gathers this worker's there, and broadcasts the new ones to
     the other ranks, of which each keeps its shard. The methods are collective among the ranks of the worker. It is a
     `flk_runtime.checkpoint.Stateful`.
     """
 
-    def __init__(
-        self, parallel: ParallelModel, blocks: Sequence[nn.Module], options: DiLoCo, membership: Membership, steps: int
-    ) -> None:
-        """``blocks`` are passed to `fragments.split`; ``steps`` were made before."""
+    def __init__(self, parallel: ParallelModel, options: DiLoCo, membership: Membership, steps: int) -> None:
+        """``steps`` were made before. Raises SetupError for a complex parameter."""
         self._parallel, self._options, self._membership = parallel, options, membership
-        self._fragments = fragments.split(parallel, blocks, options.fragments)
-        self._names = {name for part in self._fragments for name in part.names}
-        self._schedule = fragments.Schedule(options.every, options.delay, len(self._fragments))
-        self._versions = [self._schedule.rounds_before(number, steps) for number in range(len(self._fragments))]
-        # The step after which the result of each fragment that was sent is applied.
-        self._apply_at: list[int | None] = [None] * len(self._fragments)
+        parameters = parallel.trained()
+        if other := next((name for name, each in parameters.items() if not each.is_floating_point()), ""):
+            raise SetupError(
+                f"{other!r} is complex, and the workers of strategy diloco exchange real parameters: keep its real and "
+                "its imaginary part, and join them by torch.complex in forward"
+            )
+        self._shapes = {name: each.shape for name, each in parameters.items()}
+        self._version = steps // options.every  # the rounds that the parameters have been through
+        self._sent = False  # the outer gradient of the round that is due
         self._lead: Lead | None = None
-        self._streams = StepStreams(parallel.parameters().values())
-        start = [self._gather(number) for number in range(len(self._fragments))]
-        if dist.get_rank() == 0:
-            values = [each for each in start if each is not None]
-            self._lead = Lead(self._fragments, values, self._versions, options, membership)
+        start = self._gather()
+        if start is not None:
+            self._lead = Lead(self._shapes, start, self._version, options, membership)
 
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        return self._lead.outer.state_dict() | {"names": self._all_names()} if self._lead else {}
+        return self._lead.outer.state_dict() | {"names": list(self._shapes)} if self._lead else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["names"] != self._all_names():  # the outer state is flat, in their order
+        if state["names"] != list(self._shapes):  # the outer state is flat, in their order
             raise ValueError("the model has other parameters, or has them in another order: define them as before")
         if self._lead:
             self._lead.restore(state)
-        self._versions = list(state["versions"])
-
-    def _all_names(self) -> list[list[list[str]]]:
-        """The names of each parameter of each fragment, by which weights are read from a checkpoint."""
-        names: dict[int, list[str]] = {}
-        for name, parameter in self._parallel.parameters().items():  # a tied parameter has several
-            names.setdefault(id(parameter), []).append(name)
-        count = len(self._fragments)
-        return [[names[id(parameter)] for parameter in self._parameters(number)] for number in range(count)]
+        self._version = state["version"]
 
     # Rounds
 
     def restart(self) -> None:
         """Take the model's parameters as the agreed ones. Before the first step, and in all workers alike."""
-        for number in range(len(self._fragments)):
-            local = self._gather(number)
-            if self._lead and local is not None:
-                self._lead.outer.parameters[number].copy_(local)
+        local = self._gather()
+        if self._lead and local is not None:
+            self._lead.outer.parameters.copy_(local)
 
     def begin(self, steps: int) -> int:
         """Meet the other workers, and catch up with them if they are further. Returns the steps that are done then.
@@ -91,37 +77,35 @@ class OuterLoop:
         outcome = self._wait(Lead.poll_begin)
         if outcome == STOP:
             return steps
-        versions = self._on_lead(lambda lead: list(lead.outer.versions))
-        if outcome == JOINED or versions != self._versions:
-            steps = self._adopt(versions, steps)
+        version = self._on_lead(lambda lead: lead.outer.version)
+        if outcome == JOINED or version != self._version:
+            steps = self._adopt(version, steps)
         own = self._membership
         self._say(f"worker {own.worker} of {own.workers} begins at step {steps}")
         return steps
 
     def step(self, steps: int) -> int:
-        """Send and apply the fragments that are due after ``steps`` inner steps. Returns the steps that are done then.
+        """Make the round that is due after ``steps`` inner steps. Returns the steps that are done then.
 
         They are more than before if this worker was behind the others and has caught up.
         """
-        for number, apply_at in enumerate(self._apply_at):
-            if apply_at is None and steps >= self._schedule.due(number, self._versions[number] + 1):
-                local = self._gather(number)
-                if self._lead and local is not None:
-                    self._lead.submit(number, local)
-                self._apply_at[number] = steps + self._options.delay
-        for number, apply_at in enumerate(self._apply_at):
-            if apply_at is None or steps < apply_at:
-                continue
-            outcome = self._wait(partial(Lead.poll_result, fragment=number))
-            if outcome == STOP:
-                break
-            if outcome == JOINED:
-                return self._adopt(self._on_lead(lambda lead: list(lead.outer.versions)), steps)
-            if self._lead:
-                self._lead.apply(number)
-            self._apply_at[number] = None
-            self._versions[number] += 1
-            self._scatter(number, _MIX if self._options.delay else 0.0)
+        if steps < (self._version + 1) * self._options.every:
+            return steps
+        if not self._sent:
+            local = self._gather()
+            if self._lead and local is not None:
+                self._lead.submit(local)
+            self._sent = True
+        outcome = self._wait(Lead.poll_result)
+        if outcome == STOP:
+            return steps
+        if outcome == JOINED:
+            return self._adopt(self._on_lead(lambda lead: lead.outer.version), steps)
+        if self._lead:
+            self._lead.apply()
+        self._sent = False
+        self._version += 1
+        self._scatter()
         return steps
 
     @property
@@ -130,19 +114,16 @@ class OuterLoop:
         if not self._lead:
             return {}
         wire = round(self._lead.wire_bytes / 1e6, 3)
-        return {"round": max(self._versions), "workers": self._lead.workers, "wire_mb": wire}
+        return {"round": self._version, "workers": self._lead.workers, "wire_mb": wire}
 
     def close(self, steps: int) -> None:
         """Tell the hub that this worker has finished."""
         if self._lead:
             self._lead.close()
-        since = self._schedule.since_round(self._versions, steps)
+        since = steps - self._version * self._options.every
         if since > 0 and self._membership.workers > 1:
-            together = self._schedule.count == 1 and not self._options.delay
-            which = "its last round" if together else "the last round of a fragment"
-            advice = "" if together else "use fragments=1 and delay=0, and "
             self._say(
-                f"the last {plural(since, 'step')} of this worker came after {which}: to share all steps, {advice}end "
+                f"the last {plural(since, 'step')} of this worker came after its last round: to share all steps, end "
                 f"after a multiple of {self._options.every}"
             )
 
@@ -157,56 +138,52 @@ class OuterLoop:
                     self._say(f"worker {self._membership.worker} waits for the others")
         return str(outcome)
 
-    def _adopt(self, versions: list[int], steps: int) -> int:
-        """Go on from the agreed parameters of all fragments, which are at these versions. Returns the steps done."""
-        self._versions = list(versions)
-        self._apply_at = [None] * len(versions)
-        for number in range(len(versions)):
-            self._scatter(number, 0.0)
-        steps = max(steps, self._schedule.steps_at(versions))
+    def _adopt(self, version: int, steps: int) -> int:
+        """Go on from the agreed parameters, which are at this version. Returns the steps that are done."""
+        self._version, self._sent = version, False
+        self._scatter()
+        steps = max(steps, version * self._options.every)
         self._say(f"worker {self._membership.worker} has caught up: it goes on after step {steps}")
         return steps
 
     # Between the ranks
 
-    def _gather(self, number: int) -> torch.Tensor | None:
-        """This worker's parameters of a fragment: float32 of shape (size,) on the CPU of rank 0, None elsewhere."""
+    def _gather(self) -> torch.Tensor | None:
+        """This worker's parameters: float32 of shape (size,) on the CPU of rank 0, None elsewhere."""
         main, parts = dist.get_rank() == 0, []
-        with torch.no_grad(), self._streams.between_steps():
-            for parameter in self._parameters(number):
+        with torch.no_grad(), devices.across_streams():
+            for parameter in self._parameters():
                 full = self._parallel.full_tensor(parameter)
                 if main and full is not None:
                     parts.append(full.to("cpu", torch.float32).flatten())
         return torch.cat(parts) if main else None
 
-    def _parameters(self, number: int) -> list[nn.Parameter]:
-        """The parameters of a fragment. Raises SetupError if the script trains others than at the beginning."""
-        trained, names = self._parallel.trained(), self._fragments[number].names
-        if new := next((name for name in trained if name not in self._names), ""):
+    def _parameters(self) -> list[nn.Parameter]:
+        """The trained parameters. Raises SetupError if the script trains others than at the beginning."""
+        trained = self._parallel.trained()
+        if new := next((name for name in trained if name not in self._shapes), ""):
             raise SetupError(
                 f"{new!r} was frozen or absent in parallelize, so the workers of strategy diloco do not exchange it, "
                 "and each would train its own: have all parameters that are trained later require gradients there"
             )
-        if gone := next((name for name in names if name not in trained), ""):
+        if gone := next((name for name in self._shapes if name not in trained), ""):
             raise SetupError(
                 f"{gone!r} is not trained any more, and the workers of strategy diloco would go on to move it by the "
                 "outer momentum: freeze parameters before parallelize"
             )
-        return [trained[name] for name in names]
+        return [trained[name] for name in self._shapes]
 
-    def _scatter(self, number: int, mix: float) -> None:
-        """Set this worker's parameters of a fragment to the agreed ones, with a share of ``mix`` of their own."""
-        part = self._fragments[number]
-        fulls = [torch.empty(shape) for shape in part.shapes]
+    def _scatter(self) -> None:
+        """Set this worker's parameters to the agreed ones."""
+        fulls = [torch.empty(shape) for shape in self._shapes.values()]
         if self._lead:
-            flat = torch.split(self._lead.outer.parameters[number], [shape.numel() for shape in part.shapes])
-            fulls = [values.view(shape) for values, shape in zip(flat, part.shapes, strict=True)]
+            flat = torch.split(self._lead.outer.parameters, [full.numel() for full in fulls])
+            fulls = [values.view(full.shape) for values, full in zip(flat, fulls, strict=True)]
         with torch.no_grad(), devices.across_streams():
-            for parameter, full in zip(self._parameters(number), fulls, strict=True):
+            for parameter, full in zip(self._parameters(), fulls, strict=True):
                 full = full.to(process_group.comm_device(parameter.device))
                 dist.broadcast(full, src=0)
-                shard = self._parallel.local_shard(parameter, full.to(parameter.device, parameter.dtype))
-                parameter.copy_(parameter * mix + shard * (1 - mix) if mix else shard)
+                parameter.copy_(self._parallel.local_shard(parameter, full.to(parameter.device, parameter.dtype)))
 
     def _on_lead(self, function: Callable[[Lead], Any]) -> Any:
         """Call ``function`` on rank 0, and return its result on every rank."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 from transformers import trainer as trainers
@@ -23,12 +24,10 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
 from flk_hosts.accelerate import PreparedLoader, is_placeable
-from flk_hosts.attributes import Attributes, stored_by
-from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.stateful import per_rank, replicated
 from flk_runtime.contract import pod_env
-from flk_runtime.distributed import process_group
-from flk_runtime.errors import MismatchError, SetupError
+from flk_runtime.distributed import parameters_in, process_group
+from flk_runtime.errors import SetupError
 from flk_runtime.run.adopt import adopt_training
 from flk_runtime.run.elastic import numbers_of_ranks, refuse_elastic
 from flk_runtime.run.loop import Loop
@@ -92,11 +91,7 @@ class _Host:
         self._steps_per_epoch = 0
         self._finds_place = False  # the loader leaves out the batches that were used, and not the trainer
         self._loader_knows = True  # where it is in this epoch
-        self._attributes: Attributes  # from the beginning of the training on
         self._sums = _Sums(trainer)
-        self.kept_modules: list[str] = []
-        """The modules of the trainer and its callbacks that have changed, and are kept as the model is."""
-        self._said: set[str] = set()
         self.is_over = False
         """Whether the trainer has made its last step."""
         self.logs: dict[str, Any] = {}
@@ -202,71 +197,17 @@ class _Host:
                 "gradient_accumulation_steps be the same"
             )
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        self._attributes = _attributes_of(trainer, optimizer)
         objects = {"model": trainer.model_wrapped, "optimizer": optimizer, "scheduler": trainer.lr_scheduler}
-        if self._attributes.trains_more(optimizer):  # by each rank alone, as of the losses of sentence-transformers
-            objects["optimizer"] = per_rank(optimizer)
+        if beside := _trained_beside(trainer, optimizer):  # no gradients of theirs are averaged, so the ranks differ
+            objects |= {"optimizer": per_rank(optimizer), **{name: per_rank(each) for name, each in beside.items()}}
         if scaler := getattr(trainer.accelerator, "scaler", None):
             objects["scaler"] = scaler
         loop.register(**objects)
-        self._keep(saved.get("modules", []))
-        loop.before_save(self._look)
-        if saved and saved["ranks"] != loop.world_size and saved["attributes"]:
-            loop.print(f"flk: at another number of ranks these begin anew: {', '.join(saved['attributes'])}")
-        states = {
-            "loss": replicated(self._sums),
-            "attributes": replicated(_Alike(self._attributes)),
-            f"of_{loop.world_size}_ranks": per_rank(self._attributes),  # another number has none in the checkpoint
-        }
-        loop.register_states(**states, **self._data(loop))
+        loop.before_save(self._sums.look)
+        loop.register_states(loss=replicated(self._sums), **self._data(loop))
         self._finds_place = _finds_place(trainer.callback_handler.train_dataloader)
         self._tokens = trainer.state.num_input_tokens_seen
         self.note_what_follows(evaluates=trainer.args.eval_on_start)
-
-    def _keep(self, names: list[str]) -> None:
-        """Keep these modules of the trainer and its callbacks, and restore those in the checkpoint. Collective."""
-        modules = self._attributes.modules()
-        if missing := [name for name in names if name not in modules]:
-            raise MismatchError(
-                f"the checkpoint has the module {missing[0]!r} of the trainer, which it does not hold now: resume with "
-                "the same trainer and callbacks, or name another place for checkpoints"
-            )
-        states = {}
-        for name in names:
-            states[f"trainer.{name}"] = state = module_state(modules[name])
-            state.left_out = self._attributes.shared(modules[name])
-        self.loop.register_states(**states)
-        self.kept_modules += names
-
-    def _find_changes(self) -> None:
-        """Keep the modules that have changed since the start: rank 0's where all ranks hold them alike. Collective."""
-        changed = self._attributes.changed_modules()
-        if not process_group.maximum(len(changed))[0]:
-            return
-        of_ranks = process_group.all_gather(changed)
-        names = sorted({name for each in of_ranks for name in each})
-        alike = {name for name in names if all(each.get(name) == changed.get(name) for each in of_ranks)}
-        self._keep([name for name in names if name in alike and name not in self.kept_modules])
-        self._attributes.by_rank |= set(names) - alike
-
-    def _look(self) -> None:
-        """Look at what the trainer and its callbacks hold beside the model: it is about to be saved. Collective."""
-        self._find_changes()
-        self._sums.look()
-        self._attributes.look()
-        of_ranks = process_group.all_gather(self._attributes.found)
-        self._attributes.alike = set(dict(set.intersection(*(set(each.items()) for each in of_ranks))))
-        for name in self._attributes.unkept.keys() - self._said:
-            self._said.add(name)
-            self.loop.print(
-                f"flk: {name!r} of the trainer changes and is not kept, so that it begins anew after a restart: it has "
-                f"a {self._attributes.unkept[name]} without state_dict and load_state_dict"
-            )
-
-    @property
-    def attributes(self) -> list[str]:
-        """The names of what is kept for each rank of the trainer's and its callbacks' attributes."""
-        return self._attributes.names
 
     def _data(self, loop: Loop) -> dict[str, Any]:
         """The loader, whose place in the data is kept; nothing if the trainer skips what was used."""
@@ -380,19 +321,10 @@ class _Counters:
             "epoch": epoch,
             "steps_of_epoch": steps,
             "over_after": trainer.state.max_steps if self._host.is_over else 0,
-            "modules": self._host.kept_modules,
-            "attributes": self._host.attributes,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.saved = state
-
-
-class _Alike:
-    """The attributes that all ranks hold alike."""
-
-    def __init__(self, attributes: Attributes) -> None:
-        self.state_dict, self.load_state_dict = attributes.alike_state_dict, attributes.load_state_dict
 
 
 class _Sums:
@@ -441,20 +373,13 @@ def _fit_to_elastic_job(args: Any) -> None:
     args.gradient_accumulation_steps = micro_batches // args.world_size
 
 
-def _attributes_of(trainer: Any, optimizer: Any) -> Attributes:
-    """What a trainer of a class of other packages, and callbacks of theirs, hold beside the model."""
-    bases = [each for each in type(trainer).__mro__ if _is_of_package(each)]
-    callbacks = [
-        each
-        for each in trainer.callback_handler.callbacks
-        if not (_is_of_package(type(each)) or isinstance(each, (ExportableState, _Callback)))
-    ]
-    kept = (trainer.model, trainer.model_wrapped, trainer.optimizer, optimizer, trainer.lr_scheduler)
-    return Attributes(trainer, callbacks, frozenset[str]().union(*map(stored_by, bases)), kept)
-
-
-def _is_of_package(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "transformers"
+def _trained_beside(trainer: Any, optimizer: Any) -> dict[str, nn.Module]:
+    """The modules of a trainer that its optimizer trains beside the model, as losses of sentence-transformers."""
+    rest = set(map(id, parameters_in(optimizer))) - set(map(id, trainer.model.parameters()))
+    modules = {name: each for name, each in vars(trainer).items() if isinstance(each, nn.Module)}
+    return {
+        f"trainer.{name}": each for name, each in modules.items() if not rest.isdisjoint(map(id, each.parameters()))
+    }
 
 
 def _their_checkpoint(trainer: Any, asked: Any) -> tuple[Any, int]:

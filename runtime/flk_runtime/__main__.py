@@ -9,8 +9,8 @@ _HELP = """``python -m flk_runtime [--] script.py args``, or ``-m module args``:
 
 ``python -m flk_runtime check`` runs `flk_runtime.check` instead. ``python -m flk_runtime stacks`` prints the stacks of
 all ranks of the job whose launcher runs in this container, and ``metrics`` prints the measurements of the job, both as
-JSON. ``export CHECKPOINT FILE`` writes the model in a checkpoint to one safetensors file, and ``import FILE
-CHECKPOINT`` makes a checkpoint of one. A script with one of these names needs the ``--``.
+JSON. ``export CHECKPOINT FILE`` writes the model in a checkpoint to one safetensors file. A script with one of these
+names needs the ``--``.
 ``--help`` prints this text.
 """  # archives of the runtime have no docstrings
 
@@ -28,7 +28,7 @@ def main() -> None:
         if not check.must_launch_ranks():
             os._exit(rank_process.run_exit_handlers(check.main()))
         arguments = ["-m", check.MODULE]
-    if arguments[:1] in (["export"], ["import"]):
+    if arguments[:1] == ["export"]:
         from flk_runtime.checkpoint import files
 
         sys.exit(files.main(arguments))

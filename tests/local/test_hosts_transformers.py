@@ -68,7 +68,6 @@ ELASTIC = """
 
     class Waits(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
-            self.steps, self.own = self.steps + 1, self.own + 1 + args.process_index
             pathlib.Path(f"step.{args.process_index}").write_text(str(state.global_step))
             while args.world_size == 2 and state.global_step == 3 and not pathlib.Path("go").exists():
                 time.sleep(0.01)
@@ -84,9 +83,7 @@ ELASTIC = """
         )
         return Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=lines, callbacks=callbacks)
 
-    waits = Waits()
-    waits.steps, waits.own = 0, 0
-    kept = trainer(1, [waits])
+    kept = trainer(1, [Waits()])
     flk_transformers.adopt(kept, save_every=1)
     means = [kept.train().training_loss]
     plain = trainer(2, [])
@@ -94,7 +91,6 @@ ELASTIC = """
     losses = [[each["loss"] for each in made.state.log_history if "loss" in each] for made in (kept, plain)]
     assert len(losses[0]) == 6 and torch.allclose(*map(torch.tensor, losses), rtol=1e-3), losses
     assert abs(means[0] - means[1]) < 1e-3 * means[1], means
-    assert waits.steps == 12 > waits.own, (waits.steps, waits.own)
     print("alike")
 """
 
@@ -112,4 +108,3 @@ def test_an_elastic_job_goes_on_with_fewer_ranks_and_the_samples_of_a_step(
     assert job.wait() == [0, 143], job.logs_of_all()
     assert "alike" in job.log(0), job.log(0)
     assert re.search(r"resumed at step [2-9]", job.log(0))
-    assert "flk: at another number of ranks these begin anew: Waits.own" in job.log(0)

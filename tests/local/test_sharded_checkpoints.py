@@ -92,7 +92,6 @@ def test_a_resumed_run_ends_bit_equal_under_every_strategy(trained: Trained) -> 
         one, other = objects(trained.folder / case), objects(trained.folder / f"{case}-whole")
         assert one["model"].keys() == other["model"].keys()
         assert all(torch.equal(value, other["model"][key]) for key, value in one["model"].items()), case
-        assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
         for name, state in one["optimizer"]["state"].items():
             for key, value in state.items():
                 expected = other["optimizer"]["state"][name][key]

@@ -30,19 +30,8 @@ with init(os.environ["STRATEGY"], checkpoint=os.environ["PLACE"]) as run:
 )
 
 
-# The program of the runtime in a process with torch, whose import takes most of the program's processor time.
-PROGRAM = """
-import os, sys, warnings
-from flk_runtime.__main__ import main
-
-warnings.resetwarnings()
-sys.argv[1:] = os.environ["ARGUMENTS"].split("\\n")
-main()
-"""
-
-
 @pytest.mark.promise("Checkpoints: Torch reads them without flk")
-def test_export_and_import(ranks: Ranks, tmp_path: Path) -> None:
+def test_export(ranks: Ranks, tmp_path: Path) -> None:
     variables = {"STRATEGY": "full_shard", "PLACE": str(tmp_path / "run"), "EXPORT": str(tmp_path / "own.safetensors")}
     ranks(BEGIN, 2, variables)
     expected = load_with_torch(tmp_path / "run" / "step-000000002")["model"]
@@ -54,20 +43,6 @@ def test_export_and_import(ranks: Ranks, tmp_path: Path) -> None:
         found = load_file(tmp_path / f"{file}.safetensors")  # by the format's own package
         assert found.keys() == expected.keys()
         assert all(torch.equal(value, expected[name]) for name, value in found.items())
-    ranks(PROGRAM, 1, {"ARGUMENTS": f"import\n{tmp_path}/own.safetensors\n{tmp_path}/new"})
-    imported = load_with_torch(tmp_path / "new" / "step-000000000")["model"]
-    assert all(torch.equal(value, expected[name]) for name, value in imported.items())
-    losses = [
-        told(ranks(BEGIN, 1, {"STRATEGY": "ddp", "PLACE": place, "WEIGHTS": weights, "SEED": "9"})[0])["losses"]
-        for place, weights in (
-            (str(tmp_path / "new"), ""),
-            (str(tmp_path / "empty"), str(tmp_path / "own.safetensors")),
-        )
-    ]
-    assert losses[0] == losses[1]
-    (again,) = ranks(PROGRAM, 1, {"ARGUMENTS": f"import\n{tmp_path}/own.safetensors\n{tmp_path}/run"}, failing=True)
-    assert again.code == 2
-    assert again.output == f"flk: {tmp_path}/run holds checkpoints already: name another folder\n"
 
 
 @pytest.mark.promise("Checkpoints: Torch reads them without flk")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 _BEGIN: Final = """
-    import copy, os, random, signal, sys, warnings, torch
+    import os, signal, sys, warnings, torch
     from torch.nn import functional as F
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -51,39 +51,6 @@ TRANSFORMERS: Final = (
         def on_step_end(self, args, state, control, **_):
             die(self.number, state.global_step)
 
-    class Follows(Trainer):  # its teacher follows the model, and a step uses what an earlier one has drawn
-        def __init__(self, *arguments, **named):
-            super().__init__(*arguments, **named)
-            self.teacher = copy.deepcopy(self.model)
-            self.calls, self.noise, self.own = 0, None, random.Random(3)
-        def training_step(self, *arguments):
-            self.calls += 1
-            if self.calls % 3 == 1:
-                self.noise = [{"drawn": torch.rand(2) + RANK, "of": self.calls}]
-            if self.calls % 2 == 0:
-                follow(self.teacher, self.model)
-            return super().training_step(*arguments)
-        def compute_loss(self, model, *arguments, **named):
-            loss = super().compute_loss(model, *arguments, **named)
-            pairs = zip(self.teacher.parameters(), model.parameters(), strict=True)
-            far = sum((there.detach() - here).square().sum() for there, here in pairs)
-            return loss * (1 + self.own.random() * self.noise[0]["drawn"].mean()) + far
-
-    class Averages(TrainerCallback):
-        average, steps = None, 0
-        def on_train_begin(self, args, state, control, model, **_):
-            self.average = copy.deepcopy(model)
-        def on_step_end(self, args, state, control, model, **_):
-            self.steps += 1
-            if self.steps % 3 == 0:
-                follow(self.average, model)
-        def on_log(self, args, state, control, logs, **_):
-            logs["grad_norm"] = [sum(each.sum().item() for each in self.average.parameters()), self.steps]
-
-    def follow(module, model):
-        for here, there in zip(module.parameters(), model.parameters(), strict=True):
-            here.data.mul_(0.5).add_(there.data, alpha=0.5)
-
     class ShortEpochs(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
             control.should_epoch_stop = state.global_step % 4 == 0
@@ -116,7 +83,6 @@ TRANSFORMERS: Final = (
         (Lines(), 6, [ShortEpochs], {"num_train_epochs": 2}),
         (Lines(), END, [], {"max_steps": 4}),
         (Lines(), END, [Stops], {"num_train_epochs": 2}),
-        (Lines(), 6, [Averages], {"max_steps": 8}),
     ]
     PROGRAMS = [PROGRAMS[int(number)] for number in sys.argv[1:]]
     STEPS = [each[1] for each in PROGRAMS]
@@ -132,7 +98,7 @@ TRANSFORMERS: Final = (
             output_dir="out", per_device_train_batch_size=2, learning_rate=1e-2, logging_steps=2, report_to="none",
             save_strategy="no", disable_tqdm=True, use_cpu=True, **options,
         )
-        return (Follows if Averages in callbacks else Trainer)(
+        return Trainer(
             model=LlamaForCausalLM(config), args=arguments, train_dataset=data,
             data_collator=whole if arguments.dataloader_num_workers else noisy,
             callbacks=[each() for each in callbacks] + ([Dies(number)] if kept else []),

@@ -15,7 +15,7 @@ TLS_FOLDER: Final = "/flk/hub"  # mount path of the Secret that `tls` names
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
 # The fields that the ranks read, by the names of flk_diloco.DiLoCo's.
 _OPTIONS: Final = (
-    "inner", "every", "dtype", "lr", "momentum", "fragments", "delay", "sites", "site", "wait", "timeout"
+    "inner", "every", "dtype", "lr", "momentum", "sites", "site", "wait", "timeout"
 )  # fmt: skip
 
 
@@ -47,10 +47,6 @@ class DiLoCo(StrictModel):
     )
     lr: float = Field(default=0.7, gt=0, allow_inf_nan=False, description="learning rate of the outer optimizer, SGD")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Nesterov momentum of the outer optimizer")
-    fragments: int = Field(default=1, ge=1, description="parts of the model that take turns within a round")
-    delay: int = Field(
-        default=0, ge=0, description="optimizer steps between sending a fragment and applying the result"
-    )
     sites: int = Field(default=1, ge=1, description="jobs that train together, in one cluster or several")
     site: int = Field(default=0, ge=0, description="number of this job among them, from 0")
     hub: Annotated[str, AfterValidator(_address)] | None = Field(
@@ -68,8 +64,6 @@ class DiLoCo(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> DiLoCo:
         for wrong, problem in (
-            (self.fragments > self.every, f"fragments: a round has only {self.every} steps (every)"),
-            (self.delay >= self.every, f"delay: must be below every, {self.every}"),
             (self.site >= self.sites, f"site: must be below sites, {self.sites}, since it counts from 0"),
             (self.sites > 1 and not self.secret, "secret: is missing: sites authenticate each other with it"),
             (self.site > 0 and not self.hub, "hub: is missing: the address of site 0, where its hub is reached"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import importlib
 import io
 import pickle
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -222,13 +220,7 @@ class FilesReader(ChunkReader):
 
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
         with self._section(item) as stream:
-            try:
-                tensor: torch.Tensor = torch.load(stream, map_location="cpu", weights_only=True)
-            except Exception as error:
-                # torch raises an AttributeError in the place of an error of the stream.
-                if trouble := getattr(stream, "error", None):
-                    raise trouble from error
-                raise
+            tensor: torch.Tensor = torch.load(stream, map_location="cpu", weights_only=True)
         return tensor
 
     def _section(self, item: ReadItem) -> BinaryIO:
@@ -243,94 +235,81 @@ def open_stored(destination: Destination, step: int, manifest: Manifest) -> Save
 
 
 _CLASSES = {
-    ("builtins", "set"),
-    ("collections", "OrderedDict"),
     ("pathlib", "PosixPath"),
-    ("torch", "Size"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),
     ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
     ("torch.distributed.checkpoint.metadata", "Metadata"),
     ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
     ("torch.distributed.checkpoint.metadata", "StorageMeta"),
-    ("torch.distributed.checkpoint.metadata", "TensorProperties"),
     ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
-    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+}
+_FIXED = {("builtins", "set"), ("collections", "OrderedDict"), ("torch", "Size")}  # whose attributes cannot be set
+
+
+class _Ignored:
+    """Stands for what is called for layouts and memory formats of tensors, which nothing here reads.
+
+    Python 3.11.0 to 3.11.3 pickle members of an enumeration as getattr(class, name).
+    """
+
+    __slots__ = ()
+
+    def __call__(self, *arguments: Any) -> None:
+        return None
+
+
+_CALLED = {
+    ("builtins", "getattr"): _Ignored(),
+    ("torch.serialization", "_get_layout"): _Ignored(),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): _Ignored(),
 }
 
 
-class _GetLayout:
-    """torch's function of the name of a layout. Unlike a function it has no attributes that a pickle could set."""
-
-    __slots__ = ()
-
-    def __call__(self, name: str) -> Any:
-        return next(each for each in vars(torch).values() if isinstance(each, torch.layout) and str(each) == name)
-
-
-class _GetMember:
-    """Stands for getattr: Python 3.11.0 to 3.11.3 pickle members of an enumeration as getattr(class, name)."""
-
-    __slots__ = ()
-
-    def __call__(self, kind: Any, name: str) -> Any:
-        if not isinstance(kind, enum.EnumMeta):
-            raise pickle.UnpicklingError(f"it reads {name} of a class that is no enumeration")
-        return kind[name]
-
-
-_FUNCTIONS = {("builtins", "getattr"): _GetMember(), ("torch.serialization", "_get_layout"): _GetLayout()}
-
-
 class _MetadataUnpickler(pickle.Unpickler):
-    """Unpickles torch's Metadata and nothing else, so that reading runs no code of the file's."""
+    """Unpickles torch's Metadata and nothing else, so that reading runs no code of the file's.
+
+    pickle's opcode BUILD sets attributes of whatever a pickle names. So it gets classes that only it has.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        properties: Any = type("TensorProperties", (_Properties,), {})
+        self._classes = {("torch.distributed.checkpoint.metadata", "TensorProperties"): properties}
 
     def find_class(self, module: str, name: str) -> Any:
+        key = module, name  # exactly: pickle resolves dots in a name, through any module
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if dtype or (module, name) in _CLASSES:  # exactly: pickle resolves dots in a name, through any module
+        if dtype or key in _FIXED:
             return super().find_class(module, name)
-        if (module, name) in _FUNCTIONS:
-            return _FUNCTIONS[module, name]
+        if key in _CALLED:
+            return _CALLED[key]
+        if key in _CLASSES and key not in self._classes:
+            self._classes[key] = type(name, (super().find_class(module, name),), {})
+        if key in self._classes:
+            return self._classes[key]
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which the metadata of a checkpoint does not")
 
 
-def _shared_attributes() -> list[tuple[Any, dict[str, Any]]]:
-    """The attributes of the classes, and of members of enumerations, that metadata may refer to.
+class _Properties(TensorProperties):
+    """The dtype of a tensor. Nothing here reads its other properties."""
 
-    All code of the process shares them. pickle's opcode BUILD sets attributes of whatever a pickle names, and the
-    unpickler in C cannot be told to refuse a class.
-    """
-    classes: list[Any] = [getattr(importlib.import_module(module), name) for module, name in _CLASSES]
-    owners = classes + [member for each in classes for member in getattr(each, "__members__", {}).values()]
-    return [(owner, dict(vars(owner))) for owner in owners]
-
-
-def _set_back(shared: list[tuple[Any, dict[str, Any]]]) -> str:
-    """Set all of these attributes as they were, and return one that differed, with its owner; empty: none did."""
-    changed = ""
-    for owner, before in shared:
-        now = dict(vars(owner))
-        setter: Any = type if isinstance(owner, type) else object
-        for name in [each for each in now | before if now.get(each) is not before.get(each)]:
-            changed = f"{name} of {getattr(owner, '__name__', owner)}"
-            if name in before:
-                setter.__setattr__(owner, name, before[name])
-            else:
-                setter.__delattr__(owner, name)
-    return changed
+    def __setstate__(self, state: Any) -> None:
+        self.dtype = state[0]
 
 
 def read_metadata(data: bytes) -> Metadata:
     """The Metadata that a file ``.metadata`` holds. Raises CheckpointError for anything else."""
-    shared = _shared_attributes()
     try:
-        metadata = _MetadataUnpickler(io.BytesIO(data)).load()
+        metadata = _MetadataUnpickler(data).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it is a {type(metadata).__name__}")
+        # torch looks places up by its own class.
+        places = {MetadataIndex(each.fqn, each.offset, each.index): place for each, place in _places(metadata)}
     except Exception as error:
         raise MismatchError(f"{METADATA} is not the metadata of a checkpoint: {error}") from error
-    finally:
-        changed = _set_back(shared)
-    if changed:
-        raise MismatchError(f"{METADATA} is not the metadata of a checkpoint: it sets {changed}")
-    if not isinstance(metadata, Metadata):
-        raise MismatchError(f"{METADATA} is not the metadata of a checkpoint")
-    return metadata
+    return replace(metadata, storage_data=places)
+
+
+def _places(metadata: Metadata) -> Iterator[tuple[Any, Any]]:
+    yield from (metadata.storage_data or {}).items()

@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flk_runtime.checkpoint.adapters.adapt import module_state
-from flk_runtime.checkpoint.adapters.wrappers import parameters_of
 from flk_runtime.checkpoint.interval import COMPUTED, is_passed
 from flk_runtime.checkpoint.memory import PodMemory, Restorable
 from flk_runtime.checkpoint.state import SplitState, encode_whole, split_tensors
@@ -209,7 +207,7 @@ class CheckpointManager:
         self._own_of_rank_0 = content["own"]
         self._unclaimed = set(self._restored) | set(content["own"])
         if rank < world_size:
-            self._rng_state = values[own]["random"]  # None: the weights were imported, and the run starts with them
+            self._rng_state = values[own]["random"]
         else:  # the checkpoint was written by fewer ranks
             self._rng_state = self._fresh_rng_state()
         self._saved = _progress(self.steps, content["objects"])
@@ -270,11 +268,6 @@ class CheckpointManager:
     def replace(self, name: str, thing: Stateful | DistributedStateful) -> None:
         """Save ``thing`` in the place of the object that was registered under ``name``. Nothing is restored."""
         self._objects[name] = thing
-
-    def check_model(self, name: str, model: nn.Module) -> None:
-        """Raise CheckpointError if the checkpoint does not fit ``model``, which is not parallelized yet."""
-        if name in self._restored and (mismatch := _mismatch(model, self._restored[name])):
-            raise MismatchError(f"{self._restored[name].checkpoint.place} does not fit the model: {mismatch}")
 
     def _fresh_rng_state(self) -> dict[str, Any]:
         before = rng.get_state()  # from which the script goes on
@@ -585,19 +578,3 @@ def _progress(steps: int, states: Mapping[str, Any]) -> Progress:
 
 def _is_position(state: Any) -> bool:
     return isinstance(state, dict) and all(isinstance(state.get(key), int) for key in ("seed", "epoch", "consumed"))
-
-
-def _mismatch(model: nn.Module, saved: SavedObject) -> str | None:
-    """The first difference between ``model`` and its saved state; None if there is none."""
-    own = module_state(model).entries()
-    checkpoint = saved.checkpoint
-    parameters = parameters_of(model)
-    for name, value in own.items():
-        shape = checkpoint.shape(f"{saved.name}.{name}")
-        if shape is None:
-            if isinstance(value, torch.Tensor) or name not in saved.plain:
-                return f"missing key {name!r}"
-        elif name in parameters and shape != tuple(value.shape):  # a buffer may get another one
-            return f"size mismatch for {name!r}: {shape} in the checkpoint, {tuple(value.shape)} in the model"
-    unexpected = saved.entry_not_in(own)
-    return f"unexpected key {unexpected!r}" if unexpected else None

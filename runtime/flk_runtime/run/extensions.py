@@ -7,13 +7,12 @@ for it, and the protocols say what the core calls.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import torch
-from torch import nn
 
 from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.contract import user_env
@@ -67,8 +66,8 @@ class Outer(Protocol):
     def check(self, models: int) -> None:
         """Raise SetupError if a model cannot be trained after so many other ones."""
 
-    def loop(self, parallel: ParallelModel, blocks: Sequence[nn.Module], steps: int) -> OuterLoop:
-        """The loop of a model, of which ``blocks`` are the parts, and whose ``steps`` were made before. Collective."""
+    def loop(self, parallel: ParallelModel, steps: int) -> OuterLoop:
+        """The loop of a model whose ``steps`` were made before. Collective."""
 
 
 class OuterOptions(Protocol):

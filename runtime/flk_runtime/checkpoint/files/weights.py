@@ -18,10 +18,8 @@ from flk_runtime.checkpoint.shard import narrow
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import exists, find_newest, open_destination, open_section, problem_of
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, STEP, Manifest, check_regular
-from flk_runtime.checkpoint.values import name_of
 from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.errors import CheckpointError, MismatchError, checkpoint_error
-from flk_runtime.shared.shard_file import value_name
 
 _INDEX = "*.safetensors.index.json"  # of Hugging Face: which tensor is in which file of a folder
 _KEYS = ("model_state_dict", "state_dict", "model", "module", "net")  # under which scripts save weights beside others
@@ -34,19 +32,16 @@ class Weights:
     The path leads to a safetensors file, a file of torch.save, a folder of Hugging Face's or of
     torch.distributed.checkpoint, a checkpoint of flk, or the folder or address of flk's checkpoints, of which the last
     good one counts. Collective: the ranks share the comparison of flk's files with their checksums. Raises
-    CheckpointError if the path leads to none of these, or to files that are damaged or name files elsewhere. Of a
-    worker of strategy diloco, the trained parameters are those on which the workers had agreed. Names are without the
-    part of torch.compile.
+    CheckpointError if the path leads to none of these, or to files that are damaged or name files elsewhere. Names are
+    without the part of torch.compile.
     """
 
     def __init__(self, path: str) -> None:
         self.place = path
         self._prefix = ""
-        self._agreed: dict[str, Chunk] = {}
         self._checkpoint, self._tensors = _open(path)
         if self._checkpoint and any(each[0] == "model" for _, each in self._checkpoint.names()):
             self._prefix = "model."
-            self._agreed = _find_agreed(self._checkpoint)
         self._stored = {name.replace(_COMPILED, ""): name for name in self._stored_names()}
 
     def names(self) -> Iterator[str]:
@@ -90,25 +85,18 @@ class Weights:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A full tensor, on the CPU."""
-        dtype, shape = self.kind(name)
         name = self._stored[name]
         if self._checkpoint is None:
             return self._tensors[name]
         full = self._prefix + name
-        if name in self._agreed:
-            flat = self._agreed[name]._replace(tensor=torch.empty(torch.Size(shape).numel()))
-            self._checkpoint.read([flat])
-            return flat.tensor.view(shape).to(dtype)
         return self._checkpoint.tensors([full])[full]
 
     def read(self, chunks: Sequence[Chunk]) -> None:
         """Read into the tensors of ``chunks``, whose paths are ``(object, name)``. Raises CheckpointError."""
         if self._checkpoint is not None:
-            plain = [each for each in chunks if self._stored[str(each.path[1])] not in self._agreed]
-            self._checkpoint.read(
-                [each._replace(path=(self._prefix + self._stored[str(each.path[1])],)) for each in plain]
-            )
-            chunks = [each for each in chunks if self._stored[str(each.path[1])] in self._agreed]
+            stored = [(self._prefix + self._stored[str(chunk.path[1])],) for chunk in chunks]
+            self._checkpoint.read([chunk._replace(path=path) for chunk, path in zip(chunks, stored, strict=True)])
+            return
         for chunk in chunks:
             full, name = self.tensor(str(chunk.path[1])), str(chunk.path[1])
             if tuple(full.shape) != chunk.shape:
@@ -140,21 +128,6 @@ class SavedWeights:
         groups = ([each for each in group if self.shape(each.name) is not None] for group in tied.values())
         self._weights.read([group[0] for group in groups])
         return {}
-
-
-def _find_agreed(checkpoint: SavedCheckpoint) -> dict[str, Chunk]:
-    """The flat tensor, and the place in it, of each parameter on which workers of strategy diloco have agreed."""
-    own = value_name(0)
-    objects = checkpoint.value(own)["objects"] if checkpoint.has(own) else {}
-    found: dict[str, Chunk] = {}
-    for number, fragment in enumerate(objects.get("diloco", {}).get("names", ())):
-        path, begin = ("diloco", "parameters", number), 0
-        for names in fragment:
-            shape = checkpoint.shape(f"model.{names[0]}") or ()
-            flat = Chunk(path, torch.empty(0), checkpoint.shape(name_of(path)) or (), (begin,))
-            found |= dict.fromkeys(names, flat)
-            begin += torch.Size(shape).numel()
-    return found
 
 
 def _open(path: str) -> tuple[SavedCheckpoint | None, dict[str, torch.Tensor]]:

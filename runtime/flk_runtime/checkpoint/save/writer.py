@@ -22,7 +22,6 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from flk_runtime.checkpoint.shard import entry_index, merge_entries
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest, StoredFile
-from flk_runtime.checkpoint.values import REFERENCE, VALUE, Path, name_of, references
 from flk_runtime.errors import MismatchError, StorageError, checkpoint_error
 from flk_runtime.shared.shard_file import Entry, ShardHeader, value_name
 from flk_runtime.system.checksum import crc32
@@ -250,33 +249,10 @@ class _CountedStream(io.RawIOBase):
 
 
 def _contents(rank: int, shard: Shard) -> Iterator[tuple[Entry, Any]]:
-    """The content of a rank's shard in a file: tensors and values, and bytes that are the result of torch.save already.
-
-    The plain values are in it twice: as flk reads them, and each by its name, as torch's loader looks for them.
-    """
+    """The content of a rank's shard in a file: its tensors, and its values as the bytes of torch.save."""
     yield from shard.tensors()
     own = value_name(rank)
     yield Entry(own, (own,), 0, 0), shard.values
-    for path, value in _flatten(_plain_objects(shard.values)):
-        yield Entry(name_of(path), path, 0, 0), value
-
-
-def _plain_objects(blob: bytes) -> Mapping[str, Any]:
-    objects: Mapping[str, Any] = torch.load(io.BytesIO(blob), weights_only=True).get("objects") or {}
-    return objects
-
-
-def _flatten(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """The plain values of nested states, each with its path, as torch.distributed.checkpoint flattens a state_dict."""
-    if isinstance(value, Mapping):
-        if value.keys() == {REFERENCE}:
-            return []
-        if value.keys() == {VALUE}:
-            return [] if any(references(value)) else [(path, value)]  # a tensor may have its path
-        return [pair for key, each in value.items() for pair in _flatten(each, (*path, str(key)))]
-    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        return [pair for index, each in enumerate(value) for pair in _flatten(each, (*path, index))]
-    return [(path, value)] if path else []
 
 
 def _told(error: Exception) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 from flk_runtime.checkpoint.storage.manifest import (
     LATEST,
@@ -227,50 +227,12 @@ def exists(path: Path) -> bool:
 def open_section(path: Path, begin: int = 0, length: int = -1) -> BinaryIO:
     """The ``length`` bytes of a file from ``begin`` on, as a stream to read; length -1: up to its end.
 
-    Its attribute ``error`` is the latest error of a read, which torch.load hides. Raises ValueError if it is no file.
+    They are read at once, since torch.load hides why a read has failed. Raises ValueError if it is no file.
     """
     check_regular(path)
-    return cast(BinaryIO, _Section(path, begin, length))
-
-
-class _Section(io.RawIOBase):
-    """A section of a file. Its bytes are read straight into the reader's buffer."""
-
-    def __init__(self, path: Path, begin: int, length: int) -> None:
-        self._file = io.FileIO(path)
-        size = os.fstat(self._file.fileno()).st_size
-        self._begin, self._end = begin, size if length < 0 else min(size, begin + length)
-        self._position = begin
-        self.error: OSError | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: self._begin, os.SEEK_CUR: self._position, os.SEEK_END: self._end}[whence]
-        self._position = max(self._begin, base + offset)
-        return self._position - self._begin
-
-    def tell(self) -> int:
-        return self._position - self._begin
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        self._file.seek(self._position)
-        try:
-            got = self._file.readinto(view[: max(0, self._end - self._position)])
-        except OSError as error:
-            self.error = error
-            raise
-        self._position += got
-        return got
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return io.BytesIO(file.read(length))
 
 
 def _sync(folder: Path) -> None:

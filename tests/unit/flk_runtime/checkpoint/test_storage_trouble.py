@@ -8,7 +8,6 @@ import errno
 import io
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch import nn
 from flk_runtime.checkpoint import storage
 from flk_runtime.checkpoint.adapters.adapt import module_state
 from flk_runtime.checkpoint.files import export, safetensors, weights
-from flk_runtime.checkpoint.files.export import export_weights, import_weights
+from flk_runtime.checkpoint.files.export import export_weights
 from flk_runtime.checkpoint.files.weights import Weights
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.storage import folder, restore
@@ -34,6 +33,8 @@ from flk_runtime.contract.failure import Kind, Retry
 from flk_runtime.errors import MismatchError, StorageError
 from flk_runtime.shared.failure_report import describe
 from flk_runtime.system import faults
+from tests.support import checkpoints
+from tests.support.checkpoints import store_model
 
 TROUBLE = [
     OSError(errno.ESTALE, "Stale file handle"),
@@ -124,19 +125,9 @@ def in_turn(use: Callable[[Trouble], object], errors: Sequence[Exception]) -> in
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A safetensors file with the weights of a model."""
-    path = tmp_path / "weights.safetensors"
-    state = nn.Linear(2, 3).state_dict()
-    shapes = {name: (value.dtype, tuple(value.shape)) for name, value in state.items()}
-    safetensors.write(path, shapes, state.items(), {})
-    return path
-
-
-@pytest.fixture
-def run(tmp_path: Path, file: Path) -> Path:
+def run(tmp_path: Path) -> Path:
     """A folder with one checkpoint."""
-    import_weights(str(file), str(tmp_path / "run"))
+    store_model(str(tmp_path / "run"), nn.Linear(2, 3).state_dict())
     return tmp_path / "run"
 
 
@@ -147,7 +138,7 @@ FUNCTIONS = [
     (torch, "load", torch.load),
     (weights, "open_section", folder.open_section),
     (safetensors, "open", builtins.open),
-    (io, "FileIO", io.FileIO),
+    (folder, "open", builtins.open),
 ]
 
 
@@ -177,12 +168,13 @@ def test_a_folder_that_fails_at_any_call_of_a_resume(run: Path, error: Exception
 
 
 @pytest.mark.parametrize("place", ["run", "run/step-000000000", "weights.safetensors", "huggingface", "torch.pt"])
-def test_a_folder_that_fails_at_any_call_of_load_weights(tmp_path: Path, run: Path, file: Path, place: str) -> None:
+def test_a_folder_that_fails_at_any_call_of_load_weights(tmp_path: Path, run: Path, place: str) -> None:
     (tmp_path / "huggingface").mkdir()
     (tmp_path / "huggingface" / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"weight": "one.safetensors"}})
     )
-    os.link(file, tmp_path / "huggingface" / "one.safetensors")
+    export_weights(str(run), tmp_path / "weights.safetensors")
+    export_weights(str(run), tmp_path / "huggingface" / "one.safetensors")
     torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "torch.pt")
 
     def use(trouble: Trouble) -> None:
@@ -224,7 +216,7 @@ class Bucket:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._store = MemoryStore()
         self._trouble = Trouble(UNAVAILABLE, -1)
-        for module in (storage, weights, export):
+        for module in (storage, weights, checkpoints):
             monkeypatch.setattr(module, "open_destination", self._open)
 
     def _open(self, place: str) -> Any:
@@ -242,9 +234,9 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, file: Path) -> Iterator[Bucket]:
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     made = Bucket(monkeypatch)
-    import_weights(str(file), BUCKET)
+    store_model(BUCKET, nn.Linear(2, 3).state_dict())
     return made
 
 

@@ -15,16 +15,16 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from flk_runtime.checkpoint.files import Weights, export_weights, import_weights, safetensors
+from flk_runtime.checkpoint.files import Weights, export_weights, safetensors
 from flk_runtime.checkpoint.load import FilesReader
 from flk_runtime.errors import CheckpointError
+from tests.support.checkpoints import store_model
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder of flk's checkpoints with one of step 0."""
-    torch.save({"a": torch.arange(40.0), "b": torch.ones(3, 3)}, tmp_path / "w.pt")
-    import_weights(str(tmp_path / "w.pt"), str(tmp_path / "run"))
+    store_model(str(tmp_path / "run"), {"a": torch.arange(40.0), "b": torch.ones(3, 3)})
     return tmp_path / "run"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint import ModuleState
-from flk_runtime.checkpoint.files import SavedWeights, Weights, import_weights
+from flk_runtime.checkpoint.files import SavedWeights, Weights
 from flk_runtime.checkpoint.load import SavedObject
 from flk_runtime.errors import MismatchError
 
@@ -94,7 +94,6 @@ def test_one_name_of_a_tied_parameter_is_enough(name: str, tmp_path: Path) -> No
     assert torch.equal(model.head.weight, value)
 
 
-def test_weights_of_a_compiled_model_are_imported_by_its_own_names(tmp_path: Path) -> None:
+def test_weights_of_a_compiled_model_have_its_own_names(tmp_path: Path) -> None:
     torch.save({f"_orig_mod.{key}": value for key, value in STATE.items()}, tmp_path / "weights.pt")
-    assert import_weights(str(tmp_path / "weights.pt"), str(tmp_path / "checkpoints")) == len(STATE)
-    assert {*Weights(str(tmp_path / "checkpoints")).names()} == STATE.keys()
+    assert {*Weights(str(tmp_path / "weights.pt")).names()} == STATE.keys()
