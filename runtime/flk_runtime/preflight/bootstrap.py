@@ -21,8 +21,8 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.errors import RendezvousError, SetupError, setting
 from flk_runtime.preflight import store
+from flk_runtime.preflight.exchange import Waiting
 from flk_runtime.preflight.report import node_name
-from flk_runtime.preflight.store import Waiting
 
 _POLL_MIN = 0.002  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
 _POLL_MAX = 0.05
