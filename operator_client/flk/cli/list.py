@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -79,7 +79,6 @@ def list_(
     phases = _phases(phase or [])
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
-    from flk.jobs.archive_writer import remember_all
     from flk.jobs.listing import list_observed, with_records
     from flk.jobs.owner import is_of, me
     from flk.observe.client import JobClient
@@ -104,22 +103,17 @@ def list_(
         ]
         return sorted(listed, key=lambda each: _KEYS[sort](each.state))
 
-    def keep(listed: Iterable[Listed]) -> None:
-        remember_all(client, listed)
-
     chosen = " that match" if selector or mine or phases else ""
     nothing = f"there are no jobs{chosen}" + ("" if all_namespaces else f" in namespace {client.namespace}")
     if watch:
         from flk.cli.list_watch import watch_list
 
         try:
-            watch_list(client, read, keep, form, all_namespaces=all_namespaces, nothing=nothing)
+            watch_list(client, read, form, all_namespaces=all_namespaces, nothing=nothing)
         except KeyboardInterrupt:
             return int(ExitCode.INTERRUPTED)
     listed = read()
     _print(client, listed, form, raw=raw, all_namespaces=all_namespaces, nothing=nothing)
-    sys.stdout.flush()
-    keep(listed)
     return None
 
 

@@ -101,8 +101,8 @@ class Chosen:
                 f"there is no job{made} with the labels {selector} in namespace {client.namespace}",
                 hint=f"{client.commands.flk('list')} lists those that exist",
             )
-        metas = [(job["metadata"], target_of(job)) for job in found]
-        refs = [JobRef(meta["name"], target, meta["uid"]) for meta, target in sorted(metas, key=lambda m: _age(m[0]))]
+        metas = sorted(((job["metadata"], target_of(job)) for job in found), key=lambda item: _age(item[0]))
+        refs = [JobRef(meta["name"], target, meta["uid"], named=False) for meta, target in metas]
         return cls(client, refs, by_labels=True)
 
     @property

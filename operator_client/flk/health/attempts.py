@@ -72,7 +72,7 @@ def _advanced(attempt: Attempt, best: int | None) -> bool:
 
 def _goes_on(view: JobView, attempt: Attempt, before: list[tuple[Attempt, Failure]], best: int | None) -> bool:
     """Return whether the running attempt has got further than those before it: by its metrics, or else by its time."""
-    if any(progress.step > (best or 0) and progress.time >= attempt.started for progress in view.around.progress):
+    if any(progress.step > (best or 0) and progress.time >= attempt.started for progress in view.seen.progress):
         return True
     longest = max((_seconds(each, each.ended) for each, _ in before), default=0.0)
     return _seconds(attempt, view.now) >= longest + SHORT

@@ -98,7 +98,7 @@ def of_cluster(nodes: Sequence[Object], karpenter: bool, status: bool) -> str:
 
 def with_patience(view: JobView, finding: Finding) -> Finding:
     """Return the finding that no node can take pods, with more time where a cloud's autoscaler has not spoken yet."""
-    nodes = view.around.nodes
+    nodes = view.seen.nodes
     cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
     if not cloud or finding.resolves_itself or answer(view) is not None:
         return finding

@@ -183,7 +183,7 @@ def _operator_not_running(view: JobView) -> Found | None:
 def _away(view: JobView) -> Found | None:
     """Find a controller of the job whose Deployment could be read and has no ready pod."""
     for controller in CONTROLLERS[view.target.name]:
-        deployments = view.around.controllers.get(controller.check, ())
+        deployments = view.seen.controllers.get(controller.check, ())
         troubles = [trouble(controller, deployment) for deployment in deployments]
         if not troubles or troubles[0] is None or None in troubles:
             continue

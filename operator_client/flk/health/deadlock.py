@@ -56,7 +56,7 @@ def _deadlocked(view: JobView) -> Found | None:
 def _jobs(view: JobView) -> dict[tuple[str, str], list[Object]]:
     """Return the unfinished pods of the other jobs of flk that were read, by namespace and name of the job."""
     found: dict[tuple[str, str], list[Object]] = defaultdict(list)
-    for pod in view.around.other_pods:
+    for pod in view.seen.other_pods:
         key = job_of(pod)
         if key[1] and key != (view.namespace, view.name) and phase_of(pod) in _UNFINISHED:
             found[key].append(pod)
@@ -67,11 +67,11 @@ def _may_get_room(view: JobView, waiting: PodState) -> bool:
     """Return whether a pod that is not of flk may end, and its end gives back some of what a waiting pod lacks."""
     own = {each["metadata"].get("uid") for each in view.objects.values()}  # those of a job of another tool
     lacks = {reason.detail for reason in parse(waiting.message) if reason.kind == "resource"}
-    for pod in view.around.other_pods:
+    for pod in view.seen.other_pods:
         meta, spec = pod["metadata"], pod_spec(pod)
         if labels.JOB in (meta.get("labels") or {}) or meta.get("uid") in own or not _may_end(pod):
             continue
-        node = view.around.nodes.get(spec["nodeName"])
+        node = view.seen.nodes.get(spec["nodeName"])
         if node is not None and not is_allowed(node, pod_spec(view.objects[waiting.name]), when_back=True):
             continue
         if any(amount > 0 for name, amount in {**requests(spec), "pods": 1.0}.items() if name in lacks):

@@ -17,21 +17,8 @@ def _deleted(view: JobView) -> Found | None:
         "the job was deleted before it had ended",
         "submit it again; with the same name and --checkpoint it goes on from its newest checkpoint. The API server's "
         "audit log says who deleted it",
-        [Evidence(view.subject, "it does not exist any more", "metadata", view.gone), *_last_seen(view)],
+        [Evidence(view.subject, "it does not exist any more", "metadata", view.gone)],
     )
-
-
-def _last_seen(view: JobView) -> list[Evidence]:
-    """Return what the job did when a command saw it last."""
-    seen = view.around
-    if not seen.place:
-        return []
-    text = "the job was created"
-    if last := next((each for each in reversed(seen.states) if str(each.phase) != "Deleted"), None):
-        text = f"{last.phase}{f' ({last.reason})' if last.reason else ''}"
-    if seen.progress:
-        text += f" at step {max(progress.step for progress in seen.progress)}"
-    return [Evidence(f"{seen.seen_by or 'flk'}, which saw it last", text, time=seen.time)]
 
 
 CAUSES: Final = (

@@ -54,7 +54,7 @@ def _faults(node: Object) -> Iterator[tuple[str, Evidence]]:
 
 def _faulty_node(view: JobView) -> Found | None:
     for name, pod in suspects(view).items():
-        node = view.around.nodes.get(name)
+        node = view.seen.nodes.get(name)
         for text, evidence in _faults(node) if node else ():
             return Found(_with_end(view, f"{pod}: node {name} {text}"), _remedy(view, name), [evidence], [pod])
     return None

@@ -54,7 +54,7 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
     if outside and failure.kind is Kind.CONTAINER_KILLED:
         return replace(failure, kind=Kind.LOST, pod_name=name, message=f"was killed ({one_line(outside)})")
     # Nothing follows from events that nobody has read, or that the API server has forgotten.
-    unexplained = killed and not outside and name in killed_pods(view) and view.around.has_read("events", name)
+    unexplained = killed and not outside and name in killed_pods(view) and view.seen.has_read("events", name)
     if failure.kind is not Kind.OOM and (known or unexplained):
         failure = replace(failure, kind=Kind.OOM, pod_name=name, message="")
     if failure.kind is Kind.OOM and not failure.message:

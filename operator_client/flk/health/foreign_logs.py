@@ -24,9 +24,9 @@ def first_exception(view: JobView) -> Failure | None:
     Pods are taken in the order in which they ended, because the logs carry no times.
     """
     pods = {pod.name: pod for pod in view.pods}
-    ordered = [pods[name] for name in view.around.logs if name in pods]
+    ordered = [pods[name] for name in view.seen.logs if name in pods]
     ordered.sort(key=lambda pod: (pod.ended is None, pod.ended or 0.0))
-    found = [failure for pod in ordered for failure in exceptions(view.around.logs[pod.name], pod)]
+    found = [failure for pod in ordered for failure in exceptions(view.seen.logs[pod.name], pod)]
     return min(found, key=lambda failure: failure.secondary, default=None)  # the first of the primary ones, if any
 
 

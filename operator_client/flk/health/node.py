@@ -145,12 +145,12 @@ def node_lost(view: JobView) -> Found | None:
     hit = _disrupted(view, ("DeletionByTaintManager", "DeletionByPodGC"))
     lost: list[tuple[PodState, Evidence]] = []
     for pod in view.pods:
-        node = view.around.nodes.get(pod.node)
+        node = view.seen.nodes.get(pod.node)
         ready = conditions(node).get("Ready")
         if ready and ready.get("status") != "True":
             text = f"{ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
             lost.append((pod, condition_evidence(f"node {pod.node}", ready, text)))
-        elif pod.node and f"nodes/{pod.node}" in view.around.missing:
+        elif pod.node and f"nodes/{pod.node}" in view.seen.missing:
             lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more")))
         elif pod.phase == PodPhase.UNKNOWN or pod.reason == "NodeLost":
             lost.append((pod, Evidence(f"pod {pod.name}", f"{pod.reason}: {pod.message}", "status.phase")))

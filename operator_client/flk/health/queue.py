@@ -58,7 +58,7 @@ def _suspend_evidence(view: JobView) -> Evidence:
 
 
 def _preempted(view: JobView) -> Found | None:
-    for workload in view.around.workloads if view.suspended else ():
+    for workload in view.seen.workloads if view.suspended else ():
         evicted = conditions(workload).get("Evicted") or {}
         if evicted.get("status") == "True":
             return Found(
@@ -72,7 +72,7 @@ def _preempted(view: JobView) -> Found | None:
 
 def _deactivated(view: JobView) -> Found | None:
     """Return that a job's Workload is inactive: Kueue, or (without DueTo in the reason) somebody has set that."""
-    for workload in view.around.workloads if view.suspended else ():
+    for workload in view.seen.workloads if view.suspended else ():
         evicted = conditions(workload).get("Evicted") or {}
         if evicted.get("status") == "True" and (workload.get("spec") or {}).get("active") is False:
             reason, change = str(evicted.get("reason")), '{"spec": {"active": true}}'
@@ -89,7 +89,7 @@ def _deactivated(view: JobView) -> Found | None:
 
 def _held_by_check(view: JobView) -> Found | None:
     """Return what an admission check of the queue says of a job whose quota is reserved, such as that nodes come."""
-    for workload in view.around.workloads:
+    for workload in view.seen.workloads:
         for check in (workload.get("status") or {}).get("admissionChecks") or []:
             state, said = str(check.get("state")), one_line(check.get("message"))
             if state != "Ready":
@@ -109,8 +109,8 @@ def _held_by_check(view: JobView) -> Found | None:
 
 def _place(view: JobView) -> tuple[str, list[Evidence]]:
     """Return where a job stands in its queue and who is ahead, for a sentence, with the evidence; empty if unknown."""
-    own = {workload["metadata"]["name"] for workload in view.around.workloads}
-    pending = sorted(view.around.pending_workloads, key=lambda each: int(each.get("positionInClusterQueue") or 0))
+    own = {workload["metadata"]["name"] for workload in view.seen.workloads}
+    pending = sorted(view.seen.pending_workloads, key=lambda each: int(each.get("positionInClusterQueue") or 0))
     index = next((index for index, each in enumerate(pending) if each["metadata"]["name"] in own), None)
     if index is None:
         return "", []
@@ -139,7 +139,7 @@ def _queued(view: JobView) -> Found | None:
         Evidence(view.subject, view.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
         _suspend_evidence(view),
     ]
-    for workload in view.around.workloads:
+    for workload in view.seen.workloads:
         reserved = conditions(workload).get("QuotaReserved") or {}
         if reserved.get("status") == "False" and reserved.get("message"):
             evidence.insert(0, _workload_evidence(workload, reserved))
@@ -150,15 +150,15 @@ def _queued(view: JobView) -> Found | None:
             )
     if held := _held_by_check(view):
         return held
-    if unserved := view.around.not_served.get("workloads"):
+    if unserved := view.seen.not_served.get("workloads"):
         return Found(
             f"it waits in queue {view.queue}, and nobody starts it: {unserved}",
             f"install Kueue, or delete the job ({view.flk('delete')}) and submit it again without --queue",
             evidence,
             resolves_itself=False,
         )
-    unknown = "" if view.around.workloads else "; Kueue has no Workload for it yet"
-    if other := view.around.other_versions.get("workloads"):
+    unknown = "" if view.seen.workloads else "; Kueue has no Workload for it yet"
+    if other := view.seen.other_versions.get("workloads"):
         unknown = f", and flk cannot read why: {other}"
     return Found(
         f"it waits in queue {view.queue}{place}{unknown}",
@@ -169,7 +169,7 @@ def _queued(view: JobView) -> Found | None:
 
 def _ignored(view: JobView) -> Found | None:
     """Return that Kueue has made no Workload of a job in one of its queues, so that nobody starts it."""
-    around, queue = view.around, view.labels.get(labels.QUEUE)
+    around, queue = view.seen, view.labels.get(labels.QUEUE)
     if not view.suspended or not queue or around.workloads or not around.has_read("workloads"):
         return None
     evidence = _suspend_evidence(view)

@@ -19,7 +19,7 @@ _UNRESOLVED: Final = ("Name or service not known", "Temporary failure in name re
 
 def _last_lines(view: JobView, pattern: re.Pattern[str]) -> tuple[str, str, re.Match[str]] | None:
     """Return pod, line and match of the last line of a launcher that matches, if no later line says otherwise."""
-    for name in view.around.logs:
+    for name in view.seen.logs:
         for line in reversed(view.recent_lines(name)):
             match = pattern.search(line)
             if match:
@@ -73,7 +73,7 @@ def _never_joined(view: JobView) -> Found | None:
             Evidence(f"pod {absent.name}", runs, "status.containerStatuses", since),
         ],
         [absent.name],
-        since=max([since, *(timestamp(time) for time, _ in view.around.lines_of(absent.name)[-1:])]),
+        since=max([since, *(timestamp(time) for time, _ in view.seen.lines_of(absent.name)[-1:])]),
     )
 
 

@@ -248,7 +248,7 @@ def scheduling_evidence(view: JobView, pod: PodState) -> Evidence:
 
 def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
     """Return a taint that keeps the pod off the nodes of its node selector; None if no node matches or was read."""
-    chosen = [node for node in view.around.nodes.values() if is_selected(node, spec)]
+    chosen = [node for node in view.seen.nodes.values() if is_selected(node, spec)]
     taints = [taint for node in chosen for taint in untolerated(node, spec)]
     # A control plane has its taint in each cluster. It is the reason only if the job wants to run there.
     others = [taint for taint in taints if not taint.startswith(_CONTROL_PLANE)]
@@ -297,7 +297,7 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
         # Nodes that the pod may not run on, such as control planes, do not count. Nodes that are away may come back.
         sizes = {
             name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
-            for name, node in view.around.nodes.items()
+            for name, node in view.seen.nodes.items()
             if is_allowed(node, spec, when_back=True)
         }
         if sizes:
@@ -308,7 +308,7 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
                 asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
                 remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
                 return found.found(f"{found}: no node offers {resource}", remedy, resolves_itself=False)
-            if not fitting(allocatable(view.around.nodes[node]), {resource: needed})[0]:
+            if not fitting(allocatable(view.seen.nodes[node]), {resource: needed})[0]:
                 sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
                 remedy = f"ask for less with {less}, or add a larger node"
                 return found.found(sentence, remedy, resolves_itself=False)

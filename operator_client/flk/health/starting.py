@@ -102,7 +102,7 @@ def _wrong_format(view: JobView) -> Trace | None:
     found = _failed_start(_FORMAT)(view)
     if found is not None:
         return found
-    for name in view.around.logs:
+    for name in view.seen.logs:
         for line in view.recent_lines(name):
             if _FORMAT.search(line):
                 ended = next((pod.ended or 0.0 for pod in view.pods if pod.name == name), 0.0)
@@ -134,7 +134,7 @@ def _crash_loop(view: JobView) -> Found | None:
     if last:
         text = f"exit code {code}, {last.get('reason', '')}, {plural(pod.restarts, 'restart')}"
         evidence.append(Evidence(f"pod {pod.name}", text, path, timestamp(last.get("finishedAt"))))
-    lines = [line for line in view.around.logs.get(pod.name, []) if line.strip()]
+    lines = [line for line in view.seen.logs.get(pod.name, []) if line.strip()]
     if lines:
         evidence.append(Evidence(f"log of {pod.name}", lines[-1].strip()))
     return Found(

@@ -108,17 +108,12 @@ def find(view: JobView) -> list[Finding]:
     Of each group only the first row that matches counts, because later rows are less specific. The end of a failed job
     is its cause, unless the end has no explanation of its own: then a cause that kept a pod away, or ended it from
     outside, comes first. In a job that has not ended, causes that do not resolve by themselves come first, and what
-    keeps a pod from running now comes before what ended it; but a preempted pod waits because it was preempted. If the
-    job or its pods are gone, an archived cause comes first: the objects that it was read from may be gone too.
+    keeps a pod from running now comes before what ended it; but a preempted pod waits because it was preempted.
     """
     if view.succeeded and not view.failed:
         return []
-    before = view.around.cause.finding if view.around.cause else None
     found: list[Finding] = []
     for group in GROUPS:
-        if before is not None and before.code in {cause.code for cause in group}:
-            found.append(before)
-            continue
         for cause in group:
             finding = cause.finding(view)
             if finding is not None:
@@ -130,8 +125,6 @@ def find(view: JobView) -> list[Finding]:
     found = [f for f in found if f.code != UNSCHEDULABLE.code or not named & set(f.pods)]  # others say more of the pods
     if view.gone is not None:
         found = [f for f in found if f.code != queue.SUSPENDED]  # whoever suspends a job does not end it
-    if before is not None:
-        return sorted(found, key=lambda finding: (finding is not before, finding.code in LATER))
     if not view.failed:
         return sorted(found, key=lambda f: (f.code in LATER, f.resolves_itself, _order_now(f, found)))
     end = next((finding for finding in found if finding.code in ENDS), None)

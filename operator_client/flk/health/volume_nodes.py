@@ -47,9 +47,9 @@ class BoundVolume:
 
 def bound_volumes(view: JobView, pod: str) -> Iterator[BoundVolume]:
     """Yield the volumes of a pod that not all nodes can use, as far as volumes and nodes could be read."""
-    nodes = view.around.nodes.values()
+    nodes = view.seen.nodes.values()
     for name in claims_of(view.objects[pod]) if nodes else ():
-        volume = view.around.volumes.get(volume_name(view.around.claims.get(name)))
+        volume = view.seen.volumes.get(volume_name(view.seen.claims.get(name)))
         if volume is not None and volume_affinity_text(volume):
             yield BoundVolume(name, volume, [node for node in nodes if may_use_volume(node, volume)])
 

@@ -109,7 +109,7 @@ def _claim_unbound(view: JobView) -> Found | None:
         return None
     claims = claims_of(view.objects[found.pods[0]])
     for name in claims:
-        claim = view.around.claims.get(name)
+        claim = view.seen.claims.get(name)
         phase = str(((claim or {}).get("status") or {}).get("phase") or "Pending")
         if claim is None or phase == "Bound":
             continue

@@ -63,8 +63,7 @@ class Report:
     summary: str  # one sentence: the cause, that nothing is wrong, or that the cause is unknown
     known: bool  # whether the cause is known, or nothing is wrong
     stuck: bool = False  # the job does not go on by itself
-    place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist
-    seen: float | None = None  # when the job was seen last, in seconds since the epoch, if there is a place
+    as_of: float | None = None  # when flk said so last, in seconds since the epoch; None: now
     others: list[Other] = field(default_factory=list)
     examined: list[str] = field(default_factory=list)
 
@@ -91,8 +90,6 @@ def diagnose(view: JobView) -> Report:
         summary=summary,
         known=known,
         stuck=bool(cause and not view.failed and cause.is_stuck(view.now)),
-        place=view.around.place,
-        seen=view.around.archived if view.around.place else None,
         others=_limited(
             view,
             [
@@ -119,7 +116,7 @@ def examined(view: JobView) -> list[str]:
     lines.append(f"{plural(len(view.events), 'event')} of the job and of its pods that do not run")
     attempts = len(view.record.attempts) if view.record else 0
     lines.append(f"{_RECORD}: {plural(attempts, 'attempt') if view.record else 'none'}")
-    around = view.around
+    around = view.seen
     for things, noun in (
         (around.logs, "log"),
         (around.nodes, "node"),

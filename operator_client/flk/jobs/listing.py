@@ -85,7 +85,7 @@ def _listed(seen: Observation, view_of: Callable[[Observation], JobView]) -> Lis
     """Return a job of the list; one whose objects cannot be read takes no other with it."""
     try:
         view = view_of(seen)
-        return Listed(view.around, derive(view))
+        return Listed(view.seen, derive(view))
     except (UnreadableError, *foreign.ERRORS) as error:
         return Listed(seen, unreadable(seen.job or {}, error))
 

@@ -8,17 +8,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from flk.errors import FlkError
-from flk.jobs.archive_writer import remember
+from flk.jobs.answer import Answer, answered, look
 from flk.jobs.listing import with_pods
-from flk.jobs.state import State, derive
-from flk.jobs.wait import look
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.pool import THREADS, ReadPool
 from flk.observe.reader import Reader, view_of
 from flk.observe.shared import SharedAnswers
-from flk.observe.view import JobView
 
 FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace
 _Result = TypeVar("_Result")
@@ -44,22 +41,19 @@ def in_parallel(
 
 def look_at_all(
     client: JobClient, jobs: Sequence[JobRef], note: Callable[[JobRef, str], None]
-) -> Iterator[tuple[JobRef, tuple[JobView, State] | FlkError]]:
-    """Yield the jobs in their order, each with its view and its state now, as `look` returns them, or the error.
+) -> Iterator[tuple[JobRef, Answer | FlkError]]:
+    """Yield the jobs in their order, each with the answer about it, as `look` returns it, or the error.
 
     Many jobs are read from the lists of the namespace. ``note`` is called in threads.
     """
     shared = SharedAnswers(client)
     listed = _listed(client, jobs) if len(jobs) > FEW else {}
 
-    def look_at(job: JobRef) -> tuple[JobView, State]:
+    def look_at(job: JobRef) -> Answer:
         own = client.of(job)
         if job not in listed:
             return look(own, job.name, lambda text: note(job, text))
-        view = view_of(own, listed[job], Reader(own, shared))
-        state = derive(view)
-        remember(own, view.around, state, prune=job == jobs[-1])
-        return view, state
+        return answered(own, view_of(own, listed[job], Reader(own, shared)), lambda text: note(job, text))
 
     yield from in_parallel(jobs, look_at, ReadPool())
 

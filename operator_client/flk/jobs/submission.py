@@ -11,20 +11,23 @@ from typing import Any
 
 from flk import manifest
 from flk.errors import UnreachableError
-from flk.jobs.archive_writer import remember
+from flk.health import diagnose
+from flk.jobs.answer import Answer, keep
 from flk.jobs.choice import chosen
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job, delete_expired
 from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.owner import cluster_user, current_owner
+from flk.jobs.state import derive
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.commit import commit_of, diff_of
 from flk.manifest.environment import warnings as mistakes
 from flk.manifest.files import with_files
-from flk.observe.archive.redaction import kept_diff, secrets_of
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
+from flk.observe.redaction import kept_diff, secrets_of
+from flk.observe.view import JobView
 from flk.spec import defaults
 from flk.spec.job import Job
 from flk.targets import target_of
@@ -71,7 +74,8 @@ class Submission:
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
         try:
-            remember(client, Observation(created, time=client.now(), diff=self.diff))
+            view = JobView(Observation(created, time=client.now()), client.commands)
+            keep(client, Answer(derive(view), diagnose(view), view.now, view), diff=self.diff)
         except KeyboardInterrupt as interrupt:
             interrupt.args = (self._goes_on(client),)
             raise

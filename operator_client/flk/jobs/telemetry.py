@@ -10,10 +10,10 @@ from typing import Final
 
 from flk.errors import ApiError, FlkError, JobNotFoundError
 from flk.kube import Object
-from flk.observe.archive.records import find_record
 from flk.observe.client import JobClient
 from flk.observe.pods import has_log, launcher_command, phase_of, training_container
 from flk.observe.progress import read_telemetry_of
+from flk.observe.records import find_record
 from flk_runtime.contract import foreign, telemetry_archive
 from flk_runtime.contract.log_format import parse_telemetry
 from flk_runtime.contract.telemetry import Telemetry

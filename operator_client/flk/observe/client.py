@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels, targets
@@ -36,6 +36,7 @@ class JobRef:
     name: str
     target: targets.Target | None = None  # of its kind
     uid: str = ""
+    named: bool = field(default=True, compare=False)  # the user has named it; labels choose the others
 
     @classmethod
     def parse(cls, text: str) -> JobRef:

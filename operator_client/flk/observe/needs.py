@@ -53,7 +53,7 @@ class Answer:
 
 def needs(view: JobView) -> list[Need]:
     """Return the requests that would tell more about a job and were not made for its observation."""
-    seen = view.around
+    seen = view.seen
     # A connection that broke is no cause: the events may name one.
     known_end = view.failed and any(_is_cause(pod) for pod in view.pods)
     if view.gone is not None or view.deletion_began:
@@ -167,8 +167,8 @@ def _of_launchers(view: JobView) -> list[Need]:
     wanted = [Need("record", name, lines=RECORD_LINES)]
     firsts = view.pods[:: len(view.pods) // view.workers][1:MOST_WORKERS]
     wanted += [Need("metrics", pod.name, lines=METRICS_LINES) for pod in firsts if pod.phase == PodPhase.RUNNING]
-    if view.around.answered.issuperset(wanted):
-        lines = view.around.logs[name]
+    if view.seen.answered.issuperset(wanted):
+        lines = view.seen.logs[name]
         waiting = WAITS.search(lines[-1]) if lines else None
         if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
             others = [pod.name for pod in view.pods[1:] if waiting is None or pod.index == int(waiting["pod"] or 0)]
@@ -185,7 +185,7 @@ def _around(view: JobView) -> list[Need]:
         if any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in view.pods):
             wanted.append(Need("other_pods"))
         if any(
-            job_of(pod) != (view.namespace, view.name) for pod in view.around.other_pods
+            job_of(pod) != (view.namespace, view.name) for pod in view.seen.other_pods
         ):  # jobs that may block each other: the end of a pod that is not of flk may help
             wanted.append(Need("foreign_pods"))
     else:
@@ -193,8 +193,8 @@ def _around(view: JobView) -> list[Need]:
     wanted += [Need("events", name, "Pod") for name in [*view.recreations][:STUCK_PODS]]
     claims = _claim_names(view, pods)
     wanted += [Need("claims", name) for name in claims]
-    wanted += [Need("events", name, "PersistentVolumeClaim") for name in claims if name in view.around.claims]
-    bound = [volume for name in claims if (volume := volume_name(view.around.claims.get(name)))]
+    wanted += [Need("events", name, "PersistentVolumeClaim") for name in claims if name in view.seen.claims]
+    bound = [volume for name in claims if (volume := volume_name(view.seen.claims.get(name)))]
     wanted += [Need("volumes", volume) for volume in bound]
     if view.suspended and view.queue:
         wanted += [Need("workloads"), Need("pending_workloads", view.queue)]

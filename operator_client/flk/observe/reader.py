@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from flk import labels
-from flk.errors import ApiError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
+from flk.errors import ApiError, ForbiddenError, MissingApiError, UsageError
 from flk.kube import Object, RequestTarget, Resource
-from flk.observe import archive
 from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
-from flk.observe.observation import Need, Observation, from_archive, with_archive
+from flk.observe.observation import Need, Observation
 from flk.observe.pods import one_line
+from flk.observe.records import find_record
 from flk.observe.resources import CLAIMS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk.targets import Target, target_of
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import gang_of
-from flk.units import short_duration
 
 # Seconds between two requests while the pods change, and the longest pause to which they double while they do not.
 EVENTS_EVERY: Final = (5.0, 20.0)  # for the events of a job that does not run undisturbed
@@ -32,49 +31,41 @@ _HOLDS_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Fa
 _VOLCANO: Final = "scheduling.volcano.sh"  # whose PodGroups jobs have that another tool made
 
 
-def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> JobView:
-    """Return the view of a job now, with what is archived of pods that are gone, or of the job itself.
-
-    ``note`` is called if the job is gone. Raises JobNotFoundError if there is none and nothing is archived of one.
-    """
-    try:
-        seen = _observed(client, name)
-    except JobNotFoundError:
-        archived = archive.find(client, name)
-        if archived is None:
-            raise
-        ago = short_duration(client.now() - archived.time)
-        note(f"job {name} is gone; this is what {archived.seen_by or 'flk'} kept of it {archived.place} {ago} ago")
-        return JobView(from_archive(archived), client.commands)
-    return view_of(client, seen, Reader(client))
+def view_job(client: JobClient, name: str) -> JobView:
+    """Return the view of a job now. Raises JobNotFoundError if there is none."""
+    return view_of(client, _observed(client, name), Reader(client))
 
 
 def view_of(client: JobClient, seen: Observation, reader: Reader) -> JobView:
-    """Return the view of a job that was observed, with what is archived of pods that are gone."""
+    """Return the view of a job that was observed. If its pods are gone, the launchers may have archived the record."""
     view = reader.view(seen)
     ended = "Failed" in view.conditions or "Succeeded" in view.conditions
-    if ended and any(pod.phase == PodPhase.MISSING for pod in view.pods):
-        archived = archive.find(client, view.name, view.uid)
+    if ended and not view.records and any(pod.phase == PodPhase.MISSING for pod in view.pods):
+        archived = find_record(client, view.name, view.uid)
         if archived is not None:
-            return JobView(with_archive(view.around, archived), client.commands)
+            return JobView(replace(view.seen, record=archived.record), client.commands)
     return view
 
 
 def view_with_ranks(client: JobClient, name: str) -> JobView:
     """Return the view of a job now, in which pods of the latest attempt have its ranks. Raises JobNotFoundError."""
     view = JobView(_observed(client, name))
-    return Reader(client).view(view.around) if view.resizable else view
+    return Reader(client).view(view.seen) if view.resizable else view
 
 
-def given_pod(view: JobView, pod: str) -> int:
-    """Return the index of the pod that ``--pod`` names, by its name or its index. Raises UsageError for no pod."""
-    names = [state.name for state in view.pods]
-    base = pod if pod in names else view.target.base_name(pod)
+def given_pod(job: str, names: Sequence[str], target: Target, pod: str) -> int:
+    """Return the index of the pod that ``--pod`` names, by its name or its index, among the names of a job's pods.
+
+    Raises UsageError for no pod.
+    """
+    base = pod if pod in names else target.base_name(pod)
     index = int(pod) if pod.isascii() and pod.isdigit() and len(pod) < 10 else -1
     index = names.index(base) if base in names else index
+    if not names:
+        raise UsageError(f"--pod: job {job} has no pods")
     if not 0 <= index < len(names):
         last = len(names) - 1
-        raise UsageError(f"--pod: job {view.name} has pods {names[0]} to {names[-1]} (0 to {last}), no {pod}")
+        raise UsageError(f"--pod: job {job} has pods {names[0]} to {names[-1]} (0 to {last}), no {pod}")
     return index
 
 
@@ -89,7 +80,8 @@ def pod_of(client: JobClient, name: str, rank: int | None = None, pod: str | Non
         raise UsageError("--rank and --pod exclude each other")
     seen = _observed(client, name)
     bare = JobView(Observation(seen.job))  # here all names are without random suffixes
-    return _existing(client, name, JobView(seen).pods[given_pod(bare, pod.rpartition("/")[2])])
+    index = given_pod(name, [state.name for state in bare.pods], bare.target, pod.rpartition("/")[2])
+    return _existing(client, name, JobView(seen).pods[index])
 
 
 def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:

@@ -54,7 +54,7 @@ class Report:
     made: float
     version: str  # of the flk that made it
     seen: float  # when the job was seen last
-    place: str  # where the objects are archived that do not exist any more; empty: all exist
+    gone: bool  # the job does not exist any more: the launchers' record tells of it
     state: State
     answer: Answer  # of `flk why`
     explanation: str  # the page of the cause, as `flk explain` prints it; empty without a cause

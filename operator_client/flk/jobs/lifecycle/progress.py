@@ -39,7 +39,7 @@ def lost_with_pods(view: JobView) -> str:
     if view.unread_record and not view.record:
         return f"the checkpoints of job {view.name} are {ends}, and how far it is cannot be read: {view.unread_record}"
     saved = view.record.saved if view.record else None
-    step = max((progress.step for progress in view.around.progress), default=saved)
+    step = max((progress.step for progress in view.seen.progress), default=saved)
     if not step:
         return ""
     newest = "its checkpoints are" if saved is None else f"its newest checkpoint, of step {saved}, is"

@@ -1,29 +1,29 @@
-"""Show the logs that are there now, pod by pod, and the archived lines of pods that are gone."""
+"""Show the logs that are there now, pod by pod, and the kept lines of pods that are gone."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError, UsageError
-from flk.jobs.archive_writer import ArchiveWriter
+from flk.jobs.answer import Answer, Lines, answered, last_answer
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.reader import IDLE
-from flk.jobs.state import derive
-from flk.jobs.wait import get_state, raise_for_state
+from flk.jobs.wait import raise_for_state
 from flk.kube import Object
-from flk.observe import archive
 from flk.observe.client import JobClient
-from flk.observe.observation import Observation, from_archive
+from flk.observe.observation import Observation
 from flk.observe.pods import phase_of
 from flk.observe.pool import ReadPool
+from flk.observe.reader import Reader, view_of
 from flk.observe.stamps import split_stamp
 from flk.observe.view import JobView
-from flk.units import short_duration, timestamp
+from flk.targets import DEFAULT, TARGETS
+from flk.units import timestamp
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
 FOLDED: Final = 100_000  # lines among which equal ones are folded
@@ -54,92 +54,87 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
     try:
         job = client.get_job(name)
     except JobNotFoundError:
-        kept = archive.find(client, name)
-        if kept is None:
+        last = last_answer(client, name)
+        if last is None:
             raise
-        ago = f"{short_duration(client.now() - kept.time)} ago"
-        if kept.logs:
-            chosen, wanted = choose_kept(client, kept, options)
-            yield LogLine(f"job {name} is gone; these are its last lines, which flk kept {kept.place} {ago}", note=True)
+        when = last.as_of(client.now())
+        if last.lines:
+            chosen, wanted = choose_kept(client, last, options)
+            yield LogLine(f"job {name} is gone; these are its last lines, {when}", note=True)
             for pod in wanted:
-                yield from kept_lines(client, kept, chosen, pod)
+                yield from kept_lines(client, last, chosen, pod)
         else:
-            seen = f"{kept.seen_by or 'flk'} saw it last {ago}"
-            yield LogLine(f"job {name} is gone, and flk has kept no lines of it; {seen}", note=True)
-        state = derive(JobView(from_archive(kept)))
-        if state.was_deleted:  # before it had ended
-            raise_for_state(state, client)
+            yield LogLine(f"job {name} is gone, and flk has kept no lines of it; it was seen last {when}", note=True)
+        if last.state.was_deleted:  # before it had ended
+            raise_for_state(last.state, client)
         return
-    chosen = LineFilter(JobView(Observation(job)), options)
+    chosen = LineFilter.of(JobView(Observation(job)), options)
     every = client.pods_of(job)
     pods = [pod for pod in every if chosen.wants(pod)]
     found = {chosen.base_name(pod["metadata"]["name"]) for pod in pods}
-    writer = ArchiveWriter(client, partial=True)
-    now = Observation(job, every, client.now())
-    writer.observe(now, derive(JobView(now)))
-    told = False
-    try:
-        for line in _read(client, sorted(pods, key=chosen.order), chosen, writer):
-            told = True
-            yield line
-    finally:
-        writer.close()
-    if pods and not told and all(phase_of(pod) == "Pending" for pod in pods):
-        yield LogLine(f"there is no line yet: job {name} is {get_state(client, name).headline}", note=True)
+    last = last_answer(client, name, job["metadata"]["uid"])
+    read: dict[str, Lines] = {}  # whole logs, whose last lines are kept
+    shown = False
+    for line in _read(client, sorted(pods, key=chosen.order), chosen, read):
+        shown = True
+        yield line
+    view = view_of(client, Observation(job, every, client.now()), Reader(client))
+    state = answered(client, view, lines=read).state
+    if pods and not shown and all(phase_of(pod) == "Pending" for pod in pods):
+        yield LogLine(f"there is no line yet: job {name} is {state.headline}", note=True)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
     if gone:
-        kept = archive.find(client, name, job["metadata"]["uid"])
-        known = [pod for pod in kept.logs if chosen.base_name(pod) in gone] if kept is not None else []
+        known = [pod for pod in last.lines if chosen.base_name(pod) in gone] if last is not None else []
         verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
-        if kept is not None and known and (refusal := _unanswered(kept, chosen, known)):
+        if last is not None and known and (refusal := _unanswered(chosen)):
             yield LogLine(f"{in_short(known)} {verb} gone; {refusal}", note=True)
-        elif kept is not None and known:
-            yield LogLine(f"{in_short(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
+        elif last is not None and known:
+            when = last.as_of(client.now())
+            yield LogLine(f"{in_short(known)} {verb} gone; these are {whose} last lines, {when}", note=True)
             for pod in known:
-                yield from kept_lines(client, kept, chosen, pod)
+                yield from kept_lines(client, last, chosen, pod)
         elif not pods:
-            yield LogLine(f"there is no pod with a log: job {name} is {get_state(client, name).headline}", note=True)
+            yield LogLine(f"there is no pod with a log: job {name} is {state.headline}", note=True)
 
 
-def choose_kept(client: JobClient, kept: Observation, options: LogOptions) -> tuple[LineFilter, list[str]]:
+def choose_kept(client: JobClient, last: Answer, options: LogOptions) -> tuple[LineFilter, list[str]]:
     """Return the filter for the lines that are kept of a job that is gone, and the pods that it chooses, in order.
 
     Raises UsageError for an option that these lines do not answer.
     """
-    chosen = LineFilter(JobView(kept), options)
-    wanted = [pod for pod in kept.logs if chosen.wants_index(chosen.index_of(pod))]
-    if refusal := _unanswered(kept, chosen, wanted):
+    target = next((target for target in TARGETS.values() if target.kind == last.state.kind), DEFAULT)
+    name = last.state.name
+    chosen = LineFilter(options, name, last.pods, target, 0)
+    if refusal := _unanswered(chosen):
         option, _, why = refusal.partition(": ")
-        shown = client.commands.flk("logs", kept.name)
-        raise UsageError(f"{option}: job {kept.name} is gone; {why}", hint=f"{shown} shows them")
-    return chosen, sorted(wanted, key=chosen.index_of)
+        raise UsageError(f"{option}: job {name} is gone; {why}", hint=f"{client.commands.flk('logs', name)} shows them")
+    return chosen, sorted(filter(lambda pod: chosen.wants_index(chosen.index_of(pod)), last.lines), key=chosen.index_of)
 
 
-def _unanswered(kept: Observation, chosen: LineFilter, pods: Iterable[str]) -> str:
-    """Return the option that the kept lines of these pods do not answer, and why; empty if there is none."""
+def _unanswered(chosen: LineFilter) -> str:
+    """Return the option that kept lines do not answer, and why; empty if there is none."""
     options = chosen.options
     if options.container not in ("", chosen.container):
         return f"--container: flk has kept lines of the container {chosen.container} only"
     if options.previous:
         return "--previous: flk has kept the last lines of the pods, not those of earlier containers"
-    if options.since is not None and any(kept.logs[pod] and pod not in kept.log_times for pod in pods):
-        return "--since: flk has kept its lines without their times"
     return ""
 
 
-def kept_lines(client: JobClient, kept: Observation, chosen: LineFilter, pod: str) -> Iterator[LogLine]:
+def kept_lines(client: JobClient, last: Answer, chosen: LineFilter, pod: str) -> Iterator[LogLine]:
     """Yield the chosen ones among the lines that are kept of a pod."""
-    lines, options = kept.lines_of(pod), chosen.options
+    options = chosen.options
+    lines = [(time, text) for time, text in last.lines[pod]]
     if options.since is not None:
         begin = client.now() - options.since
         lines = [(time, text) for time, text in lines if timestamp(time) >= begin]
     yield from chosen.lines(pod).chosen(options.last(lines))
 
 
-def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: ArchiveWriter) -> Iterator[LogLine]:
+def _read(client: JobClient, pods: list[Object], chosen: LineFilter, read: dict[str, Lines]) -> Iterator[LogLine]:
     """Yield the chosen lines of existing pods, in this order, then a note for each reason why logs cannot be read.
 
-    The last lines of whole logs are archived.
+    ``read`` gets the lines of whole logs.
     """
     options, remaining = chosen.options, iter(pods)
     failure, readable = None, False
@@ -168,7 +163,7 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: Arc
                 continue
             readable = True
             if options.of_ranks and options.tail is None and options.since is None:
-                writer.set_lines(name, lines)
+                read[name] = lines
             yield from chosen.lines(name).chosen(lines)
     for reason, names in unread.items():
         verb = "has" if len(names) == 1 else "have"

@@ -9,14 +9,12 @@ from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.health.exceptions import LoggedError, find_errors
+from flk.jobs.answer import get_state, last_answer
 from flk.jobs.logs.dump import DUMPED, choose_kept, kept_lines, read_log
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
-from flk.jobs.state import derive
-from flk.jobs.wait import get_state
 from flk.kube import Object
-from flk.observe import archive
 from flk.observe.client import JobClient
-from flk.observe.observation import Observation, from_archive
+from flk.observe.observation import Observation
 from flk.observe.pods import phase_of
 from flk.observe.pool import ReadPool
 from flk.observe.view import JobView
@@ -118,15 +116,15 @@ def _read(client: JobClient, name: str, options: LogOptions) -> tuple[list[_Outp
     try:
         job = client.get_job(name)
     except JobNotFoundError:
-        kept = archive.find(client, name)
-        if kept is None:
+        last = last_answer(client, name)
+        if last is None:
             raise
-        chosen, wanted = choose_kept(client, kept, plain)
+        chosen, wanted = choose_kept(client, last, plain)
         for pod in wanted:
-            for line in kept_lines(client, kept, chosen, pod):
+            for line in kept_lines(client, last, chosen, pod):
                 lines[line.tag].append(line)
-        return _outputs(lines), derive(JobView(from_archive(kept))).failure
-    chosen = LineFilter(JobView(Observation(job)), plain)
+        return _outputs(lines), last.state.failure
+    chosen = LineFilter.of(JobView(Observation(job)), plain)
     pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
     pods.sort(key=lambda pod: (phase_of(pod) != "Failed", chosen.index(pod)))
     with ReadPool(DUMPED) as pool:

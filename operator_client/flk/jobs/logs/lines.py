@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from flk.errors import UsageError
 from flk.kube import Object
 from flk.observe.reader import given_pod
 from flk.observe.view import JobView
+from flk.targets import Target
 from flk.terminal import printable
 from flk_runtime.contract import log_format
 from flk_runtime.contract.ranges import plural
@@ -102,16 +103,37 @@ def in_short(pods: list[str]) -> str:
 class LineFilter:
     """The pods and lines of one job that options choose. Raises UsageError for a rank or a pod that the job lacks."""
 
-    def __init__(self, view: JobView, options: LogOptions, before: LineFilter | None = None) -> None:
-        """``before`` is the filter at an earlier time: what it has chosen stays chosen when the job has fewer pods."""
-        self.options, self.job = options, view.name
-        self._target, self._processes = view.target, view.processes
-        self.container = view.target.container  # the one that trains
-        self.fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
+    def __init__(
+        self,
+        options: LogOptions,
+        job: str,
+        names: Sequence[str],
+        target: Target,
+        processes: int,
+        before: set[int] | None = None,
+    ) -> None:
+        """``names`` are those of the pods, ``processes`` the ranks in each; 0: a rank may be in any pod.
+
+        ``before`` are the pods that were chosen when the job had more of them.
+        """
+        self.options, self.job, self.names = options, job, names
+        self.container = target.container  # the one that trains
+        self.fixed_ranks = processes > 0  # each rank is in the same pod in all attempts
+        self._target, self._processes = target, processes
+        self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(names)}
+        self._chosen = {given_pod(job, names, target, pod) for pod in options.pods} if before is None else before
+
+    @classmethod
+    def of(cls, view: JobView, options: LogOptions, before: LineFilter | None = None) -> LineFilter:
+        """Return the filter for a job. What the filter ``before`` has chosen stays when the job has fewer pods."""
+        last = view.sizes[1] * view.processes - 1
+        absent = [rank for rank in sorted(options.ranks) if rank > last]
+        if absent and before is None:
+            raise UsageError(f"--rank: job {view.name} has ranks 0 to {last}, no rank {absent[0]}")
         names = [pod.name for pod in view.pods]
-        self.names: list[str] = names if before is None else names + before.names[len(names) :]
-        self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}
-        self._chosen: set[int] = _given_pods(view, options) if before is None else before._chosen
+        names += before.names[len(names) :] if before else []
+        processes = 0 if view.resizable else view.processes
+        return cls(options, view.name, names, view.target, processes, before._chosen if before else None)
 
     def index(self, pod: Object) -> int:
         """Return the position of a pod in its job."""
@@ -144,15 +166,6 @@ class LineFilter:
     def lines(self, name: str) -> PodLines:
         """Return the parser of the log of the pod of that name."""
         return PodLines(self, name, self.index_of(name))
-
-
-def _given_pods(view: JobView, options: LogOptions) -> set[int]:
-    """Return the indexes of the pods that options name. Raises UsageError for a rank or a pod that the job lacks."""
-    last = view.sizes[1] * view.processes - 1
-    absent = [rank for rank in sorted(options.ranks) if rank > last]
-    if absent:
-        raise UsageError(f"--rank: job {view.name} has ranks 0 to {last}, no rank {absent[0]}")
-    return {given_pod(view, pod) for pod in options.pods}
 
 
 class PodLines:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.errors import FlkError, UnreadableError
-from flk.jobs.archive_writer import ArchiveWriter, remember
+from flk.health import diagnose
+from flk.jobs.answer import Answer, keep, tails
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
-from flk.jobs.tails import TailReader
 from flk.jobs.wait.goal import Goal
 from flk.jobs.wait.quiet import Quiet
 from flk.kube import Object
@@ -23,7 +23,7 @@ from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import Follower
 from flk.observe.observation import Observation
 from flk.observe.pool import ReadPool
-from flk.observe.reader import Reader, view_job
+from flk.observe.reader import Reader
 from flk.observe.shared import SharedAnswers
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
@@ -52,23 +52,6 @@ class Waited:
 
     state: State
     outcome: Outcome
-
-
-def get_state(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> State:
-    """Return the state of a job now. For a job that is gone, return the archived state and call ``note``.
-
-    The observation is archived. Raises JobNotFoundError if there is no job and nothing is archived of one.
-    """
-    return look(client, name, note)[1]
-
-
-def look(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> tuple[JobView, State]:
-    """Return the view of a job now, and its state, as `get_state` does."""
-    view = view_job(client, name, note)
-    state = derive(view)
-    if view.gone is None:
-        remember(client, view.around, state)
-    return view, state
 
 
 def wait_until_finished(client: JobClient, name: str, *, uid: str | None = None) -> State:
@@ -122,7 +105,7 @@ def wait_for_all(
     client = client.ending(timeout)
     note_once = functools.cache(note)  # what holds for a kind of jobs
     conclusions = {job: Conclusion(goal, fail_fast, report, watch, note_once) for job in jobs}
-    with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until, note_once)) as states:
+    with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until)) as states:
         for of, found in states:
             if isinstance(found, FlkError):
                 yield of, found
@@ -176,14 +159,14 @@ class Conclusion:
 
 
 def follow_states(client: JobClient, name: str) -> Iterator[State]:
-    """Yield the states of a job, at least one a second, until it was deleted. All observations are archived.
+    """Yield the states of a job, at least one a second, until it was deleted. The last one before that is kept.
 
     Raises JobNotFoundError if there is no such job at the beginning, and the error of the watch.
     """
     jobs = [client.ref(name)]
     with (
         Follower(client, jobs) as follower,
-        closing(_states(client, follower, jobs, None, lambda text: None)) as states,
+        closing(_states(client, follower, jobs, None)) as states,
     ):
         for _, found in states:
             if isinstance(found, FlkError):
@@ -196,46 +179,46 @@ def follow_states(client: JobClient, name: str) -> Iterator[State]:
 
 @dataclass
 class _Followed:
-    """One job that is followed, and what archives it."""
+    """One job that is followed, and what was seen of it last."""
 
     client: JobClient
     job: JobRef
     reader: Reader
-    writer: ArchiveWriter
-    tails: TailReader
     last: State | None = None
+    view: JobView | None = None  # before it was deleted
 
     def take(self, view: JobView) -> _Seen:
-        """Archive what was seen of the job, and return its state."""
-        seen = view.around
+        """Return the state of the job that was seen."""
+        seen = view.seen
         job = seen.job if seen.gone is None else None
         if job is None:
             namespace, code = self.client.namespace, int(ExitCode.RUNNING)
             last = self.last or State(self.job.name, namespace, self.job.uid, Phase.PENDING, code)
             self.last = deleted(last, name_reused=seen.name_reused, now=seen.gone)
         else:
-            self.last = derive(view)
-        self.writer.observe(seen, self.last)
-        if job is not None:
-            self.tails.consider(seen.pods)
+            self.last, self.view = derive(view), view
         return self.last, job
+
+    def keep(self, timeout: float) -> None:
+        """Keep the last answer about the job, with the lines of its pods that are read within ``timeout`` seconds."""
+        if self.view is None or self.last is None:
+            return
+        state = self.last if not self.last.was_deleted else derive(self.view)
+        lines = {} if self.last.was_deleted else tails(self.client, self.view.seen.pods, timeout)
+        keep(self.client, Answer(state, diagnose(self.view), self.view.now, self.view), lines)
 
 
 def _states(
-    client: JobClient, follower: Follower, jobs: Sequence[JobRef], until: float | None, note: Callable[[str], None]
+    client: JobClient, follower: Follower, jobs: Sequence[JobRef], until: float | None
 ) -> Generator[tuple[Sequence[JobRef], _Seen | FlkError], None, None]:
     """Yield the states of the jobs, and the errors of those that are followed no longer, each with all that have it.
 
-    Ends when no job is followed, and when time.monotonic() has reached ``until``. All observations are archived.
+    Ends when no job is followed, and when time.monotonic() has reached ``until``. The last answers are kept.
     """
     several = len(jobs) > 1
     shared = SharedAnswers(client) if several else None
-    pool, tails = ReadPool(), ReadPool()
-    followed: dict[JobRef, _Followed] = {}
-    for job in jobs:
-        own = client.of(job)
-        writer = ArchiveWriter(own, note)
-        followed[job] = _Followed(own, job, Reader(own, shared), writer, TailReader(own, writer, tails))
+    pool = ReadPool()
+    followed = {job: _Followed(client.of(job), job, Reader(client.of(job), shared)) for job in jobs}
     try:
         yield from _errors(follower)
         for seen in follower.updates(until):
@@ -254,10 +237,7 @@ def _states(
         pool.shutdown()
         end = time.monotonic() + (_LAST if several else _TAILS)
         for one in followed.values():
-            one.tails.close(max(0.0, end - time.monotonic()))
-            one.writer.flush()
-        tails.shutdown()
-        followed[jobs[-1]].writer.close()
+            one.keep(max(0.0, end - time.monotonic()))
 
 
 def _errors(follower: Follower) -> Iterator[tuple[Sequence[JobRef], FlkError]]:

@@ -318,9 +318,9 @@ def test_a_job_whose_workload_may_exist_waits_in_its_queue(around: dict[str, Any
 
 def test_a_job_in_a_queue_of_another_scheduler_is_suspended_by_somebody() -> None:
     view = ignored_by_kueue()
-    view.around.job["metadata"]["labels"].clear()  # type: ignore[index]
-    view.around.job["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "gold"}  # type: ignore[index]
-    assert "QueueIgnoresJobs" not in [cause.code for cause in find(JobView(view.around))]
+    view.seen.job["metadata"]["labels"].clear()  # type: ignore[index]
+    view.seen.job["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "gold"}  # type: ignore[index]
+    assert "QueueIgnoresJobs" not in [cause.code for cause in find(JobView(view.seen))]
 
 
 def test_only_a_new_job_has_a_new_secret_of_its_own() -> None:

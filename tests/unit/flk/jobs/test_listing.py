@@ -153,7 +153,7 @@ def test_the_list_says_of_a_recorded_job_what_its_status_says(
     """Their logs are missing here: a list reads none. What tells without a log is found as it was recorded."""
     view = recorded.load(recorded.FOLDER / f"{case}.json")
     owner = [{"kind": "PyTorchJob", "name": view.name, "uid": view.uid, "controller": True}]
-    around = view.around
+    around = view.seen
     fake.objects[CLAIMS] = {}
     if around.not_served:
         del fake.objects["/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"]

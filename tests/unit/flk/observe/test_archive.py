@@ -447,7 +447,7 @@ def followed(client: JobClient, *views: JobView) -> None:
     """Keep what flk keeps of a job that it saw like this, one after the other, until the job was deleted."""
     writer = ArchiveWriter(client)
     for view in views:
-        writer.observe(view.around, derive(view))
+        writer.observe(view.seen, derive(view))
     writer.observe(GONE, deleted(derive(views[-1])))
     writer.close()
 
@@ -520,7 +520,7 @@ def test_a_job_that_only_its_launchers_have_told_of_was_seen_by_its_operator(
     """`flk submit` saw it before it had pods, its launchers kept a record, and then somebody deleted it."""
     view = jobs.created().view()
     writer = ArchiveWriter(client)
-    writer.observe(view.around, derive(view))
+    writer.observe(view.seen, derive(view))
     writer.close()
     record = JobRecord("running", 0, attempts=[Attempt(0, 1e9, None, None)])
     keep_in_cluster(fake, view, record, client.now() + 60)

@@ -126,9 +126,9 @@ def test_what_waits_in_a_queue_is_read_in_the_version_that_the_cluster_serves(fa
     path = f"/apis/visibility.kueue.x-k8s.io/{version}/namespaces/team/localqueues/gold/pendingworkloads"
     fake.documents[path] = {"kind": "PendingWorkloadsSummary", "items": [{"metadata": {"name": "w"}}]}
     client = JobClient.connect(namespace="team")
-    assert [each["metadata"]["name"] for each in view_job(client, "gpt").around.pending_workloads] == ["w"]
+    assert [each["metadata"]["name"] for each in view_job(client, "gpt").seen.pending_workloads] == ["w"]
     fake.refused[path] = (403, 'localqueues "gold" is forbidden: User "ada" cannot get resource "localqueues"')
-    assert "pendingworkloads" in view_job(client, "gpt").around.unreadable
+    assert "pendingworkloads" in view_job(client, "gpt").seen.unreadable
 
 
 def pending_workload(job: str, cluster_queue: int, local_queue: int) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def test_the_metrics_of_a_further_worker_of_diloco_are_read(fake: Any) -> None:
     job.add_to(fake)
     for rank, step in enumerate((7, 5)):
         fake.written[f"gpt-worker-{rank}"] = f'[rank {rank}] {{"step": {step}}}\n'
-    found = view_job(JobClient.connect(namespace="team"), "gpt").around.progress
+    found = view_job(JobClient.connect(namespace="team"), "gpt").seen.progress
     assert [(each.rank, each.step) for each in found] == [(0, 7), (1, 5)]
 
 

@@ -21,19 +21,13 @@ def find_record(client: JobClient, name: str, uid: str | None = None) -> Observa
     except FlkError:
         return None
     entries = [
-        (str(config_map["metadata"]["name"]), entry)
+        entry
         for config_map in found
         for text in (config_map.get("data") or {}).values()
         if (entry := ArchivedRecord.from_json(text)) and entry.job == name and uid in (None, entry.uid)
     ]
     if not entries:
         return None
-    config_map, newest = max(entries, key=lambda item: item[1].updated)
-    return Observation(
-        None,
-        time=newest.updated,
-        record=newest.record,
-        entry=newest,
-        logs={FIRST_POD: newest.lines},
-        place=f"in ConfigMap {config_map}",
-    )
+    newest = max(entries, key=lambda entry: entry.updated)
+    logs = {FIRST_POD: newest.lines}
+    return Observation(None, time=newest.updated, record=newest.record, entry=newest, logs=logs)
