@@ -15,7 +15,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.data_output import DataOutput
-    from flk.jobs.listing import Listed
+    from flk.jobs.listing import ListedJob
     from flk.jobs.state import State
     from flk.observe.client import JobClient
     from flk.observe.reader import Reader
@@ -87,7 +87,7 @@ def list_(
     user = me(client) if mine else ""
     readers: dict[str, Reader] = {}
 
-    def read() -> list[Listed]:
+    def read() -> list[ListedJob]:
         collects = gc.isenabled()
         gc.disable()  # it would look at all objects of a long list again and again
         try:
@@ -118,7 +118,7 @@ def list_(
 
 
 def _print(
-    client: JobClient, listed: list[Listed], form: DataOutput, *, raw: bool, all_namespaces: bool, nothing: str
+    client: JobClient, listed: list[ListedJob], form: DataOutput, *, raw: bool, all_namespaces: bool, nothing: str
 ) -> None:
     from flk.cli.data_output import data_of, raw_object
     from flk.cli.list_text import list_text

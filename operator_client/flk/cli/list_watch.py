@@ -14,7 +14,7 @@ from flk.kube.watch import OUTAGE
 
 if TYPE_CHECKING:
     from flk.cli.data_output import DataOutput
-    from flk.jobs.listing import Listed
+    from flk.jobs.listing import ListedJob
     from flk.jobs.state import State
     from flk.observe.client import JobClient
 
@@ -25,7 +25,7 @@ _Key = tuple[str, str]  # namespace and UID
 
 def watch_list(
     client: JobClient,
-    read: Callable[[], list[Listed]],
+    read: Callable[[], list[ListedJob]],
     form: DataOutput,
     *,
     all_namespaces: bool,

@@ -133,10 +133,10 @@ class Chosen:
         from flk.jobs.many import in_parallel
 
         if not self.are_several:
-            return act(self.client.of(self.jobs[0]), self.jobs[0], note) or 0
+            return act(self.client.for_job(self.jobs[0]), self.jobs[0], note) or 0
         told: dict[JobRef, list[str]] = {job: [] for job in self.jobs}
         codes = []
-        for job, result in in_parallel(self.jobs, lambda job: act(self.client.of(job), job, told[job].append)):
+        for job, result in in_parallel(self.jobs, lambda job: act(self.client.for_job(job), job, told[job].append)):
             for text in told[job]:
                 note(text)
             codes.append(self.failed(job, result) if isinstance(result, FlkError) else result or 0)
@@ -157,7 +157,7 @@ class Chosen:
 
     def _code(self, act: Act, job: JobRef) -> int:
         try:
-            return act(self.client.of(job), job) or 0
+            return act(self.client.for_job(job), job) or 0
         except FlkError as error:
             return self.failed(job, error)
 
@@ -168,7 +168,7 @@ class Chosen:
         """
         ended = threading.Event()
         if not self.are_several:
-            return act(self.client.of(self.jobs[0]), self.jobs[0], ended) or 0
+            return act(self.client.for_job(self.jobs[0]), self.jobs[0], ended) or 0
         results: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
 
         def run(job: JobRef) -> None:

@@ -81,7 +81,7 @@ def _show_all(chosen: Chosen, form: DataOutput, raw: bool, found: list[dict[str,
                 note(told[job])
             if not form.is_data and form.kind != "name" and job != chosen.jobs[0]:
                 print()
-            codes.append(_show(chosen.client.of(job), looked, form, raw, found) or 0)
+            codes.append(_show(chosen.client.for_job(job), looked, form, raw, found) or 0)
         except FlkError as error:
             codes.append(chosen.failed(job, error))
     return worst(codes)

@@ -101,7 +101,7 @@ class _Waiting:
         with closing(ended):
             for refs, waited in ended:
                 try:
-                    codes.append(self._conclude(chosen.client.of(refs[0]), refs[0], waited) or 0)
+                    codes.append(self._conclude(chosen.client.for_job(refs[0]), refs[0], waited) or 0)
                 except FlkError as error:
                     self.progress.clear()
                     codes.append(chosen.failed(refs[0], error, others=refs[1:]))

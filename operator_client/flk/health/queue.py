@@ -10,6 +10,7 @@ from flk.health.cause import Cause, Found, condition_evidence
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence
+from flk.observe.observation import What
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
@@ -170,7 +171,7 @@ def _queued(view: JobView) -> Found | None:
 def _ignored(view: JobView) -> Found | None:
     """Return that Kueue has made no Workload of a job in one of its queues, so that nobody starts it."""
     around, queue = view.seen, view.labels.get(labels.QUEUE)
-    if not view.suspended or not queue or around.workloads or not around.has_read("workloads"):
+    if not view.suspended or not queue or around.workloads or not around.has_read(What.WORKLOADS):
         return None
     evidence = _suspend_evidence(view)
     unknown = around.unreadable | around.not_served.keys() | around.other_versions.keys()

@@ -1,20 +1,25 @@
-"""Copy files and folders between this machine and a container: an archive of tar through an exec, as a stream.
+"""Copy files and folders between this machine and a container: an archive of tar through an exec.
+
+The archive is in a temporary file here, so that a copy takes its size twice for a moment.
 
 In the container, tar packs and unpacks, or Python where the image has no tar.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import posixpath
 import shlex
 import tarfile
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Final
 
 from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.received import Received, sent
@@ -97,49 +102,14 @@ class Container:
         return Copied(received.files, received.size, str(received.path))
 
     def _receive(self, path: str, received: Received) -> None:
-        remote = self._start(_READ, path)
-        reading, writing = os.pipe()
-        errors = bytearray()
-        code: list[int | FlkError] = []
-
-        def write(channel: int, data: bytes) -> None:
-            if channel == STDERR:
-                errors.extend(data[: 4096 - len(errors)])
-                return
-            while data:
-                data = data[os.write(writing, data) :]
-
-        def run() -> None:
+        with tempfile.TemporaryFile() as archive:
             try:
-                code.append(remote.run(write))
-            except FlkError as error:
-                code.append(error)
-            except OSError as error:  # nobody reads any more
-                code.append(ApiError(str(error)))
-            finally:
-                os.close(writing)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        unpacked: FlkError | None = None
-        try:
-            with os.fdopen(reading, "rb") as stream:
-                try:
-                    received.unpack(stream)
-                    while stream.read(1 << 16):  # blocks of zeros after the end
-                        pass
-                except UsageError:
-                    raise
-                except FlkError as error:
-                    unpacked = error
-            thread.join()
-        finally:
-            remote.close()
-        if isinstance(code[0], FlkError):
-            raise code[0]
-        self._check(code[0], errors, path)
-        if unpacked is not None:
-            raise unpacked
+                code, errors = self._run(_READ, path, output=archive)
+            except OSError as error:
+                raise UsageError(f"{tempfile.gettempdir()} cannot be written: {error.strerror}") from None
+            self._check(code, errors, path)
+            archive.seek(0)
+            received.unpack(archive)
 
     def write(self, source: Path, path: str, note: Note) -> Copied:
         """Copy a file or a folder of this machine to the container. A file is there whole or not at all.
@@ -155,81 +125,70 @@ class Container:
         temporary = f".flk-cp-{uuid.uuid4().hex[:8]}"
         members = list(sent(source, "." if kind == "folder" else temporary, note))
         members = members[kind == "folder" :]  # the folder itself may belong to another user there
-        target = self._run(_PLACE, path, source.resolve().name, kind, what=path).decode()
+        target = self._text(_PLACE, path, source.resolve().name, kind, what=path)
         folder = target if kind == "folder" else posixpath.dirname(target) or "."
         copied = self._send(members, folder, path, target)
         if kind == "file":
-            self._run(_NAME, posixpath.join(folder, temporary), target, str(copied.size), what=path)
+            self._text(_NAME, posixpath.join(folder, temporary), target, str(copied.size), what=path)
         return copied
 
     def _send(self, members: list[tuple[Path, str]], folder: str, path: str, target: str) -> Copied:
-        remote = self._start(_WRITE, folder)
-        errors = bytearray()
-        failures: list[FlkError] = []
         counted = [0, 0]
-
-        def send() -> None:
-            try:
-                output: Any = _Sender(remote)
-                with tarfile.open(fileobj=output, mode="w|", bufsize=1 << 16) as archive:
-                    for local, name in members:
-                        _add(archive, local, name, counted)
-                remote.end_input()
-            except FlkError as error:
-                failures.append(error)
-                remote.close()
-            except Exception:  # the connection has ended, which the main thread reports  # noqa: S110
-                pass
-
-        thread = threading.Thread(target=send, daemon=True)
-        thread.start()
-        try:
-            code = remote.run(lambda channel, data: errors.extend(data[: 4096 - len(errors)]))
-        except FlkError:
-            thread.join(1.0)
-            if failures:
-                raise failures[0] from None
-            raise
-        finally:
-            remote.close()
-        thread.join()
+        with tempfile.TemporaryFile() as file:
+            with tarfile.open(fileobj=file, mode="w|", bufsize=1 << 16) as archive:
+                for local, name in members:
+                    _add(archive, local, name, counted)
+            file.seek(0)
+            code, errors = self._run(_WRITE, folder, source=file)
         self._check(code, errors, path)
         return Copied(counted[0], counted[1], target)
 
-    def _start(self, script: str, *words: str) -> RemoteCommand:
-        command = ["sh", "-c", script, "sh", *words]
-        return RemoteCommand(
-            self.client.api.access, self.client.target(EXEC, self.pod), command, container=self.container
-        )
-
-    def _run(self, script: str, *words: str, what: str) -> bytes:
+    def _text(self, script: str, *words: str, what: str) -> str:
         """Run a short script without input, and return its output."""
-        output: dict[int, bytearray] = {}
-        remote = self._start(script, *words)
+        output = io.BytesIO()
+        code, errors = self._run(script, *words, output=output, timeout=60)
+        self._check(code, errors, what)
+        return output.getvalue().decode(errors="replace")
+
+    def _run(
+        self,
+        script: str,
+        *words: str,
+        output: IO[bytes] | None = None,
+        source: IO[bytes] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[int, bytes]:
+        """Run a script with ``source`` as its input, write what it prints to ``output``.
+
+        Return its exit code, and the beginning of its errors.
+        """
+        where, command = self.client.target(EXEC, self.pod), ["sh", "-c", script, "sh", *words]
+        remote = RemoteCommand(self.client.api.access, where, command, container=self.container)
+        errors = bytearray()
+
+        def write(channel: int, data: bytes) -> None:
+            if channel == STDERR:
+                errors.extend(data[: 4096 - len(errors)])
+            elif output is not None:
+                output.write(data)
+
+        def send() -> None:
+            with contextlib.suppress(Exception):  # the connection has ended, which the main thread reports
+                while source is not None and (data := source.read(1 << 16)):
+                    remote.send(data)
+                remote.end_input()
+
+        threading.Thread(target=send, daemon=True).start()
         try:
-            code = remote.run(lambda channel, data: output.setdefault(channel, bytearray()).extend(data), timeout=60)
+            return remote.run(write, timeout=timeout), bytes(errors)
         finally:
             remote.close()
-        errors = output.pop(STDERR, bytearray())
-        self._check(code, errors, what)
-        return b"".join(output.values())
 
-    def _check(self, code: int, errors: bytearray, what: str) -> None:
+    def _check(self, code: int, errors: bytes, what: str) -> None:
         if code:
             said = errors.decode(errors="replace").strip().splitlines()
             reason = said[0] if said else f"the copying command ended with exit code {code}"
             raise ApiError(f"{self.pod}:{what}: {reason}; nothing of it counts as copied")
-
-
-class _Sender:
-    """The input of a remote command as a file to write to."""
-
-    def __init__(self, remote: RemoteCommand) -> None:
-        self._remote = remote
-
-    def write(self, data: bytes) -> int:
-        self._remote.send(data)
-        return len(data)
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str, counted: list[int]) -> None:

@@ -41,7 +41,7 @@ class JobHandle:
     @property
     def _own(self) -> JobClient:
         """A client for which the job's name means this job only."""
-        return self.client.of(replace(self.client.ref(self.name), uid=self.uid or ""))
+        return self.client.for_job(replace(self.client.ref(self.name), uid=self.uid or ""))
 
     @property
     def namespace(self) -> str:
@@ -239,7 +239,7 @@ def get(name: str, *, namespace: str | None = None, context: str | None = None) 
     Raises JobNotFoundError if there is none, UsageError for a name that no job has.
     """
     ref = JobRef.parse(name)
-    client = JobClient.connect(context, namespace).of(ref)
+    client = JobClient.connect(context, namespace).for_job(ref)
     return JobHandle(client, ref.name, client.get_job(ref.name)["metadata"]["uid"])
 
 

@@ -15,7 +15,7 @@ from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.pool import THREADS, ReadPool
 from flk.observe.reader import Reader, view_of
-from flk.observe.shared import SharedAnswers
+from flk.observe.source import KEPT, ListSource
 
 FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace
 _Result = TypeVar("_Result")
@@ -46,11 +46,11 @@ def look_at_all(
 
     Many jobs are read from the lists of the namespace. ``note`` is called in threads.
     """
-    shared = SharedAnswers(client)
+    shared = ListSource(client, kept=KEPT)
     listed = _listed(client, jobs) if len(jobs) > FEW else {}
 
     def look_at(job: JobRef) -> Answer:
-        own = client.of(job)
+        own = client.for_job(job)
         if job not in listed:
             return look(own, job.name, lambda text: note(job, text))
         return answered(own, view_of(own, listed[job], Reader(own, shared)), lambda text: note(job, text))

@@ -66,7 +66,7 @@ class Submission:
         May be called again after an error: objects that this submission created are recognised.
         """
         target = target_of(self.manifests[0])
-        client = self.client.of(JobRef(self.name, target))
+        client = self.client.for_job(JobRef(self.name, target))
         try:
             created = create_job(client, self.manifests, objects_with_uid)
         except UnreachableError as error:
@@ -80,7 +80,7 @@ class Submission:
             interrupt.args = (self._goes_on(client),)
             raise
         uid = created["metadata"]["uid"]
-        return JobHandle(self.client.of(JobRef(self.name, target, uid)), self.name, uid)
+        return JobHandle(self.client.for_job(JobRef(self.name, target, uid)), self.name, uid)
 
     def _goes_on(self, client: JobClient) -> str:
         return f"the job {self.name} exists and goes on: {client.commands.flk('status', self.name)}"

@@ -111,7 +111,7 @@ class Follower:
         if job.target and job.uid:
             return job.target
         try:
-            return self._client.of(job).target_of(job.name)
+            return self._client.for_job(job).target_of(job.name)
         except JobNotFoundError:
             if not job.uid:
                 raise

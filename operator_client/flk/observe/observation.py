@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,11 +15,30 @@ from flk_runtime.contract.record import ArchivedRecord, JobRecord
 LOG_LINES: Final = 40  # last lines of a log that are searched for a cause
 
 
+class What(enum.Enum):
+    """What can be read of a job beside its object and its pods. Most values are the fields of Observation for it."""
+
+    EVENTS = "events"
+    RECORD = "record"  # the log of pod 0, among whose last lines is the launchers' record
+    PEER = "peer"  # the log of the launcher that pod 0 waits for
+    METRICS = "metrics"  # the log of the first pod of another worker of strategy diloco
+    LOG = "log"
+    NODES = "nodes"
+    CLAIMS = "claims"
+    VOLUMES = "volumes"
+    WORKLOADS = "workloads"
+    PENDING_WORKLOADS = "pending_workloads"
+    POD_GROUPS = "pod_groups"
+    CONTROLLERS = "controllers"
+    OTHER_PODS = "other_pods"
+    FOREIGN_PODS = "foreign_pods"
+
+
 @dataclass(frozen=True)
 class Need:
     """One request for more about a job: what to read, and of which object."""
 
-    what: str  # "events", "log", or the field of Observation that the answer goes to
+    what: What
     name: str = ""  # of the object, or of the pod; empty: all of them
     kind: str = ""  # of the object that the events are about
     lines: int = 0  # of the log: how many of its last ones
@@ -74,8 +94,8 @@ class Observation:
         """UID of the job; empty if it is not known."""
         return str(self.job["metadata"].get("uid", "") if self.job else self.entry.uid if self.entry else "")
 
-    def has_read(self, what: str, name: str = "") -> bool:
-        """Return whether this was asked for and answered: else nothing follows from what is not there."""
+    def has_read(self, what: What, name: str = "") -> bool:
+        """Return whether this was asked for and answered. If not, nothing follows from what is not there."""
         made = [need for need in self.answered if (need.what, need.name) == (what, name)]
         return any(need not in self.unread for need in made)
 

@@ -9,18 +9,17 @@ from functools import partial
 from typing import Final
 
 from flk import labels
-from flk.errors import ApiError, ForbiddenError, MissingApiError, UsageError
+from flk.errors import ApiError, ForbiddenError, UsageError
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
-from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
-from flk.observe.observation import Need, Observation
-from flk.observe.pods import one_line
+from flk.observe.needs import OF_LAUNCHERS, OF_LOGS, needs, with_answer
+from flk.observe.observation import Need, Observation, What
 from flk.observe.records import find_record
 from flk.observe.resources import CLAIMS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
-from flk.observe.shared import SharedAnswers
+from flk.observe.source import Reply, Source, read_list
 from flk.observe.view import JobView
-from flk.targets import Target, target_of
+from flk.targets import Target
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import gang_of
 
@@ -128,73 +127,63 @@ def _existing(client: JobClient, name: str, pod: PodState) -> PodState:
 
 
 class Reader:
-    """Makes views of one job, one after the other, with the answers to the requests that each needs."""
+    """Makes views of one job, one after the other, with the replies to the requests that each needs."""
 
-    def __init__(self, client: JobClient, shared: SharedAnswers | None = None) -> None:
-        """``shared`` has what many jobs need, so that it is not read for each of them."""
-        self._client, self._shared = client, shared
-        self._answers: dict[Need, Answer] = {}  # as they were read last
+    def __init__(self, client: JobClient, source: Source | None = None, *, logs: bool = True) -> None:
+        """``source`` is the API server by default. Without ``logs``, no log is read, which takes a request for each."""
+        self._client, self._source, self._logs = client, source or Source(client), logs
+        self._replies: dict[Need, Reply] = {}  # as they were read last
         self._backoffs = {True: _Backoff(*RECORD_EVERY), False: _Backoff(*EVENTS_EVERY)}  # by: of the launchers
 
     def view(self, seen: Observation) -> JobView:
         """Return the view of a job that was observed, after the requests that it needs."""
-        before, self._answers = self._answers, {}
+        before, self._replies = self._replies, {}
         due: dict[bool, bool] = {}
         view = JobView(seen, self._client.commands)
-        while wanted := needs(view):
+        # What is read may show what else is needed: events name a volume, whose claim names a PersistentVolume.
+        while wanted := [need for need in needs(view) if self._logs or need.what not in OF_LOGS]:
             for need in wanted:
                 frequent = need.what in OF_LAUNCHERS
                 if frequent not in due:
                     due[frequent] = self._backoffs[frequent].due(seen.pods)
                 known = before.get(need)
                 if known is None or due[frequent]:
-                    asked = self._ask(need, seen)
+                    asked = self._ask(need, view)
                     known = known if known and asked.error else asked
-                self._answers[need] = known
+                self._replies[need] = known
                 seen = with_answer(seen, need, known)
             view = JobView(seen, self._client.commands)
-        left = {need: answer for need, answer in before.items() if not due.get(need.what in OF_LAUNCHERS)}
-        self._answers = left | self._answers
+        left = {need: reply for need, reply in before.items() if not due.get(need.what in OF_LAUNCHERS)}
+        self._replies = left | self._replies
         return view
 
-    def _ask(self, need: Need, seen: Observation) -> Answer:
+    def _ask(self, need: Need, view: JobView) -> Reply:
         """Make a request. One that fails, as in an outage, is answered by its error."""
-        shared, kind = self._shared, target_of(seen.job or {}).name
-        try:
-            if shared is None or need.what not in ("events", "nodes", "controllers", "other_pods", "foreign_pods"):
-                return self._answer(need, seen)
-            if need.what == "events":
-                return Answer(items=shared.events(need.kind, need.name))
-            answer: Answer = shared.once((need, kind), lambda: self._answer(need, seen))
-            return answer
-        except ApiError as error:
-            return Answer(error=one_line(error))
-
-    def _answer(self, need: Need, seen: Observation) -> Answer:
-        client = self._client
+        client, source, namespace = self._client, self._source, view.namespace
         match need.what:
-            case "events":
-                return Answer(items=client.list_events(need.kind, need.name))
-            case "record" | "peer" | "metrics" | "log":
-                return Answer(lines=self._log(need, seen))
-            case "nodes" if not need.name:
-                return list_all(client, RequestTarget(NODES))
-            case "nodes":
-                return _get(client, RequestTarget(NODES, None, need.name))
-            case "claims":
-                return _get(client, client.target(CLAIMS, need.name))
-            case "volumes":
-                return _get(client, RequestTarget(VOLUMES, None, need.name))
-            case "workloads":
-                return list_all(client, client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
-            case "pending_workloads":
-                return list_pending(client, client.namespace, need.name)
-            case "pod_groups":
-                return _get(client, client.target(pod_groups_of(seen.job or {}), need.name))
-            case "other_pods" | "foreign_pods":
-                return list_other_pods(client, need)
+            case What.EVENTS:
+                return source.events(need.kind, namespace, need.name)
+            case What.NODES if not need.name:
+                return source.list_all(RequestTarget(NODES))
+            case What.NODES:
+                return source.get(RequestTarget(NODES, None, need.name))
+            case What.CLAIMS:
+                return source.get(RequestTarget(CLAIMS, namespace, need.name))
+            case What.VOLUMES:
+                return source.get(RequestTarget(VOLUMES, None, need.name))
+            case What.WORKLOADS:
+                return source.list_all(RequestTarget(WORKLOADS, namespace), labels.KUEUE_JOB_UID, view.uid)
+            case What.PENDING_WORKLOADS:
+                reply = source.get(RequestTarget(PENDING_WORKLOADS, namespace, need.name))
+                return replace(reply, items=[item for found in reply.items for item in found.get("items") or []])
+            case What.POD_GROUPS:
+                return source.get(RequestTarget(pod_groups_of(view.job), namespace, need.name))
+            case What.OTHER_PODS | What.FOREIGN_PODS:
+                return source.once(need, lambda: list_other_pods(client, need))
+            case What.CONTROLLERS:
+                return source.once((need, view.target.name), lambda: list_controllers(client, view.target))
             case _:
-                return list_controllers(client, target_of(seen.job or {}))
+                return Source(client).once(need, lambda: Reply(lines=self._log(need, view.seen)))
 
     def _log(self, need: Need, seen: Observation) -> list[str]:
         pod = next(pod for pod in seen.pods if pod["metadata"]["name"] == need.name)
@@ -204,38 +193,19 @@ class Reader:
         return read(timestamps=need.what in OF_LAUNCHERS)
 
 
-def list_all(client: JobClient, target: RequestTarget, **query: str) -> Answer:
-    """Return the objects of a collection that a query chooses; none where the user may not read them.
-
-    Raises ApiError if the API server fails: then nothing is known of them.
-    """
-    try:
-        return Answer(items=client.api.list_all(target, query)[0])
-    except ForbiddenError:
-        return Answer(unreadable=frozenset({target.resource.plural}))
-    except MissingApiError as error:
-        return _not_served(target, error)
-
-
-def list_other_pods(client: JobClient, need: Need) -> Answer:
-    """Return the pods of all jobs of flk, or (``foreign_pods``) pods of other tools that hold a node.
+def list_other_pods(client: JobClient, need: Need) -> Reply:
+    """Return the pods of all jobs of flk, or (FOREIGN_PODS) pods of other tools that hold a node.
 
     They are of all namespaces, or of the client's where the user may not read all.
     """
     query = {"labelSelector": labels.JOB}
-    if need.what == "foreign_pods":
+    if need.what is What.FOREIGN_PODS:
         query = {"labelSelector": f"!{labels.JOB}", "fieldSelector": _HOLDS_A_NODE}
-    found = list_all(client, RequestTarget(PODS), **query)
-    return list_all(client, client.target(PODS), **query) if found.unreadable else found
+    found = read_list(client, RequestTarget(PODS), **query)
+    return read_list(client, client.target(PODS), **query) if found.unreadable else found
 
 
-def list_pending(client: JobClient, namespace: str, queue: str) -> Answer:
-    """Return all Workloads that wait in a LocalQueue of a namespace, in Kueue's order."""
-    answer = _get(client, RequestTarget(PENDING_WORKLOADS, namespace, queue))
-    return replace(answer, items=[each for found in answer.items for each in found.get("items") or []])
-
-
-def list_controllers(client: JobClient, target: Target) -> Answer:
+def list_controllers(client: JobClient, target: Target) -> Reply:
     """Return the Deployments of the controllers that create the pods, by the names of their checks."""
     found: dict[str, list[Object]] = {}
     unreadable = set()
@@ -244,36 +214,13 @@ def list_controllers(client: JobClient, target: Target) -> Answer:
             found[controller.check] = client.list_deployments(controller)
         except ForbiddenError:
             unreadable.add(f"deployments of {controller.name}")
-    return Answer(controllers=found, unreadable=frozenset(unreadable))
+    return Reply(controllers=found, unreadable=frozenset(unreadable))
 
 
 def pod_groups_of(job: Object) -> Resource:
     """Return the kind of the PodGroup of a job, which its scheduler of gangs reads."""
     gang = gang_of(job)
     return POD_GROUPS[gang.group if gang else _VOLCANO]
-
-
-def without(resource: Resource, name: str) -> Answer:
-    """Return the answer where there is no object of that name."""
-    return Answer(missing=frozenset({f"{resource.plural}/{name}"}))
-
-
-def _get(client: JobClient, target: RequestTarget) -> Answer:
-    missing = without(target.resource, target.name or "")
-    try:
-        return Answer(items=[client.api.call("get", target)])
-    except ForbiddenError:
-        return Answer(unreadable=frozenset({target.resource.subresource or target.resource.plural}))
-    except MissingApiError as error:
-        return _not_served(target, error)
-    except ApiError as error:
-        return missing if error.status == 404 else Answer()
-
-
-def _not_served(target: RequestTarget, error: MissingApiError) -> Answer:
-    """Return the answer where there are no such objects, and where they have versions that flk does not know."""
-    said = {target.resource.plural: str(error)}
-    return Answer(other_versions=said) if error.served else Answer(not_served=said)
 
 
 class _Backoff:

@@ -15,7 +15,7 @@ from flk.commands import Commands
 from flk.errors import UnreadableError
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.observation import Observation, event_time, involved, unnamed_pod
+from flk.observe.observation import Observation, What, event_time, involved, unnamed_pod
 from flk.observe.pods import (
     CLOCK_SKEW,
     FIRST_SIGNAL,
@@ -189,7 +189,7 @@ class JobView:
     @property
     def unread_record(self) -> str:
         """Why the log of pod 0, which has the record, could not be read; empty: it was, or it was not asked for."""
-        failed = [error for need, error in self.seen.unread.items() if need.what == "record"]
+        failed = [error for need, error in self.seen.unread.items() if need.what is What.RECORD]
         first = self.objects.get(self.pods[0].name) if failed else None
         return failed[0] if first is not None and has_log(first) else ""
 

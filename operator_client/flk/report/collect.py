@@ -53,8 +53,8 @@ def collect(client: JobClient, name: str, note: Callable[[str], None] = lambda t
         pass  # which comes after the lines that are kept
     except FlkError as error:
         unread = f"the logs cannot be read: {error}"
-    shown = [line.text for line in lines if not line.note][-SHOWN:]
-    excerpts.append(Excerpt(f"The last lines of pod {view.pods[0].name if view.pods else 0}", shown))
+    ends = [line.text for line in lines if not line.note][-SHOWN:]
+    excerpts.append(Excerpt(f"The last lines of pod {view.pods[0].name if view.pods else 0}", ends))
     report = build(
         view,
         state,

@@ -28,7 +28,7 @@ def delete_expired(client: JobClient) -> list[str]:
                 continue
             name, uid = job["metadata"]["name"], job["metadata"]["uid"]
             with contextlib.suppress(FlkError):  # the user may not delete this one, or somebody else has
-                client.of(JobRef(name, target_of(job), uid)).delete_job(name, uid)
+                client.for_job(JobRef(name, target_of(job), uid)).delete_job(name, uid)
                 deleted.append(name)
     return deleted
 

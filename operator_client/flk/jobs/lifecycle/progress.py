@@ -69,7 +69,7 @@ def losses(client: JobClient, jobs: Sequence[JobRef]) -> Iterator[str]:
     """Yield what each job loses if all its pods end now; nothing for jobs that cannot be read or lose nothing."""
 
     def read(ref: JobRef) -> str:
-        own = client.of(ref)
+        own = client.for_job(ref)
         job = own.get_job(ref.name)
         ended = {"Succeeded", "Failed"} & target_of(job).conditions(job).keys()
         return "" if ended or not loses_checkpoints(job) else lost_with_pods(view_job(own, ref.name))

@@ -24,7 +24,7 @@ from flk.observe.follower import Follower
 from flk.observe.observation import Observation
 from flk.observe.pool import ReadPool
 from flk.observe.reader import Reader
-from flk.observe.shared import SharedAnswers
+from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -102,7 +102,7 @@ def wait_for_all(
     messages of flk about itself.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    client = client.ending(timeout)
+    client = client.with_deadline(timeout)
     note_once = functools.cache(note)  # what holds for a kind of jobs
     conclusions = {job: Conclusion(goal, fail_fast, report, watch, note_once) for job in jobs}
     with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until)) as states:
@@ -216,9 +216,9 @@ def _states(
     Ends when no job is followed, and when time.monotonic() has reached ``until``. The last answers are kept.
     """
     several = len(jobs) > 1
-    shared = SharedAnswers(client) if several else None
+    shared = ListSource(client, kept=KEPT) if several else None
     pool = ReadPool()
-    followed = {job: _Followed(client.of(job), job, Reader(client.of(job), shared)) for job in jobs}
+    followed = {job: _Followed(client.for_job(job), job, Reader(client.for_job(job), shared)) for job in jobs}
     try:
         yield from _errors(follower)
         for seen in follower.updates(until):

@@ -13,8 +13,9 @@ import pytest
 from flk.cli.why import text
 from flk.health import CAUSES, diagnose, find
 from flk.jobs.state import Phase, derive
-from flk.observe.needs import RECORD_LINES, Answer, needs, with_answer
-from flk.observe.observation import Need
+from flk.observe.needs import RECORD_LINES, needs, with_answer
+from flk.observe.observation import Need, What
+from flk.observe.source import Reply
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -69,8 +70,8 @@ def suspended() -> JobBuilder:
 def ignored_by_kueue(**around: Any) -> JobView:
     """A job of a cluster whose Kueue has been asked for the job's Workload and has none."""
     seen = suspended().seen()
-    for need in needs(JobView(replace(seen, answered=frozenset({Need("events", "gpt", "PyTorchJob")})))):
-        seen = with_answer(seen, need, Answer())
+    for need in needs(JobView(replace(seen, answered=frozenset({Need(What.EVENTS, "gpt", "PyTorchJob")})))):
+        seen = with_answer(seen, need, Reply())
     return JobView(replace(seen, **around))
 
 
@@ -304,7 +305,7 @@ def test_kueue_that_ignores_the_job_leaves_it_stuck() -> None:
     [
         {"time": NOW - 1},  # Kueue has its time
         {"answered": frozenset()},  # nobody has asked for Workloads
-        {"unread": {Need("workloads"): "the API server did not answer"}},
+        {"unread": {Need(What.WORKLOADS): "the API server did not answer"}},
         {"unreadable": frozenset({"workloads"})},
         {"other_versions": {"workloads": "v9"}},
         {"workloads": [{"metadata": {"name": "w"}, "status": {}}]},
@@ -432,8 +433,10 @@ UNRESOLVED = "[pod 1] waiting for the launcher of pod 0 at gpt-worker-0:29400 si
 def test_a_service_that_is_refused_is_why_the_name_does_not_resolve(refusal: str, code: str, said: str) -> None:
     job = JobBuilder(2).all("pod").condition("Running")
     wait = {"gpt-worker-0": [LEADER_WAITS], POD: [UNRESOLVED]}
-    about = Need("events", "gpt", "PyTorchJob")
-    assert about in needs(job.view(logs=wait, answered=frozenset({Need("record", "gpt-worker-0", lines=RECORD_LINES)})))
+    about = Need(What.EVENTS, "gpt", "PyTorchJob")
+    assert about in needs(
+        job.view(logs=wait, answered=frozenset({Need(What.RECORD, "gpt-worker-0", lines=RECORD_LINES)}))
+    )
     assert [finding.code for finding in find(job.view(logs=wait))] == ["NameNotResolved"]
     job.event("FailedCreateService", f'Error creating: services "gpt-worker-0" is forbidden: {refusal}')
     finding = find(job.view(logs=wait))[0]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from flk.jobs import archive_writer
 from flk.jobs.listing import list_observed
 from flk.jobs.state import derive
 from flk.observe import pods
@@ -34,7 +33,7 @@ from tests.unit.flk.observe.test_needs import pending_workload
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often functions were called that take time for each job."""
     found: Counter[str] = Counter()
-    for where, name in ((JobView, "__init__"), (archive_writer, "kept_job"), (pods, "_variables")):
+    for where, name in ((JobView, "__init__"), (pods, "_variables")):
         before = getattr(where, name)
 
         def call(*args: Any, name: str = name, before: Callable[..., Any] = before) -> Any:
@@ -45,16 +44,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def test_each_job_of_a_list_is_interpreted_and_copied_once(
-    fake: FakeApiServer, run: Run, counted: Counter[str]
-) -> None:
+def test_each_job_of_a_list_is_interpreted_once(fake: FakeApiServer, run: Run, counted: Counter[str]) -> None:
     for number in range(5):
         JobBuilder(2, name=f"runs-{number}").all("pod").condition("Running").add_to(fake)
         fake.written[f"runs-{number}-worker-0"] = "[rank 0] hello"
     code, stdout, _ = run("list")
     assert (code, stdout.count("Running")) == (0, 5)
     # Twice more with its record. No pod says where it is in the network.
-    assert counted == {"__init__": 15, "kept_job": 5}
+    assert counted == {"__init__": 15}
     assert len([path for path in fake.asked("GET") if not path.endswith("/log")]) < 10
     assert len([path for path in fake.asked("GET") if path.endswith("/log")]) == 5
 
@@ -68,7 +65,7 @@ def test_a_job_of_a_list_that_needs_its_events_is_interpreted_again_with_them(
         builder.add_to(fake)
     code, stdout, _ = run("list")
     assert (code, stdout.count("Suspended")) == (0, 10)  # phase and reason
-    assert counted == {"__init__": 10, "kept_job": 5}
+    assert counted == {"__init__": 10}
 
 
 def _queued(name: str) -> JobBuilder:

@@ -200,7 +200,6 @@ def shifted(
         "flk.observe.follower",
         "flk.observe.reader",
         "flk.jobs.wait.follow",
-        "flk.jobs.archive_writer",
         "flk.kube.client",
         "flk.kube.credentials",
     ):

@@ -169,7 +169,7 @@ def test_requests_end_soon_after_the_time_that_a_client_has(
     every = ApiClient(access, sleep=pauses.append)
     fake.fail(503, times=20)
     with pytest.raises(ApiError, match="tried"):
-        every.ending(seconds).call("list", ALL)
+        every.with_deadline(seconds).call("list", ALL)
     assert longest - 0.2 < waits[0] <= longest
     assert pauses == [pause for pause in BACKOFFS if not seconds or pause < seconds]
     fake.faults.clear()
@@ -183,7 +183,7 @@ def test_what_is_asked_to_find_a_version_ends_in_the_time_that_a_client_has(
     del fake.objects[ALL.path]
     fake.refused["/apis/kubeflow.org"] = (503, "busy")
     with pytest.raises(ApiError, match="tried"):
-        client.ending(5.0).call("list", ALL)
+        client.with_deadline(5.0).call("list", ALL)
     assert pauses == [pause for pause in BACKOFFS if pause < 5]
 
 
