@@ -8,7 +8,7 @@ from typing import Final
 
 from flk.health.cause import Cause
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.refusal import READ, refused
+from flk.health.refusal import refused
 from flk_runtime.contract.exit_codes import ExitCode
 
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)')
@@ -80,10 +80,6 @@ def _check_priority_class(cluster: Cluster, pods: Pods) -> Iterator[Result]:
 CAUSES: Final = (
     Cause(
         "PodSecurityViolated",
-        "The pods violate the Pod Security level of the namespace",
-        f"The namespace enforces a Pod Security level that the pod template does not meet. flk's own pods meet "
-        f"`restricted`; a patch or a foreign manifest may not. {READ}",
-        "Remove the fields that the message names, or use a namespace with another level.",
         refused(
             _POD_SECURITY,
             lambda view, trace: f"they violate the namespace's Pod Security level {trace[1]} ({trace[2]})",
@@ -96,9 +92,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ServiceAccountMissing",
-        "The service account of the pods does not exist",
-        f"The pod template names a service account that the namespace does not have. {READ}",
-        "Create the service account, or name one that exists.",
         refused(
             _ACCOUNT,
             lambda view, trace: f"the service account {trace[1]} does not exist in namespace {view.namespace}",
@@ -110,9 +103,6 @@ CAUSES: Final = (
     ),
     Cause(
         "PriorityClassMissing",
-        "The priority class of the pods does not exist",
-        f"The pod template names a priority class that the cluster does not have. {READ}",
-        "Name a priority class that exists.",
         refused(
             _PRIORITY,
             lambda view, trace: f"there is no priority class {trace[1]}",
@@ -124,9 +114,6 @@ CAUSES: Final = (
     ),
     Cause(
         "WebhookRefused",
-        "An admission webhook or policy refuses the pods",
-        f"A check that this cluster has in front of its API server refuses the pods, with its own reason. {READ}",
-        "Change what the message names, or ask the administrator of the cluster.",
         refused(
             _WEBHOOK,
             lambda view, trace: (
@@ -144,9 +131,6 @@ CAUSES: Final = (
     ),
     Cause(
         "WebhookUnavailable",
-        "An admission webhook does not answer",
-        f"A webhook that must allow each pod cannot be reached or takes too long. {READ}",
-        "The administrator of the cluster has to repair the webhook. The operator creates the pods once it answers.",
         refused(
             _WEBHOOK_DOWN,
             lambda view, trace: f"the admission webhook {trace[1]} does not answer ({trace[2]})",
@@ -158,9 +142,6 @@ CAUSES: Final = (
     ),
     Cause(
         REFUSED,
-        "The API server refuses the pods",
-        f"The pods could not be created, for a reason that flk does not know more about. {READ}",
-        "Change what the message names.",
         refused(
             _ANY,
             lambda view, trace: trace[1],

@@ -163,28 +163,16 @@ _READ: Final = "flk reads the events of cluster-autoscaler and Karpenter about t
 CAUSES: Final = (
     Cause(
         "NodeBeingAdded",
-        "An autoscaler adds a node for the pods",
-        "No node can take the pods now, and the cluster's autoscaler has ordered one. That takes minutes, and longer "
-        f"for nodes with GPUs. {_READ}: TriggeredScaleUp and Nominated.",
-        "Wait. `--stuck-after` says after how long the job counts as stuck.",
         _node_being_added,
         cured_by="the autoscaler",
     ),
     Cause(
         "NodeNotAddedNow",
-        "An autoscaler can add no node for the pods now",
-        "A group of nodes suits the pods, and cannot grow now: it has its largest size, or the cloud has no more "
-        f"machines or quota. {_READ}: NotTriggerScaleUp, FailedScaleUp, and Karpenter's FailedScheduling.",
-        "Wait for other jobs to end, or have the limit raised that the message names.",
         _node_not_added_now,
         cured_by="other jobs that end, or the autoscaler",
     ),
     Cause(
         "ProvisioningRequested",
-        "A ProvisioningRequest makes the nodes of the pods",
-        "The pods name a ProvisioningRequest, whose nodes come all together when the cloud has them, as in GKE's "
-        "flex-start. flk reads the annotation of the pods.",
-        "Wait. `--stuck-after` says after how long the job counts as stuck.",
         _provisioning_requested,
         cured_by="the ProvisioningRequest",
     ),

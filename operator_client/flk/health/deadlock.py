@@ -109,13 +109,6 @@ def _has_node(pod: Object) -> bool:
 CAUSES: Final = (
     Cause(
         "Deadlocked",
-        "The job and another one keep each other from starting",
-        "Some pods of each of the two jobs have a node, and the scheduler says that resources are short for the "
-        "others. The pods that run wait for those. No other job trains that could end and make room, and no pod of "
-        "another tool runs whose end would give back what is short; pods of services, such as a Deployment, do not "
-        "end. flk reads the pods of other jobs in the cluster, or in the namespace if you may not read more.",
-        "Suspend one of the jobs: `flk suspend JOB`. Submit with `--gang auto` where the cluster can schedule gangs: "
-        "then a job gets nodes for all of its pods or for none.",
         _deadlocked,
         grace=30,
     ),

@@ -24,11 +24,6 @@ def _deleted(view: JobView) -> Found | None:
 CAUSES: Final = (
     Cause(
         "Deleted",
-        "Somebody has deleted the job",
-        "The object of the job does not exist any more, and had neither succeeded nor failed when it was seen last. "
-        "flk reads what it has kept of the job. Kubernetes does not keep who deletes an object, except in its audit "
-        "log.",
-        "Submit the job again. With the same name and --checkpoint it goes on from its newest checkpoint.",
         _deleted,
         ExitCode.CANCELLED,
     ),

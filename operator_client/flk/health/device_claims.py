@@ -79,19 +79,11 @@ _FIND_MISSING: Final[Find] = tell(
 CAUSES: Final = (
     Cause(
         "DeviceClaimMissing",
-        "A ResourceClaimTemplate or a ResourceClaim does not exist",
-        "The pods claim devices by a template (--claim) that the namespace does not have, or by a ResourceClaim. flk "
-        "reads the event FailedResourceClaimCreation of the pods, and the condition PodScheduled.",
-        "Create it: the pods go on then. Or correct --claim and submit again.",
         _FIND_MISSING,
         grace=30,
     ),
     Cause(
         "DeviceClassMissing",
-        "A DeviceClass does not exist",
-        "The template of a claim names a class of devices that the cluster does not have: the driver of the devices "
-        "may not be installed. flk reads the condition PodScheduled of the pods.",
-        "Install the driver, or correct the class in the template.",
         tell(
             scheduler_says(_CLASS_MISSING),
             lambda view, trace: f"{trace}: the DeviceClass {trace[1]} does not exist, which a claim names",
@@ -104,11 +96,6 @@ CAUSES: Final = (
     ),
     Cause(
         "NotEnoughDevices",
-        "No node has the devices free that the pods claim",
-        "The scheduler cannot allocate the claims of the pods on any node: the devices are in use, or none has what "
-        "the claims ask for, which the scheduler does not tell apart. flk reads the condition PodScheduled.",
-        "Wait for other jobs to end, or compare what the template asks for with the devices that the nodes offer "
-        "(ResourceSlices).",
         tell(
             _not_allocated,
             lambda view, trace: f"{trace}: no node has the devices free that it claims ({trace[0]})",

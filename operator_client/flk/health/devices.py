@@ -101,25 +101,12 @@ def _remedy(view: JobView, node: str) -> str:
 CAUSES: Final = (
     Cause(
         "DeviceUnhealthy",
-        "A device of a pod is unhealthy",
-        "The kubelet says in the pod's status (allocatedResourcesStatus) that a device of the pod is unhealthy, or "
-        "Kubernetes has ended the pod because somebody has tainted its device. Kubernetes writes the status where the "
-        "feature gate ResourceHealthStatus is on. It explains an end that a device may cause, such as a hang or an "
-        "error of CUDA or NCCL; beside an exception of the script it is told as another observation.",
-        "Keep jobs off the node, and have the device checked.",
         _unhealthy_device,
         cured_by="a device that recovers, or another attempt on other nodes",
         goes_on=True,
     ),
     Cause(
         "NodeFaulty",
-        "A node reports a fault",
-        "The node of a pod that failed or does not start has a condition or a taint that names a fault. flk knows "
-        "those of node-problem-detector (KernelDeadlock, ReadonlyFilesystem, FrequentKubeletRestart, XID errors), GKE, "
-        "AKS (GPUMissing, NVLinkStatusInactive), EKS (AcceleratedHardwareReady is False), NVSentinel (GpuMemWatch, "
-        "SysLogsXIDError, its taints) and Nebius. It explains an end that a node may cause, such as a lost pod, a "
-        "hang, or an error of CUDA, NCCL or a disk, and never an exception of the script.",
-        "Keep jobs off the node, and have it checked.",
         _faulty_node,
         cured_by="a node that recovers, or another attempt on other nodes",
     ),

@@ -41,11 +41,6 @@ def _prepares(view: JobView) -> Found | None:
 CAUSES: Final = (
     Cause(
         "Preparing",
-        "A pod is being prepared",
-        "A pod installs the packages of the job, or runs its setup command, before its ranks start. An index that "
-        f"cannot be reached is asked again for {JOIN_TIMEOUT}, as long as the other pods wait for this one. "
-        "flk reads the last line of the pods' logs.",
-        "Wait, or read the pod's log. An image that has the packages starts sooner.",
         _prepares,
         cured_by="the end of the preparation",
     ),

@@ -202,52 +202,25 @@ def _suspended(view: JobView) -> Found | None:
 CAUSES: Final = (
     Cause(
         "WorkloadDeactivated",
-        "The job's Workload is deactivated",
-        "The job's Workload has active: false, and its queue does not start such a job. flk reads the condition "
-        "Evicted of the Workload, whose reason says who has set that: somebody (Deactivated), or Kueue, for example "
-        "because the pods were not ready in time (DeactivatedDueTo…). The pods were ended. What Kueue has deactivated "
-        "stays so: such a job is Stuck.",
-        "Set active of the Workload to true again, with the command that `flk why` prints: the job then starts from "
-        "its newest checkpoint. Or delete the job.",
         _deactivated,
         cured_by="somebody who activates the Workload",
     ),
     Cause(
         "PreemptedByQueue",
-        "The queue has taken the job's place back",
-        "Kueue has evicted the job, for example for a job of higher priority. flk reads the condition Evicted of the "
-        "job's Workload. The pods were ended; the job starts again from its newest checkpoint.",
-        "Wait. `flk status` shows when the job runs again.",
         _preempted,
         cured_by="the queue",
     ),
     Cause(
         "QueueIgnoresJobs",
-        "Kueue does not manage jobs of this kind",
-        "The job names a queue, is suspended until Kueue starts it, and Kueue has made no Workload for it in "
-        f"{UNMANAGED_AFTER:.0f} s. Kueue manages the kinds of jobs that its configuration lists "
-        "(integrations.frameworks). From 0.19 on, PyTorchJobs are not among them by default. Such a job is Stuck, and "
-        "`flk wait` ends with exit code 104.",
-        "Submit with another --target, or have the kind added to Kueue's configuration. `kubectl get pods -n "
-        "kueue-system` shows whether Kueue runs.",
         _ignored,
     ),
     Cause(
         "WaitingInQueue",
-        "The job waits in a queue",
-        "The job names a queue, and the queue has not admitted it. flk reads the condition QuotaReserved of the job's "
-        "Workload, which says what is missing, and where it may the place in the queue and who is ahead (Kueue's "
-        "Visibility API). A cluster without Kueue never starts a job with a queue, and an admission check that rejects "
-        "the job ends the wait: such a job is Stuck, and `flk wait` ends with exit code 104.",
-        "Wait, or ask for less. A queue that does not exist never admits a job: check its name.",
         _queued,
         cured_by="the queue",
     ),
     Cause(
         SUSPENDED,
-        "The job is suspended",
-        "The job's field suspend is true, and the job is in no queue. Somebody has suspended it.",
-        "`flk resume JOB` starts it again.",
         _suspended,
         ExitCode.RUNNING,
         cured_by="somebody who resumes the job",

@@ -8,7 +8,7 @@ from typing import Final
 
 from flk.health.cause import Cause, Found
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.refusal import READ, not_created, refusal, refused
+from flk.health.refusal import not_created, refusal, refused
 from flk.health.resources import Amounts, amount_text, quantity
 from flk.kube import Object
 from flk.observe.view import JobView
@@ -210,17 +210,11 @@ def _own_limits(view: JobView, kind: str, number: int) -> set[str]:
 CAUSES: Final = (
     Cause(
         EXCEEDED,
-        "The namespace's quota has no room for the pods",
-        f"A ResourceQuota of the namespace refuses pods. {READ} The operator tries again when something changes.",
-        "Wait for other jobs to end, delete what is not needed, ask for less, or have the quota raised.",
         _exceeded,
         grace=60,
     ),
     Cause(
         "QuotaNeedsRequest",
-        "The namespace's quota demands a value that the pods do not set",
-        f"A ResourceQuota that counts a resource refuses pods that do not say how much of it they need. {READ}",
-        "Set the resource in the job: --cpu, --memory, or limits in the job's patch.",
         refused(
             _QUOTA_NEEDS,
             lambda view, trace: f"the namespace's quota {trace[1]} demands that pods set {trace[2]}",
@@ -233,9 +227,6 @@ CAUSES: Final = (
     ),
     Cause(
         "LimitRangeViolated",
-        "The pods ask for more or less than a LimitRange of the namespace allows",
-        f"A LimitRange bounds what one container or pod may request. {READ}",
-        "Choose --cpu, --memory and --gpu within the limits of the namespace.",
         _outside_limits,
         grace=10,
     ),

@@ -80,9 +80,6 @@ READ: Final = "flk reads why the container waits (CreateContainerConfigError)."
 CAUSES: Final = (
     Cause(
         "KeyMissing",
-        "A Secret or ConfigMap has no such key",
-        f"A variable of the container comes from a key that the object does not have. {READ}",
-        "Add the key to the object. The pods start then.",
         tell(
             waiting(CONFIG_ERRORS, _KEY),
             lambda view, trace: f"{trace} cannot start: the {trace[2]} {trace[3]} has no key {trace[1]}",
@@ -95,19 +92,11 @@ CAUSES: Final = (
     ),
     Cause(
         "SecretMissing",
-        "A Secret does not exist",
-        f"A variable of the container comes from a Secret that the namespace does not have. {READ}",
-        "Create the Secret, or correct --secret. The pods start once it exists. The Secret with which the launchers of "
-        "the job authenticate each other is made by `flk submit`: wait until the submission has ended. If it was "
-        "interrupted, or if somebody has deleted that Secret, delete the job and submit it again.",
         _object_missing("Secret", "secret generic"),
         grace=30,
     ),
     Cause(
         "ConfigMapMissing",
-        "A ConfigMap does not exist",
-        f"A variable of the container comes from a ConfigMap that the namespace does not have. {READ}",
-        "Create the ConfigMap. The pods start once it exists.",
         _object_missing("ConfigMap", "configmap"),
         grace=30,
     ),

@@ -404,10 +404,6 @@ CAUSES: Final = (
     *(
         Cause(
             code,
-            f"No node has enough {what}",
-            f"{_REQUESTED[code]} {_READ}",
-            "Wait for other jobs to end, ask for less, or add nodes. If no node is that large, flk calls the job "
-            "stuck.",
             _insufficient(flag, matches),
             grace=60,
             cured_by="other jobs that end",
@@ -416,18 +412,11 @@ CAUSES: Final = (
     ),
     Cause(
         "NodeSelectorMismatch",
-        "No node has the labels of the node selector",
-        f"The job demands labels that no suitable node has. {_READ}",
-        "Correct --node-selector, or label nodes.",
         _selector,
         grace=60,
     ),
     Cause(
         "NodeAffinityMismatch",
-        "No node matches the required node affinity",
-        "The job asks for a type of GPUs (--gpu H100:8) that no node says it has, avoids nodes (--avoid-node), or its "
-        f"patch demands another node affinity. {_READ}",
-        "Correct the type of GPUs or the affinity in the job's patch, avoid fewer nodes, or label nodes.",
         tell(
             _with_field(_refused_by_nodes("selector"), "spec.affinity.nodeAffinity", node_affinity_text),
             lambda view, trace: f"{trace}: no node matches the required node affinity",
@@ -440,10 +429,6 @@ CAUSES: Final = (
     ),
     Cause(
         "NodesNotReady",
-        "The nodes that could run the pods are not ready or take no pods",
-        "Nodes are cordoned, not ready or unreachable, go away, or have a taint for a fault that they report. Where a "
-        f"volume of the pods can be used on such nodes only, flk names them. {_READ}",
-        "The administrator of the cluster can bring the nodes back.",
         tell(
             _nodes_not_ready,
             lambda view, trace: (
@@ -458,9 +443,6 @@ CAUSES: Final = (
     ),
     Cause(
         "TaintNotTolerated",
-        "The nodes have a taint that the pods do not tolerate",
-        f"Nodes that are set aside for other work have a taint. {_READ}",
-        "Add --toleration KEY=VALUE if the job may run there.",
         tell(
             _refused_by_nodes("taint", lambda taint: not is_node_state(taint)),
             lambda view, trace: (
@@ -476,9 +458,6 @@ CAUSES: Final = (
     ),
     Cause(
         "PodAffinityUnsatisfied",
-        "No node satisfies the affinity between pods",
-        f"The pod template demands other pods on the same node, or none of them, and no node complies. {_READ}",
-        "Correct spec.affinity in the job's patch.",
         tell(
             _with_field(_refused_by_nodes("affinity"), "spec.affinity", lambda _: "podAffinity or podAntiAffinity"),
             lambda view, trace: f"{trace}: no node satisfies the affinity between pods ({trace[0]})",
@@ -491,9 +470,6 @@ CAUSES: Final = (
     ),
     Cause(
         "TopologySpreadUnsatisfied",
-        "No node satisfies the topology spread constraints",
-        f"The pod template demands an even spread that the nodes do not allow. {_READ}",
-        "Correct spec.topologySpreadConstraints in the job's patch.",
         tell(
             _refused_by_nodes("spread"),
             lambda view, trace: f"{trace}: no node satisfies the topology spread constraints ({trace[0]})",
@@ -503,9 +479,6 @@ CAUSES: Final = (
     ),
     Cause(
         "SchedulerMissing",
-        "The scheduler that the pods name does not look at them",
-        "spec.schedulerName names a scheduler that does not run. No event and no condition says so.",
-        "Remove schedulerName, or name a scheduler that runs.",
         tell(
             _unseen,
             lambda view, trace: (
@@ -517,9 +490,6 @@ CAUSES: Final = (
     ),
     Cause(
         "SchedulingGated",
-        "A scheduling gate holds the pods back",
-        "Another controller has set spec.schedulingGates and removes the gate when the pods may be scheduled.",
-        "Wait for that controller.",
         tell(
             _gated,
             lambda view, trace: f"{trace}: scheduling is held back by {trace[0]}",
@@ -531,9 +501,6 @@ CAUSES: Final = (
 # A group of its own, which counts only if no other cause concerns the pod: a cause about a volume is more specific.
 UNSCHEDULABLE: Final = Cause(
     "Unschedulable",
-    "No node can take the pods",
-    f"The scheduler gives a reason that flk does not know more about. {_READ}",
-    "Read the scheduler's message; `kubectl describe pod` shows its events.",
     tell(
         _refused_by_nodes(""),
         lambda view, trace: f"{trace}: no node can take it ({trace[0]})",

@@ -21,7 +21,6 @@ from flk.health.cause import (
     waiting,
 )
 from flk.health.references import CONFIG_ERRORS
-from flk.health.references import READ as WAITING
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
@@ -201,9 +200,6 @@ _START: Final = (
 CAUSES: Final = (
     Cause(
         "RunsAsRoot",
-        "The image runs as root, and the pods must not",
-        f"The pods set runAsNonRoot, and the image has no numeric user. {WAITING}",
-        "Choose an image with a numeric USER, or set runAsUser in the job's patch.",
         tell(
             waiting(CONFIG_ERRORS, _ROOT),
             lambda view, trace: f"{trace} cannot start: the image {view.image} runs as root, and the pods must not",
@@ -215,9 +211,6 @@ CAUSES: Final = (
     ),
     Cause(
         "PythonMissing",
-        "The image has no Python",
-        f"The container's command is Python, and the image does not have it. {_START}",
-        "Choose an image with Python 3.10 or newer and torch.",
         tell(
             _failed_start(_PYTHON),
             lambda view, trace: f"{trace} cannot start: the image {view.image} has no Python ({trace[1]} is not in it)",
@@ -227,9 +220,6 @@ CAUSES: Final = (
     ),
     Cause(
         "CommandNotFound",
-        "The image does not have the program of the command",
-        f"The container's command names a program that the image does not have. {_START}",
-        "Correct the command, or choose another image.",
         tell(
             _failed_start(_EXECUTABLE),
             lambda view, trace: f"{trace} cannot start: the image {view.image} has no program {trace[1]}",
@@ -240,9 +230,6 @@ CAUSES: Final = (
     ),
     Cause(
         "CommandNotExecutable",
-        "The program of the command may not be executed",
-        f"The file exists in the image and has no execute permission. {_START}",
-        "Make the file executable, or call it through its interpreter.",
         tell(
             _failed_start(_DENIED),
             lambda view, trace: f"{trace} cannot start: {trace[1] or trace[2]} may not be executed",
@@ -253,9 +240,6 @@ CAUSES: Final = (
     ),
     Cause(
         "WorkingFolderMissing",
-        "The working folder does not exist in the image",
-        f"workingDir names a folder that the image does not have and in which place none can be made. {_START}",
-        "Correct workingDir in the job's patch.",
         tell(
             _failed_start(_WORK),
             lambda view, trace: (
@@ -268,9 +252,6 @@ CAUSES: Final = (
     ),
     Cause(
         "WrongArchitecture",
-        "The program in the image is for another processor architecture",
-        f"The kernel refuses to execute the program (exec format error). {_START}",
-        "Build the image for the architecture of the nodes, or choose other nodes.",
         tell(
             _wrong_format,
             lambda view, trace: (
@@ -283,9 +264,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ContainerStartFailed",
-        "The container cannot be started",
-        f"The container runtime gives a reason that flk does not know more about. {_START}",
-        "Correct what the message names.",
         tell(
             _failed_start(_PROCESS),
             lambda view, trace: f"{trace} cannot start: {trace[1]}",
@@ -295,9 +273,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ContainerConfigInvalid",
-        "The container cannot be created",
-        f"The kubelet gives a reason that flk does not know more about. {WAITING}",
-        "Correct what the message names.",
         tell(
             waiting(CONFIG_ERRORS, re.compile(r".+")),
             lambda view, trace: f"{trace} cannot start: {trace[0]}",
@@ -307,21 +282,12 @@ CAUSES: Final = (
     ),
     Cause(
         "CrashLoop",
-        "A container ends again and again",
-        "The kubelet restarts the container, and it ends each time (CrashLoopBackOff). The job's condition says "
-        "Running all the while.",
-        "Read the log of the previous container, correct the script, delete the job and submit it again.",
         _crash_loop,
         ExitCode.TRAINING,
         grace=60,
     ),
     Cause(
         "RestartLoop",
-        "A pod is created again and again and never gets further",
-        "The controller creates a pod again after each exit code of 128 and more, without a limit. flk reads the "
-        "events ExitedWithCode, or the pods that a Job keeps, and counts those that ran and ended by themselves; a pod "
-        "that was deleted, evicted or preempted does not count, and neither do ends that the launchers have recorded.",
-        "Read what the pod prints, correct it, delete the job and submit it again.",
         _recreated_again_and_again,
         ExitCode.TRAINING,
         grace=LOOP_GRACE,

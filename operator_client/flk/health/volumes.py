@@ -217,9 +217,6 @@ _MOUNTED: Final = "flk reads the events FailedMount and FailedAttachVolume of th
 CAUSES: Final = (
     Cause(
         "ClaimMissing",
-        "A PersistentVolumeClaim does not exist",
-        f"The pods name a claim that the namespace does not have. {_SCHEDULED}",
-        "Correct --volume or --checkpoint, or create the claim. The pods are scheduled once it exists.",
         tell(
             scheduler_says(_CLAIM_MISSING),
             lambda view, trace: (
@@ -235,9 +232,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ClaimBeingDeleted",
-        "A PersistentVolumeClaim is being deleted",
-        f"The pods name a claim that somebody deletes. {_SCHEDULED}",
-        "Name another claim.",
         tell(
             scheduler_says(_CLAIM_DELETED),
             lambda view, trace: f"{trace} cannot be scheduled: the PersistentVolumeClaim {trace[1]} is being deleted",
@@ -249,19 +243,11 @@ CAUSES: Final = (
     ),
     Cause(
         "ClaimUnbound",
-        "A PersistentVolumeClaim has no volume",
-        "The claim exists, and no volume is bound to it: its storage class may not exist, or may have no room. "
-        f"{_SCHEDULED} The events of the claim say why. A provisioner that works on the claim has 15 minutes before "
-        "the job is Stuck, and 5 minutes once an attempt of it has failed.",
-        "Correct the storage class of the claim, or have a volume provided.",
         _claim_unbound,
         grace=60,
     ),
     Cause(
         "VolumeOnOtherNode",
-        "A volume belongs to another node or zone",
-        f"The volume can be used on some nodes only, and the pods may not or do not fit there. {_SCHEDULED}",
-        "Use a claim with access mode ReadWriteMany, or let the pods run where the volume is.",
         tell(
             _on_other_node,
             lambda view, trace: (
@@ -277,10 +263,6 @@ CAUSES: Final = (
     ),
     Cause(
         "VolumeAttachedElsewhere",
-        "A volume is attached to another node",
-        f"The volume's access mode allows one node at a time, and another node has it. {_MOUNTED} After a node was "
-        "lost, the volume may stay attached to it for minutes.",
-        "Use ReadWriteMany for several pods, or end the pod that has the volume.",
         tell(
             _unmounted(_MULTI_ATTACH),
             lambda view, trace: (
@@ -296,9 +278,6 @@ CAUSES: Final = (
     ),
     Cause(
         "CodeNotMounted",
-        "The ConfigMap with the job's code does not exist",
-        f"flk ships the code in ConfigMaps that jobs share. Without them the pods wait for their volume. {_MOUNTED}",
-        "Delete the job and submit it again, or apply all manifests that `flk render` prints.",
         tell(
             _source_missing(code=True),
             lambda view, trace: (
@@ -313,9 +292,6 @@ CAUSES: Final = (
     ),
     Cause(
         "VolumeSourceMissing",
-        "A volume needs a Secret or ConfigMap that does not exist",
-        f"A volume of the pods is made of a Secret or ConfigMap that the namespace does not have. {_MOUNTED}",
-        "Create the object. The pods start once it exists.",
         tell(
             _source_missing(code=False),
             lambda view, trace: (
@@ -329,9 +305,6 @@ CAUSES: Final = (
     ),
     Cause(
         "MountFailed",
-        "A volume cannot be mounted",
-        f"The node gives a reason that flk does not know more about. {_MOUNTED}",
-        "Read the event.",
         tell(
             _unmounted(re.compile(".*")),
             lambda view, trace: f"{trace} cannot start: a volume cannot be mounted: {trace[0]}",

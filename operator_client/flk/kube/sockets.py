@@ -1,9 +1,9 @@
 """Commands in containers (`exec`) and connections to pods (`port-forward`), over the package kubernetes.
 
 That package opens the WebSockets, writes to them, and forwards ports; importing it takes 300 ms, which does not matter
-here. It sends no impersonation and knows neither SOCKS proxies nor those that are spoken to in TLS: flk says so, and that
-kubectl can. flk reads the messages of a command itself, since the package gathers all that is there before it hands on
-any: the copy of a large file would be in memory, and copied again for each message.
+here. It sends no impersonation and knows neither SOCKS proxies nor those spoken to in TLS: flk refuses these, and says
+that kubectl can. flk reads the messages of a command itself, since the package gathers all that has come before it
+hands on any: the copy of a large file would be in memory, and copied again for each message.
 """
 
 from __future__ import annotations

@@ -163,7 +163,9 @@ class JobClient:
         names: list[str] = []
         if explained:
             with contextlib.suppress(FlkError):
-                names = [str(job["metadata"]["name"]) for job in self.list_jobs(metadata_only=True)]
+                # Of the first kind only: who has mistyped a name waits for the answer.
+                listed = self._list_of(self._served()[0], self.namespace, None, metadata_only=True)
+                names = [str(job["metadata"]["name"]) for job in listed]
         near = difflib.get_close_matches(ref.name, names, n=1)
         if near and near[0] != ref.name:
             hint = f"did you mean {near[0]}? {hint}"
