@@ -10,8 +10,7 @@ import pytest
 
 import flk as api
 from flk.jobs.lifecycle import create_job
-from flk.jobs.lifecycle.secret import objects_with_uid
-from flk.jobs.submission import prepare
+from flk.jobs.submission import objects_with_uid, prepare
 from flk.observe.client import JobClient
 from flk.targets import target_of
 from tests.support.commands import SPAWN, WITHOUT_TORCH

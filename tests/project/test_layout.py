@@ -51,7 +51,7 @@ COVERED = {
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
     "tests/local/test_profiling.py": "flk_runtime.profiling.ask",
     "tests/local/test_agreement.py": "flk_runtime.run.agreement",
-    "tests/unit/flk/health/test_maintenance.py": "flk.health.volume_nodes",
+    "tests/unit/flk/health/test_maintenance.py": "flk.health.volumes",
     "tests/local/test_plan.py": "flk.planning flk_plan.__main__",
     "tests/local/test_preflight.py": (
         "flk_runtime.contract.preflight flk_runtime.preflight.bootstrap flk_runtime.preflight.exchange "
@@ -97,46 +97,46 @@ COVERED = {
     "tests/unit/flk/cli/test_jsonpath.py": "flk.cli.data_output flk.cli.table",
     "tests/unit/flk/cli/test_profile.py": "flk.cli.profile_text flk.jobs.profiling",
     "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
-    "tests/unit/flk/cli/test_stacks.py": "flk.jobs.stacks",
+    "tests/unit/flk/cli/test_stacks.py": "flk.jobs.telemetry",
     "tests/unit/flk/health/test_built_causes.py": (
-        "flk.health.gang flk.health.node flk.health.preparation flk.health.refusal"
+        "flk.health.gang flk.health.node flk.health.starting flk.health.quota"
     ),
     "tests/unit/flk/health/test_causes.py": (
-        "flk.health.cause flk.health.ending flk.health.failure flk.health.foreign_logs "
-        "flk.health.page flk.health.queue flk.health.rendezvous flk.health.scheduler_message "
+        "flk.health.cause flk.health.ending flk.health.failure flk.health.exceptions "
+        "flk.health.page flk.health.queue flk.health.rendezvous flk.health.scheduling "
         "flk.health.scheduling flk.health.table flk.health.volumes flk.health.why"
     ),
-    "tests/unit/flk/health/test_devices.py": "flk.observe.suspects",
+    "tests/unit/flk/health/test_devices.py": "flk.observe.needs",
     "tests/unit/flk/health/test_doctor.py": (
         "flk.cli.doctor flk.health.admission flk.health.cluster flk.health.controllers flk.health.quota "
-        "flk.health.references flk.health.resources flk.health.rights flk.jobs.choice flk.targets.controllers "
+        "flk.health.references flk.health.resources flk.health.rights flk.jobs.submission flk.targets.controllers "
         "flk.trial"
     ),
-    "tests/unit/flk/jobs/lifecycle/test_creation.py": "flk.jobs.lifecycle.secret flk.manifest.rendezvous",
+    "tests/unit/flk/jobs/lifecycle/test_creation.py": "flk.jobs.submission flk.manifest.rendezvous",
     "tests/unit/flk/jobs/lifecycle/test_expiry.py": "flk.jobs.submission",
     "tests/unit/flk/jobs/lifecycle/test_suspension.py": "flk.cli.restart flk.jobs.lifecycle.restart",
-    "tests/unit/flk/jobs/test_copying.py": "flk.jobs.received",
-    "tests/unit/flk/jobs/test_handle.py": "flk.jobs.state.html",
-    "tests/unit/flk/jobs/test_elastic_job.py": "flk.cli.scale flk.jobs.lifecycle.scaling",
+    "tests/unit/flk/jobs/test_copying.py": "flk.jobs.copying",
+    "tests/unit/flk/jobs/test_handle.py": "flk.jobs.state.model",
+    "tests/unit/flk/jobs/test_elastic_job.py": "flk.cli.scale flk.jobs.lifecycle.suspension",
     "tests/unit/flk/jobs/test_logs.py": (
-        "flk.jobs.logs.dump flk.jobs.logs.first_error flk.jobs.logs.lines flk.jobs.logs.poller "
-        "flk.jobs.logs.position flk.jobs.logs.reader flk.jobs.logs.stream flk.terminal"
+        "flk.jobs.logs.dump flk.jobs.logs.dump flk.jobs.logs.lines flk.jobs.logs.reader "
+        "flk.jobs.logs.lines flk.jobs.logs.reader flk.jobs.logs.stream flk.terminal"
     ),
     "tests/unit/flk/jobs/test_state.py": "flk.jobs.state.derive flk.jobs.state.model flk.observe.pods",
     "tests/unit/flk/jobs/test_wait.py": (
-        "flk.jobs.wait.conclusion flk.jobs.wait.follow flk.jobs.wait.goal flk.jobs.wait.quiet"
+        "flk.jobs.wait.conclusion flk.jobs.wait.follow flk.jobs.wait.conclusion flk.jobs.wait.follow"
     ),
     "tests/unit/flk/kube/test_client.py": "flk.kube.errors",
     "tests/unit/flk/kube/test_hostile_text.py": "flk.cli.resume",
     "tests/unit/flk/kube/test_kubeconfig.py": "flk.kube.connection flk.kube.credentials flk.kube.exec_plugin",
     "tests/unit/flk/jobs/test_many.py": "flk.observe.shared",
     "tests/unit/flk/kube/test_watch.py": (
-        "flk.kube.resources flk.observe.cache flk.observe.follower flk.observe.resources"
+        "flk.kube.resources flk.observe.follower flk.observe.follower flk.observe.resources"
     ),
     "tests/unit/flk/manifest/test_bundle.py": "flk.manifest.files flk.manifest.ignore_file",
     "tests/unit/flk/manifest/test_golden.py": "flk.manifest.pod flk.manifest.text",
     "tests/unit/flk/observe/test_archive.py": (
-        "flk.health.deletion flk.jobs.archive_writer flk.jobs.tails flk.observe.archive.format "
+        "flk.health.ending flk.jobs.archive_writer flk.jobs.tails flk.observe.archive.format "
         "flk.observe.archive.local flk.observe.archive.redaction flk.observe.model flk.observe.observation "
         "flk.observe.reader flk.observe.view"
     ),

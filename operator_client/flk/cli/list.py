@@ -79,8 +79,7 @@ def list_(
     phases = _phases(phase or [])
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
-    from flk.jobs.listing import list_observed, with_records
-    from flk.jobs.owner import is_of, me
+    from flk.jobs.listing import is_of, list_observed, me, with_records
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)

@@ -130,7 +130,7 @@ class Chosen:
 
         What it tells by its last argument, and the errors, are printed in the order of the jobs.
         """
-        from flk.jobs.many import in_parallel
+        from flk.jobs.listing import in_parallel
 
         if not self.are_several:
             return act(self.client.for_job(self.jobs[0]), self.jobs[0], note) or 0

@@ -69,7 +69,7 @@ def status(
 
 def _show_all(chosen: Chosen, form: DataOutput, raw: bool, found: list[dict[str, Any]]) -> int:
     """Print the status of the jobs, or add their data to those that were found; return the worst exit code."""
-    from flk.jobs.many import look_at_all
+    from flk.jobs.listing import look_at_all
 
     told: dict[JobRef, str] = {}
     codes = []

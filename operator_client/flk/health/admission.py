@@ -8,7 +8,7 @@ from typing import Final
 
 from flk.health.cause import Cause
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.refusal import refused
+from flk.health.quota import refused
 from flk_runtime.contract.exit_codes import ExitCode
 
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)')

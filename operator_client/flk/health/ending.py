@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from flk.health.cause import Cause, Found, condition_evidence, container_path
+from flk.health.exceptions import first_exception
 from flk.health.failure import exit_code_of, root_failure
-from flk.health.foreign_logs import first_exception
 from flk.health.starting import LOOP, LOOP_GRACE, loop
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
@@ -371,5 +371,25 @@ CAUSES: Final = (
         "FailedWithoutTrace",
         _unknown_end,
         explained_by="any",
+    ),
+)
+
+
+def _deleted(view: JobView) -> Found | None:
+    if view.gone is None or view.failed or view.succeeded:
+        return None
+    return Found(
+        "the job was deleted before it had ended",
+        "submit it again; with the same name and --checkpoint it goes on from its newest checkpoint. The API server's "
+        "audit log says who deleted it",
+        [Evidence(view.subject, "it does not exist any more", "metadata", view.gone)],
+    )
+
+
+DELETION: Final = (
+    Cause(
+        "Deleted",
+        _deleted,
+        ExitCode.CANCELLED,
     ),
 )

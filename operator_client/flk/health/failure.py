@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from flk.observe.needs import killed_pods
 from flk.observe.observation import What
 from flk.observe.pods import SIGKILLED, one_line
-from flk.observe.suspects import killed_pods
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode

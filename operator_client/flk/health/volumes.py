@@ -10,8 +10,10 @@ from typing import Final
 from flk.health.autoscaling import is_adding
 from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
+from flk.health.resources import (
+    bound_volumes,
+)
 from flk.health.scheduling import scheduler_says, unschedulable
-from flk.health.volume_nodes import bound_volumes
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import involved

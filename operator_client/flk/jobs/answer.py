@@ -32,10 +32,9 @@ from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.pods import container_status
 from flk.observe.pool import ReadPool
-from flk.observe.reader import view_job
-from flk.observe.records import find_record
+from flk.observe.progress import split_stamp
+from flk.observe.reader import find_record, view_job
 from flk.observe.redaction import masked, secrets_of
-from flk.observe.stamps import split_stamp
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk.units import short_duration

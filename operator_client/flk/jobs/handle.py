@@ -98,7 +98,7 @@ class JobHandle:
 
         Raises ApiError if no pod runs, or nothing in the pods can show stacks.
         """
-        from flk.jobs.stacks import read_stacks
+        from flk.jobs.telemetry import read_stacks
 
         return read_stacks(self._own, self.name, rank)
 
@@ -175,7 +175,7 @@ class JobHandle:
         A job that had ended is a new one. Raises UsageError if Kueue manages the job and it has not ended, and for
         checkpoints in memory and WaitTimeoutError as `suspend` does.
         """
-        from flk.jobs.lifecycle.secret import objects_with_uid
+        from flk.jobs.submission import objects_with_uid
 
         uid = lifecycle.restart(
             self._own,

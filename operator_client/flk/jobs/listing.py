@@ -6,19 +6,25 @@ number of jobs. Logs are read pod by pod, so only `with_records` reads them, of 
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from flk.errors import UnreadableError
+from flk import labels
+from flk.errors import ApiError, FlkError, UnreadableError
+from flk.jobs.answer import Answer, answered, look
 from flk.jobs.state import JobList, Phase, State, derive, unreadable
-from flk.kube import Object
-from flk.observe.client import JobClient
+from flk.kube import Object, RequestTarget
+from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
-from flk.observe.pool import ReadPool
-from flk.observe.reader import Reader
-from flk.observe.source import ListSource
+from flk.observe.pool import THREADS, ReadPool
+from flk.observe.reader import Reader, view_of
+from flk.observe.resources import SELF_REVIEWS
+from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract import foreign
@@ -91,3 +97,93 @@ def with_pods(client: JobClient, jobs: Sequence[Object], *, all_namespaces: bool
         own = target.own(pods[meta.get("namespace", ""), target.kind, meta["name"]], job)
         found.append(Observation(job, own, now))
     return found
+
+
+_NOBODY: Final = "system:anonymous"
+
+
+def current_owner() -> str:
+    """Return where this process submits jobs from: ``user@host``, by their names on this machine."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = "unknown"
+    return f"{name}@{socket.gethostname()}"
+
+
+def cluster_user(client: JobClient) -> str:
+    """Return the name that the API server has for the user of this client; empty if it does not say one."""
+    body = {"apiVersion": SELF_REVIEWS.api_version, "kind": "SelfSubjectReview", "metadata": {}}
+    try:
+        answer = client.api.call("create", RequestTarget(SELF_REVIEWS), body=body)
+    except ApiError:
+        return ""
+    name = ((answer.get("status") or {}).get("userInfo") or {}).get("username")
+    return "" if name == _NOBODY else str(name or "")
+
+
+def me(client: JobClient) -> str:
+    """Return the name of the user as `cluster_user` does. Raises ApiError if the API server does not say one."""
+    name = cluster_user(client)
+    if not name:
+        raise ApiError(
+            "--mine: the API server does not say who you are (SelfSubjectReview, from Kubernetes 1.28 on)",
+            hint="name the jobs, or choose them by their labels with -l",
+        )
+    return name
+
+
+def is_of(user: str, job: Object | None) -> bool:
+    """Return whether this user of the cluster has submitted a job."""
+    return job is not None and user != "" and labels.annotations_of(job).get(labels.USER) == user
+
+
+FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace
+_Result = TypeVar("_Result")
+
+
+def in_parallel(
+    jobs: Sequence[JobRef], act: Callable[[JobRef], _Result], pool: Executor | None = None
+) -> Iterator[tuple[JobRef, _Result | FlkError]]:
+    """Call ``act`` for the jobs in a few threads; yield each job, in their order, with the result or the error.
+
+    After Ctrl-C, calls that have begun are finished, unless they are made in a ``pool`` for which nobody waits.
+    """
+    pool = pool or ThreadPoolExecutor(min(THREADS, max(1, len(jobs))), thread_name_prefix="flk-job")
+    try:
+        for job, future in [(job, pool.submit(act, job)) for job in jobs]:
+            try:
+                yield job, future.result()
+            except FlkError as error:
+                yield job, error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def look_at_all(
+    client: JobClient, jobs: Sequence[JobRef], note: Callable[[JobRef, str], None]
+) -> Iterator[tuple[JobRef, Answer | FlkError]]:
+    """Yield the jobs in their order, each with the answer about it, as `look` returns it, or the error.
+
+    Many jobs are read from the lists of the namespace. ``note`` is called in threads.
+    """
+    shared = ListSource(client, kept=KEPT)
+    listed = _observed(client, jobs) if len(jobs) > FEW else {}
+
+    def look_at(job: JobRef) -> Answer:
+        own = client.for_job(job)
+        if job not in listed:
+            return look(own, job.name, lambda text: note(job, text))
+        return answered(own, view_of(own, listed[job], Reader(own, shared)), lambda text: note(job, text))
+
+    yield from in_parallel(jobs, look_at, ReadPool())
+
+
+def _observed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
+    """Return the jobs that exist, each with its pods."""
+    named: dict[str, list[Object]] = defaultdict(list)
+    for each in client.list_jobs():
+        named[each["metadata"]["name"]].append(each)
+    meant = {job: next((each for each in named[job.name] if job.means(each)), None) for job in jobs}
+    found = {job: each for job, each in meant.items() if each is not None}
+    return dict(zip(found, with_pods(client, [*found.values()]), strict=True))

@@ -290,8 +290,7 @@ class ApiClient:
             finally:
                 if self._observe:
                     took = time.monotonic() - began
-                    flags = self.access.context.connection.flags
-                    self._observe(Exchange(verb, target, given, body, _METHODS[verb], url, outcome, took, flags))
+                    self._observe(Exchange(verb, target, given, body, _METHODS[verb], url, outcome, took))
             if reply.status != 401 or attempt == 2:
                 break
             reply.drain_conn()

@@ -222,8 +222,8 @@ def _configuration(access: Access) -> Iterator[Configuration]:
     found = Configuration(host=access.server)
     found.proxy, found.no_proxy = proxy or None, None
     if user := urlsplit(proxy).netloc.rpartition("@")[0]:
-        pair = base64.urlsafe_b64encode(unquote(user).encode()).decode()  # as the package decodes it
-        found.proxy_headers = {"proxy-authorization": f"Basic {pair}"}
+        encoded = base64.urlsafe_b64encode(unquote(user).encode()).decode()  # as the package decodes it
+        found.proxy_headers = {"proxy-authorization": f"Basic {encoded}"}
     found.verify_ssl = not context.cluster.get("insecure-skip-tls-verify")
     found.tls_server_name = context.cluster.get("tls-server-name") or None
     with tempfile.TemporaryDirectory(prefix="flk-") as folder:  # readable by this user only

@@ -9,19 +9,19 @@ from functools import partial
 from typing import Final
 
 from flk import labels
-from flk.errors import ApiError, ForbiddenError, UsageError
+from flk.errors import ApiError, FlkError, ForbiddenError, UsageError
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, OF_LOGS, needs, with_answer
-from flk.observe.observation import Need, Observation, What
-from flk.observe.records import find_record
-from flk.observe.resources import CLAIMS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
+from flk.observe.observation import Need, Observation, What, unnamed_pod
+from flk.observe.resources import CLAIMS, CONFIG_MAPS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
 from flk.observe.source import Reply, Source, read_list
 from flk.observe.view import JobView
 from flk.targets import Target
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import gang_of
+from flk_runtime.contract.record import ArchivedRecord
 
 # Seconds between two requests while the pods change, and the longest pause to which they double while they do not.
 EVENTS_EVERY: Final = (5.0, 20.0)  # for the events of a job that does not run undisturbed
@@ -242,3 +242,25 @@ class _Backoff:
             return False
         self._read, self._pause = now, min(2 * self._pause, self._longest)
         return True
+
+
+FIRST_POD: Final = unnamed_pod(0)
+
+
+def find_record(client: JobClient, name: str, uid: str | None = None) -> Observation | None:
+    """Return the record that the launchers have archived of a job; None without one, and if it may not be read."""
+    try:
+        found = client.api.list_all(client.target(CONFIG_MAPS), {"labelSelector": f"{labels.RECORDS}=true"})[0]
+    except FlkError:
+        return None
+    entries = [
+        entry
+        for config_map in found
+        for text in (config_map.get("data") or {}).values()
+        if (entry := ArchivedRecord.from_json(text)) and entry.job == name and uid in (None, entry.uid)
+    ]
+    if not entries:
+        return None
+    newest = max(entries, key=lambda entry: entry.updated)
+    logs = {FIRST_POD: newest.lines}
+    return Observation(None, time=newest.updated, record=newest.record, entry=newest, logs=logs)

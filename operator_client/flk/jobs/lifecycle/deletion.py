@@ -10,9 +10,7 @@ from typing import Final
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.lifecycle.ending import watch_pods_end
-from flk.jobs.listing import ListedJob, list_observed
-from flk.jobs.many import in_parallel
-from flk.jobs.owner import is_of
+from flk.jobs.listing import ListedJob, in_parallel, is_of, list_observed
 from flk.jobs.state import Phase
 from flk.observe.client import JobClient, JobRef
 from flk.targets import TARGETS, target_of

@@ -18,8 +18,8 @@ from flk import labels
 from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.lifecycle.creation import OwnedObjects, check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
+from flk.jobs.lifecycle.ending import refuse_to_lose
 from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
-from flk.jobs.lifecycle.progress import refuse_to_lose
 from flk.jobs.lifecycle.suspension import (
     end_of,
     is_suspended,

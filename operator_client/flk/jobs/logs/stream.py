@@ -15,10 +15,8 @@ from typing import Final
 from flk.errors import WaitTimeoutError
 from flk.health import diagnose
 from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, Answer, keep, lines_of_a_pod
-from flk.jobs.logs.folding import Folder
-from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, in_short
-from flk.jobs.logs.poller import RATE, ROUND, Poller
-from flk.jobs.logs.reader import PodLog, PodReader
+from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
+from flk.jobs.logs.reader import RATE, ROUND, PodLog, PodReader, Poller
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
 from flk.observe.client import JobClient

@@ -6,15 +6,15 @@ an exit code. Commands and `JobHandle` import it.
 
 from flk.jobs.wait.conclusion import describe, progress_text, raise_for_state, run_time_text
 from flk.jobs.wait.follow import (
+    Goal,
     Outcome,
+    Quiet,
     Waited,
     follow_states,
     wait_for,
     wait_for_all,
     wait_until_finished,
 )
-from flk.jobs.wait.goal import Goal
-from flk.jobs.wait.quiet import Quiet
 
 __all__ = [
     "Goal",

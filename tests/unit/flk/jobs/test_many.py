@@ -96,7 +96,7 @@ def test_an_error_of_the_watch_is_told_once_of_all_jobs(many: FakeApiServer, run
         raise ApiError("the API server is gone")
         yield
 
-    monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", broken)
     code, _, stderr = run("wait", "-l", "team=nlp")
     assert (code, stderr) == (
         ExitCode.ERROR,

@@ -332,7 +332,7 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
         while target.resource == resources.PODS and not ended.wait(0.001):
             yield Changed(pod("pod-1"))
 
-    monkeypatch.setattr("flk.observe.watches.list_and_watch", endless)
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", endless)
     updates = follow_job(client, "gpt")
     assert [next(updates).job is not None for _ in range(2)] == [True, True]
     ended.set()
@@ -345,6 +345,6 @@ def test_error_of_any_kind_in_a_watch_is_raised(fake: Any, client: JobClient, mo
         raise KeyError("metadata")
         yield
 
-    monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", broken)
     with pytest.raises(KeyError):
         next(follow_job(client, "gpt"))

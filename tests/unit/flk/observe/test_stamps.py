@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flk.jobs.logs import LogPosition
-from flk.observe.stamps import split_stamp
+from flk.observe.progress import split_stamp
 
 
 def test_time_stamps_are_taken_off() -> None:

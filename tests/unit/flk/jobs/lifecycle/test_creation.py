@@ -10,7 +10,7 @@ import pytest
 
 from flk.errors import ApiError, ConflictError, MissingApiError
 from flk.jobs.lifecycle.creation import create_job, dry_run
-from flk.jobs.lifecycle.secret import objects_with_uid
+from flk.jobs.submission import objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, STARTED, SUBMISSION
