@@ -39,7 +39,6 @@ AROUND = (
     "volumes",
     "workloads",
     "pod_groups",
-    "other_pods",
     "controllers",
     "logs",
     "progress",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from flk.health.cause import Cause
-from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
+from flk.health.cluster import Cluster, Level, Result, Unreadable
 from flk.health.quota import refused
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -24,19 +24,12 @@ REFUSED: Final = "PodRefused"
 _ANY: Final = re.compile(r"(?:.*?(?:is forbidden|is invalid): )?(.+)")
 
 
-def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check whether the API server would admit the pods of a job."""
-    yield from _check_admission(cluster)
-    yield from _check_service_account(cluster, pods)
-    yield from _check_priority_class(cluster, pods)
-
-
 def lacks_dry_run(message: str) -> bool:
     """Whether the API server says that a webhook supports no dry run, so that each one is refused."""
     return "does not support dry run" in message
 
 
-def _check_admission(cluster: Cluster) -> Iterator[Result]:
+def before(cluster: Cluster) -> Iterator[Result]:
     """Report what the API server says about a pod of the job, which it checks without creating it."""
     refusal = cluster.admission.reason if isinstance(cluster.admission, Unreadable) else ""
     if cluster.admission is None or lacks_dry_run(refusal):
@@ -53,28 +46,6 @@ def _check_admission(cluster: Cluster) -> Iterator[Result]:
         found = f"the API server refuses a pod of the job: {refusal}"
         remedy = "the message names the policy or the object; `flk render` shows the manifest"
         yield Result("admission", Level.FAILED, found, remedy, REFUSED)
-
-
-def _check_service_account(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check that the pods' ServiceAccount exists."""
-    found = cluster.named.get(("serviceaccounts", pods.service_account))
-    if isinstance(found, Unreadable) and found.missing:
-        remedy = cluster.commands.kubectl(f"create serviceaccount {pods.service_account}")
-        sentence = f"there is no ServiceAccount {pods.service_account}, so no pod is created"
-        yield Result("service account", Level.FAILED, sentence, remedy, "ServiceAccountMissing")
-
-
-def _check_priority_class(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check that the pods' PriorityClass exists."""
-    name = pods.priority_class
-    found = cluster.named.get(("priorityclasses", name))
-    if isinstance(found, Unreadable):
-        remedy = cluster.commands.kubectl("get priorityclasses", namespaced=False) + " lists those that exist"
-        sentence = f"there is no PriorityClass {name}, so no pod is created"
-        unread = f"PriorityClass {name} cannot be read"
-        yield found.result("priority", sentence, remedy, "PriorityClassMissing", unread=unread)
-    elif found is not None:
-        yield Result("priority", Level.OK, f"PriorityClass {name} exists, with the value {found.get('value', 0)}")
 
 
 CAUSES: Final = (

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
-from flk import labels
-from flk.health.autoscaling import is_adding
 from flk.health.cause import Cause, Found, condition_evidence, names, pod_evidence
 from flk.health.cluster import Cluster, Level, Result, Unreadable
-from flk.health.resources import is_allowed, requests
-from flk.health.scheduling import is_short_of_resources, parse
 from flk.kube import Object
-from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.pods import conditions, job_of, one_line, phase_of, training_container
-from flk.observe.view import JobView, number_in, pod_spec
+from flk.observe.model import Evidence, PodPhase
+from flk.observe.pods import conditions
+from flk.observe.view import JobView
 from flk.targets.gang import GANGS
-from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 
 
 def before(cluster: Cluster) -> Iterator[Result]:
@@ -74,103 +68,5 @@ CAUSES: Final = (
         "WaitingForGang",
         _waiting_for_gang,
         cured_by="other jobs that end",
-    ),
-)
-
-
-_UNFINISHED: Final = ("Pending", "Running")  # phases of pods
-_HOLDING: Final = (PodPhase.STARTING, PodPhase.RUNNING)
-# Kinds whose pods run until somebody deletes them. The kubelet makes its own node the owner of static pods.
-_SERVICES: Final = ("DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet")
-
-
-def _deadlocked(view: JobView) -> Found | None:
-    waiting = view.unschedulable
-    holding = [pod for pod in view.pods if pod.phase in _HOLDING]
-    if not waiting or not holding or is_adding(view) or not is_short_of_resources(waiting[0].message):
-        return None
-    others = _jobs(view)
-    if (view.resizable and len(holding) >= view.sizes[0]) or any(map(_trains, others.values())):
-        return None  # a job that trains will end and free its nodes
-    if _may_get_room(view, waiting[0]):
-        return None
-    rival = next((key for key, pods in sorted(others.items()) if _is_half_started(pods)), None)
-    if rival is None:
-        return None
-    namespace, job = rival
-    here = f" in namespace {namespace}" if namespace != view.namespace else ""
-    other = view.flk("suspend", job=job, namespace=namespace)
-    return Found(
-        f"{len(holding)} of its {len(view.pods)} pods hold nodes and wait for the others, for which there is no "
-        f"room, and job {job}{here} does the same: each keeps the other from starting",
-        f"{other} gives its nodes back; a job submitted with --gang takes nodes for all of its pods or for none",
-        [
-            pod_evidence(view, waiting[0], "status.conditions[PodScheduled]"),
-            Evidence(
-                f"job {job}{here}", "some of its pods have a node, and others are unschedulable", "status of pods"
-            ),
-        ],
-        names(waiting),
-    )
-
-
-def _jobs(view: JobView) -> dict[tuple[str, str], list[Object]]:
-    """Return the unfinished pods of the other jobs of flk that were read, by namespace and name of the job."""
-    found: dict[tuple[str, str], list[Object]] = defaultdict(list)
-    for pod in view.seen.other_pods:
-        key = job_of(pod)
-        if key[1] and key != (view.namespace, view.name) and phase_of(pod) in _UNFINISHED:
-            found[key].append(pod)
-    return found
-
-
-def _may_get_room(view: JobView, waiting: PodState) -> bool:
-    """Return whether a pod that is not of flk may end, and its end gives back some of what a waiting pod lacks."""
-    own = {each["metadata"].get("uid") for each in view.objects.values()}  # those of a job of another tool
-    lacks = {reason.detail for reason in parse(waiting.message) if reason.kind == "resource"}
-    for pod in view.seen.other_pods:
-        meta, spec = pod["metadata"], pod_spec(pod)
-        if labels.JOB in (meta.get("labels") or {}) or meta.get("uid") in own or not _may_end(pod):
-            continue
-        node = view.seen.nodes.get(spec["nodeName"])
-        if node is not None and not is_allowed(node, pod_spec(view.objects[waiting.name]), when_back=True):
-            continue
-        if any(amount > 0 for name, amount in {**requests(spec), "pods": 1.0}.items() if name in lacks):
-            return True
-    return False
-
-
-def _may_end(pod: Object) -> bool:
-    """Return whether a pod has a node, has not ended, and is not one of a service."""
-    if phase_of(pod) not in _UNFINISHED or not _has_node(pod):
-        return False
-    owners = {owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or []}
-    return pod_spec(pod).get("restartPolicy", "Always") != "Always" or owners.isdisjoint(_SERVICES)
-
-
-def _trains(pods: list[Object]) -> bool:
-    """Return whether a job has as many pods with a node as it needs to train: an elastic one need not have them all."""
-    container = training_container(pods[0])
-    most = number_in(container, PODS)
-    least = number_in(container, MIN_PODS) or (most or len(pods)) - number_in(container, SPARES)
-    return sum(map(_has_node, pods)) >= least
-
-
-def _is_half_started(pods: list[Object]) -> bool:
-    """Return whether some of the pods have a node, and the scheduler finds no room for others."""
-    scheduled = [conditions(pod).get("PodScheduled") or {} for pod in pods if not _has_node(pod)]
-    waits = [one for one in scheduled if one.get("reason") == "Unschedulable"]
-    return any(map(_has_node, pods)) and any(is_short_of_resources(one_line(one.get("message"))) for one in waits)
-
-
-def _has_node(pod: Object) -> bool:
-    return bool(pod_spec(pod).get("nodeName"))
-
-
-DEADLOCK: Final = (
-    Cause(
-        "Deadlocked",
-        _deadlocked,
-        grace=30,
     ),
 )

@@ -1,4 +1,7 @@
-"""Quotas and limit ranges of a namespace: whether a job fits into them, and pods that they refuse."""
+"""Quotas and limit ranges of a namespace: whether all pods of a job fit into a quota, and pods that they refuse.
+
+What they say to a single pod, the API server says to the pod that it checks without creating it.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +63,6 @@ def not_created(view: JobView, trace: Trace) -> str:
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check a job against the quotas and the limit ranges of its namespace."""
-    yield from _check_quotas(cluster, pods)
-    yield from _check_limit_ranges(cluster, pods)
-
-
-def _check_quotas(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     """Check that all pods of the job together fit into what is left of each quota."""
     if isinstance(cluster.quotas, Unreadable):
         yield Result("quota", Level.UNKNOWN, f"the quotas cannot be read: {cluster.quotas.reason}")
@@ -141,52 +138,6 @@ def _with_defaults(container: Object, cluster: Cluster) -> tuple[Amounts, Amount
 def _items(cluster: Cluster, kind: str) -> list[Object]:
     ranges = [] if isinstance(cluster.limit_ranges, Unreadable) else cluster.limit_ranges
     return [i for limit_range in ranges for i in limit_range["spec"].get("limits") or [] if i.get("type") == kind]
-
-
-def _check_limit_ranges(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check each container and each pod against the bounds of the limit ranges."""
-    if isinstance(cluster.limit_ranges, Unreadable):
-        yield Result("limit range", Level.UNKNOWN, f"the limit ranges cannot be read: {cluster.limit_ranges.reason}")
-        return
-    problems: list[tuple[Level, str]] = []
-    all_requests: Amounts = {}
-    all_limits: Amounts = {}
-    for container in pods.containers:
-        requests, limits = _with_defaults(container, cluster)
-        for total, amounts in ((all_requests, requests), (all_limits, limits)):
-            for name, amount in amounts.items():
-                total[name] = total.get(name, 0.0) + amount
-        own_limits = (container.get("resources") or {}).get("limits") or {}
-        for name, limit in limits.items():
-            if requests.get(name, 0.0) > limit:
-                found = f"a limit range sets a limit of {amount_text(name, limit)} {name}, less than the request of "
-                found += f"{amount_text(name, requests[name])}: the pods are refused"
-                problems.append((Level.FAILED, found))
-            elif name == "cpu" and name not in own_limits:
-                cores = amount_text(name, limit)
-                found = f"a limit range limits each container to {cores} cores, which slows ranks down"
-                problems.append((Level.WARNING, found))
-        for item in _items(cluster, "Container"):
-            problems += _outside(item, requests, limits, "container")
-    for item in _items(cluster, "Pod"):
-        problems += _outside(item, all_requests, all_limits, "pod")
-    remedy = cluster.commands.kubectl("describe limitranges") + " shows them"
-    for level, found in problems:
-        yield Result("limit range", level, found, remedy, "LimitRangeViolated" if level is Level.FAILED else "")
-    if not problems:
-        yield Result("limit range", Level.OK, "the pods are within the limits" if cluster.limit_ranges else "none")
-
-
-def _outside(item: Object, requests: Amounts, limits: Amounts, what: str) -> Iterator[tuple[Level, str]]:
-    for name, value in (item.get("max") or {}).items():
-        amount = limits.get(name, requests.get(name, 0.0))
-        if amount > quantity(value):
-            asks = amount_text(name, amount)
-            yield Level.FAILED, f"a {what} may have at most {value} {name}, and the job asks for {asks}"
-    for name, value in (item.get("min") or {}).items():
-        if requests.get(name, 0.0) < quantity(value):
-            asks = amount_text(name, requests.get(name, 0.0))
-            yield Level.FAILED, f"a {what} must request at least {value} {name}, and the job's requests {asks}"
 
 
 def _exceeded(view: JobView) -> Found | None:

@@ -51,7 +51,6 @@ OF_JOB: Final[tuple[Callable[[Cluster, Pods], Iterator[Result]], ...]] = (
 # Of each group only the first cause that is found counts: the most specific one comes first, the most general one last.
 GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     (*queue.CAUSES, *gang.CAUSES),
-    gang.DEADLOCK,
     (*controllers.CAUSES, *quota.CAUSES, *admission.CAUSES),
     images.CAUSES,
     (*references.CAUSES, *starting.CAUSES),
@@ -75,7 +74,7 @@ def _codes(*subjects: Sequence[Cause]) -> frozenset[str]:
 
 _OF_SCHEDULER: Final = _codes(devices.CLAIMS, scheduling.CAUSES, [UNSCHEDULABLE])
 # Causes of pods that have no node: the job's --stuck-after limits how long they may last.
-_OF_PLACEMENT: Final = _OF_SCHEDULER | _codes(gang.CAUSES, gang.DEADLOCK, volumes.CAUSES, autoscaling.CAUSES)
+_OF_PLACEMENT: Final = _OF_SCHEDULER | _codes(gang.CAUSES, volumes.CAUSES, autoscaling.CAUSES)
 _OF_HARDWARE: Final = _codes(devices.CAUSES)
 _FROM_OUTSIDE: Final = _codes([cause for cause in CAUSES if cause.from_outside])
 ENDS: Final = _codes(ending.CAUSES)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
 from flk.observe.observation import LOG_LINES, Need, Observation, What, event_time, involved
-from flk.observe.pods import SIGKILLED, claims_of, job_of
+from flk.observe.pods import SIGKILLED, claims_of
 from flk.observe.progress import read_progress
 from flk.observe.source import Reply
 from flk.observe.view import WAITS, JobView
@@ -91,8 +91,6 @@ def with_answer(seen: Observation, need: Need, reply: Reply) -> Observation:
             return _with_lines(seen, need, reply)
         case What.LOG:
             return replace(seen, logs={**seen.logs, need.name: reply.lines})
-        case What.OTHER_PODS | What.FOREIGN_PODS:
-            return replace(seen, other_pods=[*seen.other_pods, *reply.items])
         case What.CONTROLLERS:
             return replace(seen, controllers=reply.controllers)
         case What.NODES | What.CLAIMS | What.VOLUMES:
@@ -165,12 +163,6 @@ def _around(view: JobView) -> list[Need]:
     wanted: list[Need] = []
     if any(pod.reason == "Unschedulable" for pod in pods):
         wanted.append(Need(What.NODES))
-        if any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in view.pods):
-            wanted.append(Need(What.OTHER_PODS))
-        if any(
-            job_of(pod) != (view.namespace, view.name) for pod in view.seen.other_pods
-        ):  # jobs that may block each other: the end of a pod that is not of flk may help
-            wanted.append(Need(What.FOREIGN_PODS))
     else:
         wanted += _suspects(view)
     wanted += [Need(What.EVENTS, name, "Pod") for name in [*view.recreations][:STUCK_PODS]]

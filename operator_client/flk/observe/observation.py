@@ -30,8 +30,6 @@ class What(enum.Enum):
     PENDING_WORKLOADS = "pending_workloads"
     POD_GROUPS = "pod_groups"
     CONTROLLERS = "controllers"
-    OTHER_PODS = "other_pods"
-    FOREIGN_PODS = "foreign_pods"
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,6 @@ class Observation:
     workloads: Sequence[Object] = ()  # Kueue's Workloads that the job owns
     pending_workloads: Sequence[Object] = ()  # all that wait in the job's queue, in Kueue's order
     pod_groups: Sequence[Object] = ()  # of a scheduler of gangs, with the job's name
-    # Read where some pods of this job find no node: pods of all jobs of flk, and if there are any, pods of other tools
-    # that have a node and have not ended.
-    other_pods: Sequence[Object] = ()
     controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
     log_times: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of these lines, where they are known

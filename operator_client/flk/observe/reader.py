@@ -15,8 +15,8 @@ from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, OF_LOGS, needs, with_answer
 from flk.observe.observation import Need, Observation, What, unnamed_pod
-from flk.observe.resources import CLAIMS, CONFIG_MAPS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
-from flk.observe.source import Reply, Source, read_list
+from flk.observe.resources import CLAIMS, CONFIG_MAPS, NODES, PENDING_WORKLOADS, POD_GROUPS, VOLUMES, WORKLOADS
+from flk.observe.source import Reply, Source
 from flk.observe.view import JobView
 from flk.targets import Target
 from flk.targets.controllers import CONTROLLERS
@@ -26,7 +26,6 @@ from flk_runtime.contract.record import ArchivedRecord
 # Seconds between two requests while the pods change, and the longest pause to which they double while they do not.
 EVENTS_EVERY: Final = (5.0, 20.0)  # for the events of a job that does not run undisturbed
 RECORD_EVERY: Final = (1.0, 10.0)  # for the record: a new attempt need not change a pod
-_HOLDS_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"  # of pods
 _VOLCANO: Final = "scheduling.volcano.sh"  # whose PodGroups jobs have that another tool made
 
 
@@ -178,8 +177,6 @@ class Reader:
                 return replace(reply, items=[item for found in reply.items for item in found.get("items") or []])
             case What.POD_GROUPS:
                 return source.get(RequestTarget(pod_groups_of(view.job), namespace, need.name))
-            case What.OTHER_PODS | What.FOREIGN_PODS:
-                return source.once(need, lambda: list_other_pods(client, need))
             case What.CONTROLLERS:
                 return source.once((need, view.target.name), lambda: list_controllers(client, view.target))
             case _:
@@ -191,18 +188,6 @@ class Reader:
         if need.previous:
             return read(previous=True) or read()
         return read(timestamps=need.what in OF_LAUNCHERS)
-
-
-def list_other_pods(client: JobClient, need: Need) -> Reply:
-    """Return the pods of all jobs of flk, or (FOREIGN_PODS) pods of other tools that hold a node.
-
-    They are of all namespaces, or of the client's where the user may not read all.
-    """
-    query = {"labelSelector": labels.JOB}
-    if need.what is What.FOREIGN_PODS:
-        query = {"labelSelector": f"!{labels.JOB}", "fieldSelector": _HOLDS_A_NODE}
-    found = read_list(client, RequestTarget(PODS), **query)
-    return read_list(client, client.target(PODS), **query) if found.unreadable else found
 
 
 def list_controllers(client: JobClient, target: Target) -> Reply:

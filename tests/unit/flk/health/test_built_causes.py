@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,18 +102,6 @@ def in_need_of_a_node(reason: str, message: str) -> JobBuilder:
     return job
 
 
-def deadlocked() -> JobView:
-    """Two jobs that each hold a node and lack the other's."""
-    first, second = JobBuilder(2), JobBuilder(2, name="rival")
-    said = condition("PodScheduled", "Unschedulable", "0/2 nodes are available: 2 Insufficient cpu.", "False")
-    for job in (first, second):
-        job.pod(0).pod(1, "Pending", {}, node="", conditions=[said])
-    others = [deepcopy(pod) for job in (first, second) for pod in job.pods.values()]
-    for each, name in zip(others, ("gpt", "gpt", "rival", "rival"), strict=True):
-        each["metadata"] |= {"namespace": "team", "labels": {"flk.dev/job": name}}
-    return first.view(other_pods=others)
-
-
 def with_unhealthy_device() -> JobBuilder:
     job = JobBuilder().all("pod").condition("Running")
     device = {"resourceID": "GPU-8", "health": "Unhealthy"}
@@ -206,7 +193,6 @@ BUILT: dict[str, tuple[Callable[[], JobView], str, str]] = {
         f"{POD}: no node can take it, and cluster-autoscaler can add none now (1 max node group size reached)",
         "test_fake_nodes.py",
     ),
-    "Deadlocked": (deadlocked, "1 of its 2 pods hold nodes", "test_gang.py"),
     "Deleted": (
         lambda: JobView(replace(JobBuilder().all("pod").seen(), gone=NOW)),
         "the job was deleted before it had ended",

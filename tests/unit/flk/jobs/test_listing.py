@@ -25,7 +25,6 @@ from tests.support.api_server import EVENTS, JOBS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
-from tests.unit.flk.health.test_deadlock import half_started
 from tests.unit.flk.observe.test_needs import pending_workload
 
 
@@ -174,19 +173,6 @@ def test_the_list_says_of_a_recorded_job_what_its_status_says(
         assert found == [(recorded_state.phase, recorded_state.reason)]
 
 
-def test_the_list_says_that_two_jobs_hold_a_part_of_their_nodes(fake: FakeApiServer, run: Run) -> None:
-    for name in ("gpt", "bert"):
-        job = half_started(name)
-        for pod in job.pods.values():
-            pod["metadata"]["labels"]["flk.dev/job"] = name
-        job.add_to(fake)
-    fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": [], "metadata": {"resourceVersion": "1"}}
-    assert [reason for _, reason in _phases(run, "bert", "gpt")] == ["Deadlocked", "Deadlocked"]
-    fake.requests.clear()
-    run("list")
-    assert fake.asked("GET").count("/api/v1/pods") == 2  # those of flk, and those of others
-
-
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
 PENDING = "/apis/visibility.kueue.x-k8s.io/v1beta1/namespaces/team/localqueues/gold/pendingworkloads"
 
@@ -214,18 +200,6 @@ def test_a_node_that_is_gone_is_one_of_all_nodes(fake: FakeApiServer, run: Run) 
     fake.requests.clear()
     run("list")
     assert [path for path in fake.asked("GET") if "nodes" in path] == ["/api/v1/nodes"]
-
-
-def test_a_job_without_others_has_no_pods_of_other_tools_read(fake: FakeApiServer, run: Run) -> None:
-    job = half_started("gpt")
-    for pod in job.pods.values():
-        pod["metadata"]["labels"]["flk.dev/job"] = "gpt"
-    job.add_to(fake)
-    fake.objects["/api/v1/nodes"] = {}
-    for command in (("status", "gpt"), ("list",)):
-        fake.requests.clear()
-        run(*command)
-        assert fake.asked("GET").count("/api/v1/pods") == 1
 
 
 def test_the_list_says_the_place_in_a_queue_which_is_read_once_for_all_of_its_jobs(
