@@ -40,7 +40,7 @@ from flk.targets import target_of
 from flk.units import short_duration
 from flk.user_files import state_folder, write_whole
 from flk_runtime.contract import foreign, typed
-from flk_runtime.contract.log_format import is_record
+from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.secrets import hidden
 
 SCHEMA: Final = "flk.dev/answer/v1"
@@ -150,10 +150,12 @@ def keep(client: JobClient, answer: Answer, lines: Mapping[str, Lines] | None = 
     if view is None or not _is_on() or not (client.ref(answer.state.name).named or path.exists()):
         return
     before, secrets = _load(path), secrets_of(view.job)
+    if before is not None and before.state.finished and not answer.state.finished:
+        return  # its pods are gone: they said more
     count = lines_of_a_pod(len(view.pods))
     read = {pod: view.seen.lines_of(pod) for pod in view.seen.logs} | dict(lines or {})
     texts = {
-        pod: [[time, hidden(text, secrets)[:LINE_LIMIT]] for time, text in found if not is_record(text)][-count:]
+        pod: [[time, hidden(text, secrets)[:LINE_LIMIT]] for time, text in found if parse_record(text) is None][-count:]
         for pod, found in read.items()
     }
     kept = _Kept(

@@ -12,11 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from flk import labels
 from flk.errors import ApiError, FlkError, UnreadableError
-from flk.jobs.answer import Answer, answered, look
 from flk.jobs.state import JobList, Phase, State, derive, unreadable
 from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient, JobRef
@@ -28,6 +27,10 @@ from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract import foreign
+
+if TYPE_CHECKING:
+    from flk.jobs.answer import Answer
+
 
 RECORDS: Final = 32  # jobs that run whose launchers' records are read, from the log of each
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
@@ -167,6 +170,8 @@ def look_at_all(
 
     Many jobs are read from the lists of the namespace. ``note`` is called in threads.
     """
+    from flk.jobs.answer import answered, look  # which `flk list` does not need
+
     shared = ListSource(client, kept=KEPT)
     listed = _observed(client, jobs) if len(jobs) > FEW else {}
 

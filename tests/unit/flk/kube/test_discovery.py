@@ -73,7 +73,7 @@ def test_a_server_that_names_groups_only_is_asked_for_the_kinds_themselves(
 ) -> None:
     """As Kubernetes 1.25 does, which has no aggregated discovery."""
     groups = [{"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta1"}]}]
-    fake.fail(200, {"kind": "APIGroupList", "groups": groups})
+    fake.documents["/apis"] = {"kind": "APIGroupList", "groups": groups}
     assert (client.serves(QUEUES), client.serves(JOBSETS)) == (True, False)
     assert client.served(QUEUES).version == "v1beta1"
 
