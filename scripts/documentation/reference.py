@@ -146,8 +146,8 @@ def environment() -> str:
                     ("`NO_PROXY`", "Servers without a proxy: names, domains, addresses and networks, or `*` for all."),
                     (
                         "`XDG_STATE_HOME`",
-                        "The folder in which the folder `flk` has the last answers about jobs, the results of `flk bench`, "
-                        "and the manifests of a restart that failed. Default: `~/.local/state`.",
+                        "The folder in which the folder `flk` has the last answers about jobs, the results of "
+                        "`flk bench`, and the manifests of a restart that failed. Default: `~/.local/state`.",
                     ),
                     (
                         "`XDG_CACHE_HOME`",

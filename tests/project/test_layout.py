@@ -93,18 +93,17 @@ COVERED = {
     "tests/unit/flk/cli/outputs/test_wait.py": "flk.cli.wait",
     "tests/unit/flk/cli/outputs/test_why.py": "flk.cli.explain flk.cli.why",
     "tests/unit/flk/cli/test_cli.py": "flk.__main__ flk.cli",
-    "tests/unit/flk/cli/test_global_options.py": "flk.kube.kubectl flk.kube.options",
+    "tests/unit/flk/cli/test_global_options.py": "flk.kube.options",
     "tests/unit/flk/cli/test_jsonpath.py": "flk.cli.data_output flk.cli.table",
-    "tests/unit/flk/cli/test_profile.py": "flk.cli.profile_text flk.jobs.profiling",
+    "tests/unit/flk/cli/test_profile.py": "flk.cli.profile_text",
     "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
-    "tests/unit/flk/cli/test_stacks.py": "flk.jobs.telemetry",
     "tests/unit/flk/health/test_built_causes.py": (
         "flk.health.gang flk.health.node flk.health.starting flk.health.quota"
     ),
     "tests/unit/flk/health/test_causes.py": (
         "flk.health.cause flk.health.ending flk.health.failure flk.health.exceptions "
-        "flk.health.page flk.health.queue flk.health.rendezvous flk.health.scheduling "
-        "flk.health.scheduling flk.health.table flk.health.volumes flk.health.why"
+        "flk.health.queue flk.health.rendezvous flk.health.scheduling "
+        "flk.health.table flk.health.volumes flk.health.why"
     ),
     "tests/unit/flk/health/test_devices.py": "flk.observe.needs",
     "tests/unit/flk/health/test_doctor.py": (
@@ -113,34 +112,26 @@ COVERED = {
         "flk.trial"
     ),
     "tests/unit/flk/jobs/lifecycle/test_creation.py": "flk.jobs.submission flk.manifest.rendezvous",
-    "tests/unit/flk/jobs/lifecycle/test_expiry.py": "flk.jobs.submission",
     "tests/unit/flk/jobs/lifecycle/test_suspension.py": "flk.cli.restart flk.jobs.lifecycle.restart",
     "tests/unit/flk/jobs/test_copying.py": "flk.jobs.copying",
     "tests/unit/flk/jobs/test_handle.py": "flk.jobs.state.model",
     "tests/unit/flk/jobs/test_elastic_job.py": "flk.cli.scale flk.jobs.lifecycle.suspension",
     "tests/unit/flk/jobs/test_logs.py": (
-        "flk.jobs.logs.dump flk.jobs.logs.dump flk.jobs.logs.lines flk.jobs.logs.reader "
-        "flk.jobs.logs.lines flk.jobs.logs.reader flk.jobs.logs.stream flk.terminal"
+        "flk.jobs.logs.dump flk.jobs.logs.lines flk.jobs.logs.reader flk.jobs.logs.stream flk.terminal"
     ),
     "tests/unit/flk/jobs/test_state.py": "flk.jobs.state.derive flk.jobs.state.model flk.observe.pods",
-    "tests/unit/flk/jobs/test_wait.py": (
-        "flk.jobs.wait.conclusion flk.jobs.wait.follow flk.jobs.wait.conclusion flk.jobs.wait.follow"
-    ),
+    "tests/unit/flk/jobs/test_wait.py": ("flk.jobs.wait.conclusion flk.jobs.wait.follow"),
     "tests/unit/flk/kube/test_client.py": "flk.kube.errors",
     "tests/unit/flk/kube/test_hostile_text.py": "flk.cli.resume",
     "tests/unit/flk/kube/test_kubeconfig.py": "flk.kube.connection flk.kube.credentials flk.kube.exec_plugin",
-    "tests/unit/flk/jobs/test_many.py": "flk.observe.shared",
-    "tests/unit/flk/kube/test_watch.py": (
-        "flk.kube.resources flk.observe.follower flk.observe.follower flk.observe.resources"
-    ),
+    "tests/unit/flk/jobs/test_many.py": "flk.observe.source",
+    "tests/unit/flk/kube/test_watch.py": ("flk.observe.resources"),
     "tests/unit/flk/manifest/test_bundle.py": "flk.manifest.files flk.manifest.ignore_file",
     "tests/unit/flk/manifest/test_golden.py": "flk.manifest.pod flk.manifest.text",
-    "tests/unit/flk/observe/test_archive.py": (
-        "flk.health.ending flk.jobs.archive_writer flk.jobs.tails flk.observe.archive.format "
-        "flk.observe.archive.local flk.observe.archive.redaction flk.observe.model flk.observe.observation "
-        "flk.observe.reader flk.observe.view"
+    "tests/unit/flk/jobs/test_answer.py": (
+        "flk.health.ending flk.observe.model flk.observe.observation flk.observe.view"
     ),
-    "tests/unit/flk/observe/test_old_archives.py": "flk.observe.archive.records",
+    "tests/unit/flk/jobs/test_telemetry.py": "flk.observe.reader",
     "tests/unit/flk/spec/test_job.py": (
         "flk.spec.parts flk.manifest.environment flk.spec.fields flk.spec.table flk.spec.validation "
         "flk_runtime.contract.strategies"

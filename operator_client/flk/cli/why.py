@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
 
 if TYPE_CHECKING:
-    from flk.health import Report
+    from flk.health import Diagnosis
 
 
 def why(
@@ -36,7 +36,7 @@ def why(
     return state.code if state.was_deleted else None
 
 
-def text(answer: Report, now: float) -> str:
+def text(answer: Diagnosis, now: float) -> str:
     """Return the answer for people. Times are told as ages, as kubectl does."""
     from flk.health import cause_of
     from flk.terminal import printable_lines

@@ -9,12 +9,12 @@ from flk.health.cause import Cause, page
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
 from flk.health.table import CAUSES, cause_of, find
-from flk.health.why import Report, diagnose
+from flk.health.why import Diagnosis, diagnose
 
 __all__ = [
     "CAUSES",
     "Cause",
-    "Report",
+    "Diagnosis",
     "cause_of",
     "diagnose",
     "find",

@@ -34,7 +34,7 @@ _CLOUDS: Final = {"aws": "AWS", "azure": "Azure", "gce": "Google Cloud"}  # by t
 
 
 @dataclass(frozen=True)
-class Answer:
+class Said:
     """What an autoscaler says last about the pods of a job that have no node."""
 
     pods: Sequence[PodState]
@@ -58,7 +58,7 @@ def source_of(event: Object) -> str:
     return str((event.get("source") or {}).get("component") or event.get("reportingComponent") or "")
 
 
-def answer(view: JobView) -> Answer | None:
+def answer(view: JobView) -> Said | None:
     """Return what an autoscaler says last about the job's pods without a node; None where none says anything."""
     pods = view.unschedulable
     said = [event for pod in pods for event in view.events_of(pod.name) if _adds(event) or _refuses(event)]
@@ -67,7 +67,7 @@ def answer(view: JobView) -> Answer | None:
     said.sort(key=event_time)
     refused = max((event_time(event) for event in said if _refuses(event)), default=0.0)
     same = [e for e in said if _adds(e) == _adds(said[-1]) and (_refuses(e) or event_time(e) >= refused)]
-    return Answer(pods, said[-1], _adds(said[-1]), min(event_time(event, first=True) for event in same))
+    return Said(pods, said[-1], _adds(said[-1]), min(event_time(event, first=True) for event in same))
 
 
 def refusal(view: JobView) -> list[Evidence]:

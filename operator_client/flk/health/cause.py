@@ -41,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Match:
     """The match of a cause: the pods that it concerns, the evidence, and the words in the evidence that matter."""
 
     pods: Sequence[str]
@@ -63,8 +63,8 @@ class Trace:
 
 
 Find = Callable[[JobView], Found | None]
-Locate = Callable[[JobView], Trace | None]
-Tell = Callable[[JobView, Trace], str]
+Locate = Callable[[JobView], Match | None]
+Tell = Callable[[JobView, Match], str]
 
 
 def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
@@ -152,15 +152,15 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
     return texts
 
 
-def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Trace:
+def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Match:
     """Return the trace of pods whose reason and message show a cause. These were read from the field ``path``."""
-    return Trace(names(pods), [pod_evidence(view, pods[0], path)], texts)
+    return Match(names(pods), [pod_evidence(view, pods[0], path)], texts)
 
 
 def waiting(reasons: Sequence[str], pattern: re.Pattern[str] = _ANY) -> Locate:
     """Return a Locate for pods whose container waits with one of ``reasons`` and a message that matches ``pattern``."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
         match = pattern.search(pods[0].message) if pods else None
         return trace(view, pods, container_path(view), match[0], *match.groups("")) if match else None
@@ -175,7 +175,7 @@ def names(pods: Sequence[PodState]) -> list[str]:
 
 def subject(pods: Sequence[PodState]) -> str:
     """Return the pods in a few words: the name of the first one and how many others there are."""
-    return str(Trace(names(pods), []))
+    return str(Match(names(pods), []))
 
 
 def condition_evidence(source: str, condition: Object, text: str = "") -> Evidence:

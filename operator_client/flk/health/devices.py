@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Find, Found, Trace, condition_evidence, event_evidence, names, tell
+from flk.health.cause import Cause, Find, Found, Match, condition_evidence, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.ending import job_failure
 from flk.health.resources import FAULT_TAINT, taint_text
@@ -145,26 +145,26 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         yield Result("devices", Level.OK, f"claims exist: {', '.join(fine)}")
 
 
-def _missing(view: JobView) -> Trace | None:
+def _missing(view: JobView) -> Match | None:
     """Find pods whose claim cannot be made, which no condition tells, or whose claim the scheduler does not find."""
     pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and not pod.reason]
     for pod in pods:
         for event in reversed(view.pod_events.get(pod.name, [])):
             match = _MISSING.search(one_line(event.get("message")))
             if match and event.get("reason") == "FailedResourceClaimCreation":
-                return Trace(names(pods), [event_evidence(event)], (match[0], *match.groups("")))
+                return Match(names(pods), [event_evidence(event)], (match[0], *match.groups("")))
     return scheduler_says(_MISSING)(view)
 
 
-def _not_allocated(view: JobView) -> Trace | None:
+def _not_allocated(view: JobView) -> Match | None:
     found = unschedulable(view)
     if found is None or found[1].kind != "claims":
         return None
     pods, reason, evidence = found
-    return Trace(names(pods), evidence, (reason.text,))
+    return Match(names(pods), evidence, (reason.text,))
 
 
-def _kind(trace: Trace) -> str:
+def _kind(trace: Match) -> str:
     return _KINDS["resourceclaimtemplates" if trace[1] else "resourceclaims"]
 
 

@@ -12,7 +12,7 @@ from flk.health.cause import (
     Cause,
     Found,
     Locate,
-    Trace,
+    Match,
     container_path,
     event_evidence,
     tell,
@@ -70,7 +70,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
     string, and the image.
     """
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
         events = [event for pod in pods for event in view.events_of(pod.name) if _is_pull_event(event)]
         said = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
@@ -82,7 +82,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
         if None in since:
             return None
         told = [*found.evidence, *map(event_evidence, events[-1:])]
-        return Trace(found.pods, told, found.texts, min(time or 0.0 for time in since))
+        return Match(found.pods, told, found.texts, min(time or 0.0 for time in since))
 
     return locate
 
@@ -108,7 +108,7 @@ def _last(events: Sequence[Object]) -> float:
     return max(map(event_time, events), default=0.0)
 
 
-def _busy(view: JobView) -> Trace | None:
+def _busy(view: JobView) -> Match | None:
     """Find pods whose last pull failed in a way in which the next one need not."""
     found = _pulling()(view)
     events = [e for name in found.pods for e in view.events_of(name) if _is_pull_event(e)] if found else []

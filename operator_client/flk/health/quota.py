@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Find, Found, Locate, Tell, Trace, event_evidence, tell
+from flk.health.cause import Cause, Find, Found, Locate, Match, Tell, event_evidence, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import Amounts, amount_text, quantity
 from flk.kube import Object
@@ -37,14 +37,14 @@ READ: Final = "flk reads the event FailedCreatePod, FailedCreate or FailedCreate
 def refusal(pattern: re.Pattern[str]) -> Locate:
     """Return a Locate for the last refusal whose message matches ``pattern``."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         for event in reversed(view.refusals):
             match = pattern.search(one_line(event.get("message")))
             if match:
                 absent = [
                     pod.name for pod in view.pods if pod.phase == PodPhase.MISSING or event in view.refused_services
                 ]
-                return Trace(absent, [event_evidence(event)], (match[0], *match.groups("")))
+                return Match(absent, [event_evidence(event)], (match[0], *match.groups("")))
         return None
 
     return locate
@@ -55,7 +55,7 @@ def refused(pattern: re.Pattern[str], sentence: Tell, remedy: Tell) -> Find:
     return tell(refusal(pattern), lambda view, trace: f"{not_created(view, trace)}: {sentence(view, trace)}", remedy)
 
 
-def not_created(view: JobView, trace: Trace) -> str:
+def not_created(view: JobView, trace: Match) -> str:
     """Return the beginning of a sentence that says how many pods are refused, or that a service of theirs is."""
     if trace.evidence[0].text.startswith(SERVICE_REFUSED):
         return "a service by which the pods find each other cannot be created"

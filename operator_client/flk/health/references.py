@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from flk import labels
-from flk.health.cause import Cause, Find, Trace, tell, waiting
+from flk.health.cause import Cause, Find, Match, tell, waiting
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.observe.view import JobView
 from flk.targets.rendezvous import secret_name_of
@@ -59,7 +59,7 @@ def _create_command(kind: str, name: str, key: str, purpose: str) -> str:
 
 
 def _object_missing(kind: str, create: str) -> Find:
-    def remedy(view: JobView, trace: Trace) -> str:
+    def remedy(view: JobView, trace: Match) -> str:
         if kind == "Secret" and trace[1] == secret_name_of(view.job):
             if labels.INCOMPLETE in labels.annotations_of(view.job):
                 return (

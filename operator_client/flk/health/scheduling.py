@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.health.autoscaling import refusal
-from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, first_said, names, tell
+from flk.health.cause import Cause, Found, Locate, Match, condition_evidence, first_said, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import (
     Amounts,
@@ -226,13 +226,13 @@ def is_short_of_resources(message: str) -> bool:
 def scheduler_says(pattern: re.Pattern[str]) -> Locate:
     """Return a Locate for pending pods about which the scheduler says what matches ``pattern``."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.message]
         found = [(pod, match) for pod in waiting if (match := pattern.search(pod.message))]
         if not found:
             return None
         pod, match = found[0]
-        return Trace([pod.name for pod, _ in found], [scheduling_evidence(view, pod)], (match[0], *match.groups("")))
+        return Match([pod.name for pod, _ in found], [scheduling_evidence(view, pod)], (match[0], *match.groups("")))
 
     return locate
 
@@ -258,12 +258,12 @@ def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
 def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail: True) -> Locate:
     """Return a Locate for pods that the closest nodes refuse for this kind of reason; texts: reason and detail."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         found = unschedulable(view)
         if found is None or (kind and found[1].kind != kind) or not matches(found[1].detail):
             return None
         pods, reason, evidence = found
-        return Trace(names(pods), evidence, (reason.text, reason.detail))
+        return Match(names(pods), evidence, (reason.text, reason.detail))
 
     return locate
 
@@ -271,7 +271,7 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
 def _with_field(locate: Locate, path: str, text: Callable[[Object], str]) -> Locate:
     """Return a Locate that adds a field of the first pod to the evidence of ``locate``, as ``text`` says it."""
 
-    def extended(view: JobView) -> Trace | None:
+    def extended(view: JobView) -> Match | None:
         found = locate(view)
         if found is None:
             return None
@@ -345,7 +345,7 @@ def _selector(view: JobView) -> Found | None:
     )
 
 
-def _nodes_not_ready(view: JobView) -> Trace | None:
+def _nodes_not_ready(view: JobView) -> Match | None:
     found = _refused_by_nodes("taint", is_node_state)(view) or _refused_by_nodes("unschedulable")(view)
     if found is None:
         return None
@@ -355,7 +355,7 @@ def _nodes_not_ready(view: JobView) -> Trace | None:
     return replace(found, evidence=evidence, texts=(found[1] or found[0], where))
 
 
-def _unseen(view: JobView) -> Trace | None:
+def _unseen(view: JobView) -> Match | None:
     """Find pods that no scheduler has looked at for some seconds, though they name one."""
     pods = [
         pod
@@ -369,17 +369,17 @@ def _unseen(view: JobView) -> Trace | None:
         return None
     name = str(pod_spec(view.objects[pods[0].name]).get("schedulerName"))
     evidence = Evidence(f"pod {pods[0].name}", name, "spec.schedulerName", _created(view, pods[0]))
-    return Trace(names(pods), [evidence], (name,))
+    return Match(names(pods), [evidence], (name,))
 
 
-def _gated(view: JobView) -> Trace | None:
+def _gated(view: JobView) -> Match | None:
     pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "SchedulingGated"]
     if not pods:
         return None
     gates = pod_spec(view.objects[pods[0].name]).get("schedulingGates") or []
     words = ", ".join(str(gate.get("name")) for gate in gates) or "a gate"
     evidence = Evidence(f"pod {pods[0].name}", words, "spec.schedulingGates", _created(view, pods[0]))
-    return Trace(names(pods), [evidence], (words,))
+    return Match(names(pods), [evidence], (words,))
 
 
 def _created(view: JobView, pod: PodState) -> float:

@@ -11,7 +11,7 @@ from flk.health.cause import (
     Cause,
     Found,
     Locate,
-    Trace,
+    Match,
     container_path,
     event_evidence,
     names,
@@ -85,19 +85,19 @@ def _states(view: JobView, name: str) -> list[tuple[str, Object]]:
 def _failed_start(pattern: re.Pattern[str]) -> Locate:
     """Return a Locate for failed starts whose message matches ``pattern``, with the time of the first one."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         found = [(name, match, item) for name, text, item in _starts(view) if (match := pattern.search(text))]
         if not found:
             return None
         _, match, item = found[0]
         since = min((each.time for _, _, each in found if each.time), default=0.0)
         pods = list(dict.fromkeys(name for name, _, _ in found))
-        return Trace(pods, [replace(item, time=since)], (match[0], *match.groups("")))
+        return Match(pods, [replace(item, time=since)], (match[0], *match.groups("")))
 
     return locate
 
 
-def _wrong_format(view: JobView) -> Trace | None:
+def _wrong_format(view: JobView) -> Match | None:
     """Find programs that the kernel refuses to execute, also those that a shell or a launcher starts."""
     found = _failed_start(_FORMAT)(view)
     if found is not None:
@@ -106,10 +106,10 @@ def _wrong_format(view: JobView) -> Trace | None:
         for line in view.recent_lines(name):
             if _FORMAT.search(line):
                 ended = next((pod.ended or 0.0 for pod in view.pods if pod.name == name), 0.0)
-                return Trace([name], [Evidence(f"log of {name}", line, time=ended)])
+                return Match([name], [Evidence(f"log of {name}", line, time=ended)])
     for pod in view.pods:
         if _FORMAT.search(pod.message):
-            return Trace([pod.name], [pod_evidence(view, pod, container_path(view, "state.terminated"))])
+            return Match([pod.name], [pod_evidence(view, pod, container_path(view, "state.terminated"))])
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from flk.health.autoscaling import is_adding
-from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, tell
+from flk.health.cause import Cause, Found, Locate, Match, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import (
     bound_volumes,
@@ -151,7 +151,7 @@ def _about(event: Object) -> tuple[object, object]:
     return about.get("kind"), about.get("name")
 
 
-def _on_other_node(view: JobView) -> Trace | None:
+def _on_other_node(view: JobView) -> Match | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
     closest = None if is_adding(view) else unschedulable(view)
     found = scheduler_says(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
@@ -160,12 +160,12 @@ def _on_other_node(view: JobView) -> Trace | None:
     return replace(found, evidence=[*found.evidence, *(each.evidence for each in bound_volumes(view, found.pods[0]))])
 
 
-def _claims(view: JobView, found: Trace) -> str:
+def _claims(view: JobView, found: Match) -> str:
     """Return the names of the claims that the pods mount; empty if they have none."""
     return ", ".join(claims_of(view.objects[found.pods[0]]))
 
 
-def _where(view: JobView, found: Trace) -> str:
+def _where(view: JobView, found: Match) -> str:
     """Say where the volumes are, as far as that is known."""
     volumes = [str(volume) for volume in bound_volumes(view, found.pods[0])]
     return f": {'; '.join(volumes)}" if volumes else ""
@@ -187,10 +187,10 @@ def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
 def _unmounted(pattern: re.Pattern[str]) -> Locate:
     """Return a Locate for the first pod with a volume that cannot be mounted, where the reason matches ``pattern``."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         for pod, event, text in _mount_events(view):
             if match := pattern.search(text):
-                return Trace([pod.name], [event_evidence(event)], (match[0], *match.groups("")))
+                return Match([pod.name], [event_evidence(event)], (match[0], *match.groups("")))
         return None
 
     return locate
@@ -199,7 +199,7 @@ def _unmounted(pattern: re.Pattern[str]) -> Locate:
 def _source_missing(*, code: bool) -> Locate:
     """Return a Locate for pods that wait for a Secret or ConfigMap: with the job's code (``code``), or another one."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         for pod, event, text in _mount_events(view):
             match = _MOUNT_OBJECT.search(text)
             if match is None:
@@ -208,7 +208,7 @@ def _source_missing(*, code: bool) -> Locate:
             archives = (f"{view.name}-", "flk-runtime-", "flk-code-")
             if (kind == "ConfigMap" and view.from_flk and match[2].startswith(archives)) == code:
                 starting = [p for p in view.pods if p.phase == PodPhase.STARTING and p.reason in ("FailedMount", "")]
-                return Trace(names(starting) or [pod.name], [event_evidence(event)], (match[0], kind, match[2]))
+                return Match(names(starting) or [pod.name], [event_evidence(event)], (match[0], kind, match[2]))
         return None
 
     return locate

@@ -1,4 +1,4 @@
-"""Report: the answer of `flk why`: the cause, why other findings are not the cause, and the examined objects."""
+"""Diagnosis: the answer of `flk why`: the cause, why other findings are not the cause, and the examined objects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Other:
 
 
 @dataclass(frozen=True)
-class Report:
+class Diagnosis:
     """The answer of `flk why` about a job."""
 
     job: str
@@ -75,7 +75,7 @@ class Report:
         return {"schema": SCHEMA, "code": self.cause.code if self.cause else "", **data}
 
 
-def diagnose(view: JobView) -> Report:
+def diagnose(view: JobView) -> Diagnosis:
     """Return the cause of a job's state, and everything else that was found."""
     found = find(view)
     cause = found[0] if found else None
@@ -83,7 +83,7 @@ def diagnose(view: JobView) -> Report:
     earlier = _earlier(view)
     same = earlier.pop(cause.sentence, []) if cause else []
     more = [Evidence(_RECORD, f"{numbered('attempt', same)} ended in the same way")] if same else []
-    return Report(
+    return Diagnosis(
         job=view.name,
         namespace=view.namespace,
         cause=replace(cause, evidence=[*_distinct(cause.evidence), *more]) if cause else None,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError
-from flk.health import Report, diagnose
+from flk.health import Diagnosis, diagnose
 from flk.jobs.state import PodPhase, State, deleted, derive
 from flk.kube import Object
 from flk.observe.client import JobClient
@@ -63,7 +63,7 @@ class Answer:
     """What flk says about a job: now, or (``gone``) when it said so last."""
 
     state: State
-    report: Report
+    report: Diagnosis
     time: float  # when, in seconds since the epoch by the API server's clock
     view: JobView | None = None  # what it was read from; None: it was kept
     pods: Sequence[str] = ()  # names of all pods
@@ -83,7 +83,7 @@ class _Kept:
 
     time: typed.Time
     state: State
-    report: Report
+    report: Diagnosis
     pods: list[str]
     lines: dict[str, list[list[str]]]
     diff: str = ""

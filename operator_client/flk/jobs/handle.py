@@ -19,7 +19,7 @@ from flk.observe.pods import with_packages
 from flk.observe.reader import pod_of
 
 if TYPE_CHECKING:
-    from flk.health import Report
+    from flk.health import Diagnosis
     from flk.kube.sockets import Executed
     from flk_runtime.contract.telemetry import Telemetry
 
@@ -52,7 +52,7 @@ class JobHandle:
         """Return the job's state now. Raises JobNotFoundError if there is no such job."""
         return look(self._own, self.name).state
 
-    def why(self) -> Report:
+    def why(self) -> Diagnosis:
         """Return why the job does not run, or why it ended. Raises JobNotFoundError if there is no such job."""
         return look(self._own, self.name).report
 

@@ -2,6 +2,7 @@
 
 What else jobs in trouble need is read for all of them at once, so that the state is that of `flk status`, whatever the
 number of jobs. Logs are read pod by pod, so only `with_records` reads them, of a limited number of jobs.
+Further functions are about many jobs: whose they are, and what each of them does.
 """
 
 from __future__ import annotations

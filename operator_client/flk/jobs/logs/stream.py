@@ -1,4 +1,10 @@
-"""Follow the logs of all pods of a job: one merged stream that ends with the job."""
+"""Follow the logs of all pods of a job: one merged stream that ends with the job.
+
+One thread watches the job and starts a reader for each pod, the readers put lines into a queue, and the caller's thread
+takes them out, so that a slow terminal holds up no watch. The end is the hard part: a job has ended before its last
+lines have come, since each kubelet hands them on in its own time. So the stream goes on as long as more logs become
+complete, and then says which ones may be cut.
+"""
 
 from __future__ import annotations
 
