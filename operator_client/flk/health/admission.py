@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from flk.health.cause import Cause
-from flk.health.cluster import Cluster, Level, Result, Unreadable
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.quota import refused
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -29,7 +29,7 @@ def lacks_dry_run(message: str) -> bool:
     return "does not support dry run" in message
 
 
-def before(cluster: Cluster) -> Iterator[Result]:
+def before(cluster: Cluster, _: Pods) -> Iterator[Result]:
     """Report what the API server says about a pod of the job, which it checks without creating it."""
     refusal = cluster.admission.reason if isinstance(cluster.admission, Unreadable) else ""
     if cluster.admission is None or lacks_dry_run(refusal):

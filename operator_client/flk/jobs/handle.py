@@ -175,7 +175,7 @@ class JobHandle:
         A job that had ended is a new one. Raises UsageError if Kueue manages the job and it has not ended, and for
         checkpoints in memory and WaitTimeoutError as `suspend` does.
         """
-        from flk.jobs.submission import objects_with_uid
+        from flk.jobs.lifecycle.secret import objects_with_uid
 
         uid = lifecycle.restart(
             self._own,

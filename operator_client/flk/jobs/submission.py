@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import uuid
 import warnings
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from flk.health import diagnose
 from flk.jobs.answer import Answer, keep
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
+from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.listing import cluster_user, current_owner
 from flk.jobs.state import derive
 from flk.kube import Object, RequestTarget, Resource
@@ -32,7 +32,6 @@ from flk.spec import defaults
 from flk.spec.job import Job
 from flk.targets import target_of
 from flk.targets.gang import GANGS, NONE
-from flk.targets.rendezvous import needs_secret
 from flk.targets.trainjob import RUNTIME
 from flk_runtime.contract.strategies import AUTO
 
@@ -174,8 +173,3 @@ def _has_runtime(client: JobClient) -> bool:
     with contextlib.suppress(ForbiddenError):
         return client.find_at(RequestTarget(TRAINING_RUNTIMES, None, RUNTIME)) is not None
     return False
-
-
-def objects_with_uid(job: Object) -> list[Object]:
-    """Return the manifests of objects that need the UID of the created job. The job owns them."""
-    return [manifest.rendezvous_secret(job, secrets.token_urlsafe(32))] if needs_secret(job) else []

@@ -249,6 +249,8 @@ def _written(folder: str, name: str, content: bytes) -> str:
 
 def _keep_alive(connection: Any) -> None:
     """Have the system find that the other end is gone without a word: the reader gets an error then."""
+    if connection.sock is None:
+        return  # it has ended already
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, seconds in _KEEP_ALIVE.items():
         if option := getattr(socket, name, None):
