@@ -181,7 +181,7 @@ def test_what_is_asked_to_find_a_version_ends_in_the_time_that_a_client_has(
     fake: Any, client: ApiClient, pauses: list[float]
 ) -> None:
     del fake.objects[ALL.path]
-    fake.refused["/apis/kubeflow.org"] = (503, "busy")
+    fake.refused["/apis"] = (503, "busy")
     with pytest.raises(ApiError, match="tried"):
         client.with_deadline(5.0).call("list", ALL)
     assert pauses == [pause for pause in BACKOFFS if pause < 5]
@@ -301,6 +301,7 @@ def test_cluster_without_a_kind_of_jobs(fake: Any, client: ApiClient, target: st
     with pytest.raises(MissingApiError, match=f"does not serve {kinds}") as caught:
         client.call("create", where, body={})
     assert "install" in caught.value.hint
+    fake.faults.clear()
     fake.fail(404, fake.status(404, f'{target}s "gpt" not found', kind=f"{target}s", name="gpt"))
     with pytest.raises(JobNotFoundError, match="there is no job gpt in namespace team"):
         client.call("patch", where, body={})

@@ -201,7 +201,7 @@ def test_certificates_are_those_of_the_kubeconfig(
     monkeypatch.setenv("KUBECONFIG", str(path))
     client = JobClient.connect()
     assert client.execute(POD, ["true"], 60).code == 0
-    server.messages = OF_A_PORT
+    server.messages, server.stays_open = OF_A_PORT, True
     assert received(client) == b"hello"
     del config["clusters"][0]["cluster"]["certificate-authority-data"]
     path.write_text(json.dumps(config))
