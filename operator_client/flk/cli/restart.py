@@ -33,7 +33,7 @@ def restart(
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
-    from flk.jobs.submission import objects_with_uid
+    from flk.jobs.lifecycle.secret import objects_with_uid
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="restart", own=True)
     may_lose = chosen.may_lose(lose_progress)

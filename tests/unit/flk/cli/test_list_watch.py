@@ -11,7 +11,7 @@ import pytest
 from flk.cli.data_output import DataOutput
 from flk.cli.list_watch import watch_list
 from flk.errors import ApiError, UnreachableError
-from flk.jobs.listing import Listed
+from flk.jobs.listing import ListedJob
 from tests.support.api_server import JOBS
 from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
@@ -27,13 +27,13 @@ def watched(*lists: Sequence[Any], form: str = "text", everywhere: bool = False)
     kept: list[list[str]] = []
     remaining, now = list(lists), [0.0]
 
-    def read() -> list[Listed]:
+    def read() -> list[ListedJob]:
         if not remaining:
             raise KeyboardInterrupt
         listed: Any = remaining.pop(0)
         if isinstance(listed, Exception):
             raise listed
-        return [Listed(job.seen(), job.state()) for job in listed]
+        return [ListedJob(job.seen(), job.state()) for job in listed]
 
     def sleep(pause: float) -> None:
         now[0] += pause
