@@ -134,6 +134,10 @@ def environment() -> str:
                 ["variable", "meaning"],
                 [
                     ("`FLK_IMAGE`", "The image of jobs whose flags and job file name none."),
+                    (
+                        "`FLK_ARCHIVE`",
+                        "`off`: flk neither keeps nor reads the last answers about jobs.",
+                    ),
                     ("`KUBECONFIG`", "The kubeconfig files, as kubectl reads them."),
                     (
                         "`HTTPS_PROXY`, `HTTP_PROXY`",
@@ -142,8 +146,8 @@ def environment() -> str:
                     ("`NO_PROXY`", "Servers without a proxy: names, domains, addresses and networks, or `*` for all."),
                     (
                         "`XDG_STATE_HOME`",
-                        "The folder in which the folder `flk` has what flk keeps of jobs, the results of `flk bench`, "
-                        "and the manifests of a restart that failed. Default: `~/.local/state`.",
+                        "The folder in which the folder `flk` has the last answers about jobs, the results of "
+                        "`flk bench`, and the manifests of a restart that failed. Default: `~/.local/state`.",
                     ),
                     (
                         "`XDG_CACHE_HOME`",

@@ -170,25 +170,3 @@ def test_two_gangs_at_once_do_not_deadlock(cluster_of_one: tuple[Flk, Kubectl], 
         eventually("the first ends", lambda: seats.completed("first"))
         for name in ("one", "two", "first", "second"):
             assert seats.flk("delete", name).code == 0
-
-
-@pytest.mark.soak
-def test_two_jobs_without_a_gang_are_reported_as_deadlocked(
-    flk: Any, kubectl: Any, image: str, eventually: Any
-) -> None:
-    """Each of them would fit alone, and each gets one of its two pods before the other pods' seats are free."""
-    with hall(flk, kubectl, image) as seats:
-        seats.block()
-        for name, each in (("first", 5), ("second", 3)):
-            seats.submit(name, 2, each, "none", 1000)
-            eventually(f"one pod of {name} has the node", lambda name=name: seats.placed(name) == 1)
-        # The pod of another tool may end, and its seats would be free.
-        eventually("seats are short", lambda: seats.why("second").startswith("NotEnoughOfResource: "))
-        kubectl("delete", "pod", "blocker")
-        expected = (
-            "Deadlocked: 1 of its 2 pods hold nodes and wait for the others, for which there is no room, and job "
-        )
-        for name in ("first", "second"):
-            eventually(f"the deadlock of {name} is reported", lambda name=name: seats.why(name).startswith(expected))
-        assert (seats.placed("first"), seats.placed("second")) == (1, 1)
-        assert flk("delete", "first", "second", "--no-wait").code == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flk.jobs.trace import read_trace, summarize
+from flk.jobs.profiling import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode

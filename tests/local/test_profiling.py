@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flk.jobs.trace import read_trace, summarize
+from flk.jobs.profiling import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk.observe.pods import with_packages
 from flk_runtime.contract.exit_codes import ExitCode

@@ -158,7 +158,7 @@ class FakeApiServer:
             return
         request = Request(handler.command, parts.path, query, body)
         self.requests.append(request)
-        fault = self.faults.popleft() if self.faults else None
+        fault = self.faults.popleft() if self.faults and parts.path != "/apis" else None
         if fault is None:
             status, answer = self._do(request)
             metadata_only = "as=PartialObjectMetadata" in handler.headers.get("Accept", "")
@@ -181,8 +181,8 @@ class FakeApiServer:
         if path == "/api/v1/namespaces":
             absent = failure(404, f'namespaces "{name}" not found', name=name, kind="namespaces")
             return (200, {"metadata": {"name": name}}) if name == "team" else (404, absent)
-        if served := self._discovery(request.path):
-            return 200, served
+        if request.path == "/apis" and request.path not in self.documents:
+            return 200, self._discovery()
         if request.path in self.documents:
             return 200, self.documents[request.path]
         if request.path in self.objects:
@@ -205,15 +205,24 @@ class FakeApiServer:
             return self._patch(path, name, found, request)
         return 200, found
 
-    def _discovery(self, path: str) -> dict[str, Any]:
-        """Return the versions of a group, or the kinds of a version, of which there are collections or documents."""
-        parts = [each.split("/")[2:] for each in (*self.objects, *self.documents) if each.startswith(f"{path}/")]
-        if path in self.documents or not parts or not path.startswith("/apis/") or path.count("/") > 3:
-            return {}
-        if path.count("/") == 2:
-            return {"kind": "APIGroup", "versions": [{"version": name} for name in dict.fromkeys(p[1] for p in parts)]}
-        names = dict.fromkeys(p[4] if p[2] == "namespaces" else p[2] for p in parts)
-        return {"kind": "APIResourceList", "resources": [{"name": name} for name in names]}
+    def _discovery(self) -> dict[str, Any]:
+        """Return the kinds of which there are collections or documents, as aggregated discovery does."""
+        groups: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+        for path in (*self.objects, *self.documents):
+            parts = path.split("/")[2:]
+            if path.startswith("/apis/") and len(parts) > 2:
+                groups[parts[0]][parts[1]][parts[4] if parts[2] == "namespaces" else parts[2]] = None
+        items = [
+            {
+                "metadata": {"name": group},
+                "versions": [
+                    {"version": version, "resources": [{"resource": plural} for plural in plurals]}
+                    for version, plurals in versions.items()
+                ],
+            }
+            for group, versions in groups.items()
+        ]
+        return {"kind": "APIGroupDiscoveryList", "items": items}
 
     def _patch(self, collection: str, name: str, item: dict[str, Any], request: Request) -> tuple[int, Any]:
         """Merge a patch into an object, as RFC 7396 describes it. A UID in the patch must be the object's.

@@ -7,7 +7,7 @@ from typing import Any
 
 from flk.jobs import state as states
 from flk.jobs.state import State
-from flk.observe.observation import Need, Observation
+from flk.observe.observation import Need, Observation, What
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
@@ -125,7 +125,7 @@ class JobBuilder:
     def seen(self, **around: Any) -> Observation:
         """The observation of the job, with the objects around it."""
         pods = list(self.pods.values())
-        read = [Need("events", f"{self.name}-worker-{index}", "Pod") for index in range(self.replicas)]
+        read = [Need(What.EVENTS, f"{self.name}-worker-{index}", "Pod") for index in range(self.replicas)]
         own = {"events": self.events, "record": self.record, "replaced_pods": self.replaced_pods}
         around = {"answered": frozenset(read), **around}
         return Observation(self.job, pods, NOW, **own, **around)

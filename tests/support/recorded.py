@@ -39,7 +39,6 @@ AROUND = (
     "volumes",
     "workloads",
     "pod_groups",
-    "other_pods",
     "controllers",
     "logs",
     "progress",
@@ -51,7 +50,7 @@ FOLDER = Path(__file__).parents[1] / "unit" / "flk" / "health" / "causes"
 
 def save(view: JobView, path: Path) -> None:
     """Write the observation that a view was made of."""
-    seen = view.around
+    seen = view.seen
     around = {name: getattr(seen, name) for name in AROUND}
     lists = {name: sorted(value) for name, value in around.items() if isinstance(value, frozenset)}
     data = {

@@ -8,7 +8,6 @@ from typing import Any
 
 from flk import labels
 from flk.manifest.commit import DIFF_LIMIT
-from flk.observe.observation import StateChange
 from flk.report.build import LINE, LINES, build
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.failure import Failure, Kind
@@ -132,7 +131,6 @@ def report(pods: int = 4, processes: int = 8, name: str = "gpt", **changes: Any)
         made.state(),
         telemetry=telemetry(pods, processes),
         excerpts=excerpts,
-        states=[StateChange(START, "Running"), StateChange(START + 2410, "Restarting", "PodLost", "a pod was lost")],
     )
     return replace(built, **changes)
 

@@ -32,6 +32,7 @@ def state_folder(states: Iterator[Path], cache_home: Path, monkeypatch: pytest.M
     monkeypatch.setenv("KUBECONFIG", str(own / "none"))
     monkeypatch.setenv("XDG_STATE_HOME", str(own))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+    monkeypatch.setattr("flk.kube.discovery.cache_folder", lambda: own)  # a port may have been another server's
     return own / "flk" / "jobs"
 
 

@@ -94,7 +94,7 @@ def _in_cluster(job: Job, root: Path, context: str | None, namespace: str | None
         started = wait.wait_for(client, handle.name, uid=handle.uid, goal=wait.Goal.parse("Running"))
         if started.outcome is not wait.Outcome.REACHED:
             wait.raise_for_state(started.state, client, started.outcome)
-        for line in logs.follow(client, handle.name, logs.LogOptions(), note=note):
+        for line in logs.follow(client, handle.name, logs.LogOptions()):
             watched.write(f"{line.text}\n")
             if watched.result:
                 return 0, watched.result

@@ -75,7 +75,7 @@ def delete(
 
     client = JobClient.connect(context, namespace)
     if selection and mine:
-        from flk.jobs.owner import current_owner, me
+        from flk.jobs.listing import current_owner, me
 
         selection = replace(selection, user=me(client), owner=current_owner())
     chosen = selection.chosen(client, note) if selection else names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -15,7 +15,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.data_output import DataOutput
-    from flk.jobs.listing import Listed
+    from flk.jobs.listing import ListedJob
     from flk.jobs.state import State
     from flk.observe.client import JobClient
     from flk.observe.reader import Reader
@@ -79,16 +79,14 @@ def list_(
     phases = _phases(phase or [])
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
-    from flk.jobs.archive_writer import remember_all
-    from flk.jobs.listing import list_observed, with_records
-    from flk.jobs.owner import is_of, me
+    from flk.jobs.listing import is_of, list_observed, me, with_records
     from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     user = me(client) if mine else ""
     readers: dict[str, Reader] = {}
 
-    def read() -> list[Listed]:
+    def read() -> list[ListedJob]:
         collects = gc.isenabled()
         gc.disable()  # it would look at all objects of a long list again and again
         try:
@@ -104,27 +102,22 @@ def list_(
         ]
         return sorted(listed, key=lambda each: _KEYS[sort](each.state))
 
-    def keep(listed: Iterable[Listed]) -> None:
-        remember_all(client, listed)
-
     chosen = " that match" if selector or mine or phases else ""
     nothing = f"there are no jobs{chosen}" + ("" if all_namespaces else f" in namespace {client.namespace}")
     if watch:
         from flk.cli.list_watch import watch_list
 
         try:
-            watch_list(client, read, keep, form, all_namespaces=all_namespaces, nothing=nothing)
+            watch_list(client, read, form, all_namespaces=all_namespaces, nothing=nothing)
         except KeyboardInterrupt:
             return int(ExitCode.INTERRUPTED)
     listed = read()
     _print(client, listed, form, raw=raw, all_namespaces=all_namespaces, nothing=nothing)
-    sys.stdout.flush()
-    keep(listed)
     return None
 
 
 def _print(
-    client: JobClient, listed: list[Listed], form: DataOutput, *, raw: bool, all_namespaces: bool, nothing: str
+    client: JobClient, listed: list[ListedJob], form: DataOutput, *, raw: bool, all_namespaces: bool, nothing: str
 ) -> None:
     from flk.cli.data_output import data_of, raw_object
     from flk.cli.list_text import list_text

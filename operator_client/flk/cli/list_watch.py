@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from flk.cli.json_text import json_text
@@ -14,7 +14,7 @@ from flk.kube.watch import OUTAGE
 
 if TYPE_CHECKING:
     from flk.cli.data_output import DataOutput
-    from flk.jobs.listing import Listed
+    from flk.jobs.listing import ListedJob
     from flk.jobs.state import State
     from flk.observe.client import JobClient
 
@@ -25,8 +25,7 @@ _Key = tuple[str, str]  # namespace and UID
 
 def watch_list(
     client: JobClient,
-    read: Callable[[], list[Listed]],
-    keep: Callable[[Iterable[Listed]], None],
+    read: Callable[[], list[ListedJob]],
     form: DataOutput,
     *,
     all_namespaces: bool,
@@ -34,7 +33,7 @@ def watch_list(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Print the list until Ctrl-C. ``nothing`` says that it is empty; ``keep`` is called with what has changed.
+    """Print the list until Ctrl-C. ``nothing`` says that it is empty.
 
     Raises the error of the first list, and the error of a server that does not answer for five minutes.
     """
@@ -66,8 +65,6 @@ def watch_list(
                 if not states and known is None:
                     note(nothing)
                 _print_changes(known or {}, now, form, all_namespaces)
-            before = list((known or {}).values())
-            keep(each for each in listed if each.state not in before)
             known = now
         sleep(max(EVERY, SHARE * (clock() - began)))
 

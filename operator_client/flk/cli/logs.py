@@ -132,7 +132,8 @@ def _follow(
 ) -> int | None:
     """Write the lines of a job until it ends, or those that are kept of one that is gone."""
     from flk.jobs import logs as job_logs
-    from flk.jobs.wait import get_state, raise_for_state
+    from flk.jobs.answer import get_state
+    from flk.jobs.wait import raise_for_state
 
     try:
         uid = client.get_job(name)["metadata"]["uid"]
@@ -169,7 +170,7 @@ def _follow_to_end(
     from flk.jobs import logs as job_logs
     from flk.jobs.wait import raise_for_state, run_time_text, wait_until_finished
 
-    written.write_all(job_logs.follow(client, name, options, timeout=timeout, note=note), ended)
+    written.write_all(job_logs.follow(client, name, options, timeout=timeout), ended)
     if ended is not None and ended.is_set():
         return None
     state = wait_until_finished(client, name, uid=uid)

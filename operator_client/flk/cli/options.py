@@ -77,7 +77,7 @@ def open_job(value: str, context: str | None, namespace: str | None) -> tuple[Jo
     from flk.observe.client import JobClient
 
     ref = job_ref(value)
-    return JobClient.connect(context, namespace).of(ref), ref.name
+    return JobClient.connect(context, namespace).for_job(ref), ref.name
 
 
 def _nodes(values: list[str] | None) -> list[str]:

@@ -110,7 +110,7 @@ def _all(name: str, found: list[RankPlace], one: Callable[[RankPlace], Profiled]
 
 def _print(name: str, done: list[Profiled], output: str) -> None:
     from flk.cli.profile_text import profile_text
-    from flk.jobs.trace import TraceSummary, summary_of
+    from flk.jobs.profiling import TraceSummary, summary_of
 
     items: list[dict[str, Any]] = []
     for number, each in enumerate(done):

@@ -11,7 +11,7 @@ from flk.terminal import printable_lines
 from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
-    from flk.jobs.trace import Operator, TraceSummary
+    from flk.jobs.profiling import Operator, TraceSummary
 
 _OPERATORS: Final = 10  # of the CPU, and of the GPU, that are shown
 _NAME: Final = 60  # characters of an operator's name

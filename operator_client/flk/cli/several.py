@@ -101,8 +101,8 @@ class Chosen:
                 f"there is no job{made} with the labels {selector} in namespace {client.namespace}",
                 hint=f"{client.commands.flk('list')} lists those that exist",
             )
-        metas = [(job["metadata"], target_of(job)) for job in found]
-        refs = [JobRef(meta["name"], target, meta["uid"]) for meta, target in sorted(metas, key=lambda m: _age(m[0]))]
+        metas = sorted(((job["metadata"], target_of(job)) for job in found), key=lambda item: _age(item[0]))
+        refs = [JobRef(meta["name"], target, meta["uid"], named=False) for meta, target in metas]
         return cls(client, refs, by_labels=True)
 
     @property
@@ -130,13 +130,13 @@ class Chosen:
 
         What it tells by its last argument, and the errors, are printed in the order of the jobs.
         """
-        from flk.jobs.many import in_parallel
+        from flk.jobs.listing import in_parallel
 
         if not self.are_several:
-            return act(self.client.of(self.jobs[0]), self.jobs[0], note) or 0
+            return act(self.client.for_job(self.jobs[0]), self.jobs[0], note) or 0
         told: dict[JobRef, list[str]] = {job: [] for job in self.jobs}
         codes = []
-        for job, result in in_parallel(self.jobs, lambda job: act(self.client.of(job), job, told[job].append)):
+        for job, result in in_parallel(self.jobs, lambda job: act(self.client.for_job(job), job, told[job].append)):
             for text in told[job]:
                 note(text)
             codes.append(self.failed(job, result) if isinstance(result, FlkError) else result or 0)
@@ -157,7 +157,7 @@ class Chosen:
 
     def _code(self, act: Act, job: JobRef) -> int:
         try:
-            return act(self.client.of(job), job) or 0
+            return act(self.client.for_job(job), job) or 0
         except FlkError as error:
             return self.failed(job, error)
 
@@ -168,7 +168,7 @@ class Chosen:
         """
         ended = threading.Event()
         if not self.are_several:
-            return act(self.client.of(self.jobs[0]), self.jobs[0], ended) or 0
+            return act(self.client.for_job(self.jobs[0]), self.jobs[0], ended) or 0
         results: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
 
         def run(job: JobRef) -> None:

@@ -25,7 +25,7 @@ def stacks(
     The first line says which rank the others wait for. Needs the rights to get and create pods/exec. In jobs without
     flk's launcher it shows the stacks of all Python processes, if the image has py-spy.
     """
-    from flk.jobs.stacks import read_stacks
+    from flk.jobs.telemetry import read_stacks
 
     client, job = open_job(job, context, namespace)
     report = read_stacks(client, job, rank)

@@ -16,9 +16,9 @@ from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.data_output import DataOutput
+    from flk.jobs.answer import Answer
     from flk.jobs.state import State
     from flk.observe.client import JobClient, JobRef
-    from flk.observe.view import JobView
 
 
 def status(
@@ -69,7 +69,7 @@ def status(
 
 def _show_all(chosen: Chosen, form: DataOutput, raw: bool, found: list[dict[str, Any]]) -> int:
     """Print the status of the jobs, or add their data to those that were found; return the worst exit code."""
-    from flk.jobs.many import look_at_all
+    from flk.jobs.listing import look_at_all
 
     told: dict[JobRef, str] = {}
     codes = []
@@ -81,22 +81,21 @@ def _show_all(chosen: Chosen, form: DataOutput, raw: bool, found: list[dict[str,
                 note(told[job])
             if not form.is_data and form.kind != "name" and job != chosen.jobs[0]:
                 print()
-            codes.append(_show(chosen.client.of(job), *looked, form, raw, found) or 0)
+            codes.append(_show(chosen.client.for_job(job), looked, form, raw, found) or 0)
         except FlkError as error:
             codes.append(chosen.failed(job, error))
     return worst(codes)
 
 
-def _show(
-    client: JobClient, view: JobView, state: State, form: DataOutput, raw: bool, found: list[dict[str, Any]]
-) -> int | None:
+def _show(client: JobClient, answer: Answer, form: DataOutput, raw: bool, found: list[dict[str, Any]]) -> int | None:
     """Print the status of a job, or add its data to those that were found."""
     from flk.cli.data_output import raw_object
 
-    if raw and view.around.job is None:
+    state, job = answer.state, answer.view.seen.job if answer.view else None
+    if raw and job is None:
         raise JobNotFoundError(f"job {state.name} is gone, and flk has kept no object of it")
     if raw:
-        found.append(raw_object(view.around.job or {}))
+        found.append(raw_object(job or {}))
     elif form.is_data:
         found.append(state.to_dict())
     elif form.kind == "name":
@@ -119,7 +118,8 @@ def _watch(client: JobClient, job: str, form: DataOutput) -> int | None:
     """Print the status at each change until the job has ended, or the last one of a job that is gone."""
     from flk.cli.screen import Screen
     from flk.cli.status_text import progress_line, status_text
-    from flk.jobs.wait import describe, follow_states, get_state
+    from flk.jobs.answer import get_state
+    from flk.jobs.wait import describe, follow_states
 
     def states() -> Iterator[State]:
         try:

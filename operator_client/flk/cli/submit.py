@@ -83,7 +83,6 @@ def submit(
         _show(output, submission, submission.manifests)
     finally:
         _print_submission(submission, job.client)  # the job exists, also if its name cannot be written
-    submission.delete_expired(job, note)
     if not follow:
         return None
     from flk.cli.logs import follow_to_end

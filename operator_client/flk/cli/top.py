@@ -67,8 +67,8 @@ def top(
 
 def _job(job: str, context: str | None, namespace: str | None, output: str) -> int | None:
     from flk.cli.top_text import SORTS, TopData, job_lines
+    from flk.jobs.answer import get_state
     from flk.jobs.live import LiveJob
-    from flk.jobs.wait import get_state
 
     client, name = open_job(job, context, namespace)
     state = get_state(client, name, note)

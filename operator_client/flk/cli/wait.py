@@ -49,7 +49,7 @@ def wait(
     """Wait until a job ends, and exit with the job's exit code; of several jobs, until all have, with the worst code.
 
     0 done or --for reached, 100 training failed, 103 deleted, 104 infrastructure, 124 --timeout or the job's deadline
-    is over, 101 (with --timeout 0) it has not ended, 102 no such job. Of a job that is gone, what flk has archived
+    is over, 101 (with --timeout 0) it has not ended, 102 no such job. If the job is gone, the last answer about it
     counts. A job that is stuck, as with an image that does not exist, ends the wait with the code of the cause. Reports
     on stderr what the job does and why it ended, a line for each change; on a terminal, the last line shows how far the
     job is.
@@ -101,7 +101,7 @@ class _Waiting:
         with closing(ended):
             for refs, waited in ended:
                 try:
-                    codes.append(self._conclude(chosen.client.of(refs[0]), refs[0], waited) or 0)
+                    codes.append(self._conclude(chosen.client.for_job(refs[0]), refs[0], waited) or 0)
                 except FlkError as error:
                     self.progress.clear()
                     codes.append(chosen.failed(refs[0], error, others=refs[1:]))
@@ -115,7 +115,8 @@ class _Waiting:
 
     def _without_job(self, client: JobClient, ref: JobRef, error: JobNotFoundError) -> int | None:
         """Conclude the wait for a job that does not exist. Raises the error if nothing is archived of one."""
-        from flk.jobs.wait import Outcome, Waited, get_state
+        from flk.jobs.answer import get_state
+        from flk.jobs.wait import Outcome, Waited
 
         if self.goal is not None and self.goal.is_deletion:
             note(f"there is no job {ref.name} in namespace {client.namespace}")

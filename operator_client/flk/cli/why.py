@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format
 
 if TYPE_CHECKING:
-    from flk.health import Report
+    from flk.health import Diagnosis
 
 
 def why(
@@ -22,12 +22,11 @@ def why(
     Then come the other things that were found, and why they are not the cause. `flk explain CODE` tells more about a
     cause. Works for every PyTorchJob. Exits with 103 if the job was deleted before it had ended, else with 0.
     """
-    from flk.health import diagnose
-    from flk.jobs.wait import look
+    from flk.jobs.answer import look
 
     client, job = open_job(job, context, namespace)
-    view, state = look(client, job, note)
-    answer = diagnose(view)
+    found = look(client, job, note)
+    answer, state = found.report, found.state
     if output == "text":
         sys.stdout.write(text(answer, client.now()))
     else:
@@ -37,7 +36,7 @@ def why(
     return state.code if state.was_deleted else None
 
 
-def text(answer: Report, now: float) -> str:
+def text(answer: Diagnosis, now: float) -> str:
     """Return the answer for people. Times are told as ages, as kubectl does."""
     from flk.health import cause_of
     from flk.terminal import printable_lines
@@ -49,8 +48,7 @@ def text(answer: Report, now: float) -> str:
     cause = answer.cause
     lines = [f"{cause.code}: {answer.summary}" if cause else f"{answer.job}: {answer.summary}"]
     if cause:
-        seen = f", seen{ago(answer.seen)} and kept {answer.place}" if answer.seen else ""
-        lines += ["", f"evidence{seen}:"]
+        lines += ["", "evidence:"]
         for item in cause.evidence:
             lines.append(f"  {item.where}{ago(item.time)}")
             if said := _beyond(" ".join(item.text.split()), answer.summary):

@@ -5,17 +5,16 @@ are found in the objects of a job afterwards (`flk why`, `status`, `wait`). Noth
 `flk.jobs` reads the objects.
 """
 
-from flk.health.cause import Cause
+from flk.health.cause import Cause, page
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
-from flk.health.page import page
 from flk.health.table import CAUSES, cause_of, find
-from flk.health.why import Report, diagnose
+from flk.health.why import Diagnosis, diagnose
 
 __all__ = [
     "CAUSES",
     "Cause",
-    "Report",
+    "Diagnosis",
     "cause_of",
     "diagnose",
     "find",

@@ -8,7 +8,7 @@ from typing import Final
 
 from flk.health.cause import Cause
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.refusal import READ, refused
+from flk.health.quota import refused
 from flk_runtime.contract.exit_codes import ExitCode
 
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)')
@@ -24,19 +24,12 @@ REFUSED: Final = "PodRefused"
 _ANY: Final = re.compile(r"(?:.*?(?:is forbidden|is invalid): )?(.+)")
 
 
-def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check whether the API server would admit the pods of a job."""
-    yield from _check_admission(cluster)
-    yield from _check_service_account(cluster, pods)
-    yield from _check_priority_class(cluster, pods)
-
-
 def lacks_dry_run(message: str) -> bool:
     """Whether the API server says that a webhook supports no dry run, so that each one is refused."""
     return "does not support dry run" in message
 
 
-def _check_admission(cluster: Cluster) -> Iterator[Result]:
+def before(cluster: Cluster, _: Pods) -> Iterator[Result]:
     """Report what the API server says about a pod of the job, which it checks without creating it."""
     refusal = cluster.admission.reason if isinstance(cluster.admission, Unreadable) else ""
     if cluster.admission is None or lacks_dry_run(refusal):
@@ -55,35 +48,9 @@ def _check_admission(cluster: Cluster) -> Iterator[Result]:
         yield Result("admission", Level.FAILED, found, remedy, REFUSED)
 
 
-def _check_service_account(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check that the pods' ServiceAccount exists."""
-    found = cluster.named.get(("serviceaccounts", pods.service_account))
-    if isinstance(found, Unreadable) and found.missing:
-        remedy = cluster.commands.kubectl(f"create serviceaccount {pods.service_account}")
-        sentence = f"there is no ServiceAccount {pods.service_account}, so no pod is created"
-        yield Result("service account", Level.FAILED, sentence, remedy, "ServiceAccountMissing")
-
-
-def _check_priority_class(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check that the pods' PriorityClass exists."""
-    name = pods.priority_class
-    found = cluster.named.get(("priorityclasses", name))
-    if isinstance(found, Unreadable):
-        remedy = cluster.commands.kubectl("get priorityclasses", namespaced=False) + " lists those that exist"
-        sentence = f"there is no PriorityClass {name}, so no pod is created"
-        unread = f"PriorityClass {name} cannot be read"
-        yield found.result("priority", sentence, remedy, "PriorityClassMissing", unread=unread)
-    elif found is not None:
-        yield Result("priority", Level.OK, f"PriorityClass {name} exists, with the value {found.get('value', 0)}")
-
-
 CAUSES: Final = (
     Cause(
         "PodSecurityViolated",
-        "The pods violate the Pod Security level of the namespace",
-        f"The namespace enforces a Pod Security level that the pod template does not meet. flk's own pods meet "
-        f"`restricted`; a patch or a foreign manifest may not. {READ}",
-        "Remove the fields that the message names, or use a namespace with another level.",
         refused(
             _POD_SECURITY,
             lambda view, trace: f"they violate the namespace's Pod Security level {trace[1]} ({trace[2]})",
@@ -96,9 +63,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ServiceAccountMissing",
-        "The service account of the pods does not exist",
-        f"The pod template names a service account that the namespace does not have. {READ}",
-        "Create the service account, or name one that exists.",
         refused(
             _ACCOUNT,
             lambda view, trace: f"the service account {trace[1]} does not exist in namespace {view.namespace}",
@@ -110,9 +74,6 @@ CAUSES: Final = (
     ),
     Cause(
         "PriorityClassMissing",
-        "The priority class of the pods does not exist",
-        f"The pod template names a priority class that the cluster does not have. {READ}",
-        "Name a priority class that exists.",
         refused(
             _PRIORITY,
             lambda view, trace: f"there is no priority class {trace[1]}",
@@ -124,9 +85,6 @@ CAUSES: Final = (
     ),
     Cause(
         "WebhookRefused",
-        "An admission webhook or policy refuses the pods",
-        f"A check that this cluster has in front of its API server refuses the pods, with its own reason. {READ}",
-        "Change what the message names, or ask the administrator of the cluster.",
         refused(
             _WEBHOOK,
             lambda view, trace: (
@@ -144,9 +102,6 @@ CAUSES: Final = (
     ),
     Cause(
         "WebhookUnavailable",
-        "An admission webhook does not answer",
-        f"A webhook that must allow each pod cannot be reached or takes too long. {READ}",
-        "The administrator of the cluster has to repair the webhook. The operator creates the pods once it answers.",
         refused(
             _WEBHOOK_DOWN,
             lambda view, trace: f"the admission webhook {trace[1]} does not answer ({trace[2]})",
@@ -158,9 +113,6 @@ CAUSES: Final = (
     ),
     Cause(
         REFUSED,
-        "The API server refuses the pods",
-        f"The pods could not be created, for a reason that flk does not know more about. {READ}",
-        "Change what the message names.",
         refused(
             _ANY,
             lambda view, trace: trace[1],

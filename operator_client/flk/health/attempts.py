@@ -72,7 +72,7 @@ def _advanced(attempt: Attempt, best: int | None) -> bool:
 
 def _goes_on(view: JobView, attempt: Attempt, before: list[tuple[Attempt, Failure]], best: int | None) -> bool:
     """Return whether the running attempt has got further than those before it: by its metrics, or else by its time."""
-    if any(progress.step > (best or 0) and progress.time >= attempt.started for progress in view.around.progress):
+    if any(progress.step > (best or 0) and progress.time >= attempt.started for progress in view.seen.progress):
         return True
     longest = max((_seconds(each, each.ended) for each, _ in before), default=0.0)
     return _seconds(attempt, view.now) >= longest + SHORT
@@ -99,12 +99,6 @@ def _standstill(view: JobView) -> Found | None:
 CAUSES: Final = (
     Cause(
         "NoProgress",
-        "The job restarts without making progress",
-        f"At least {FRUITLESS} attempts in a row have ended, and none made a step that an attempt before it had not "
-        "made. flk reads the attempts, their steps and their failures in the record that the launchers leave. For a "
-        f"script that tells no steps, attempts of less than {SHORT:.0f} s count.",
-        "Read what the attempts print and correct the script, or delete the job. The job goes on until its restarts "
-        "are used up.",
         _no_progress,
         ExitCode.TRAINING,
         cured_by="another attempt",
@@ -112,12 +106,6 @@ CAUSES: Final = (
     ),
     Cause(
         "Standstill",
-        "No rank makes progress at the moment",
-        "For half a minute no rank has made a step, written a line, begun or ended a collective, or used a processor. "
-        "The launchers look at the stacks of all ranks and say which of them the others wait for, or what all do. flk "
-        "reads it in their record. That ends nothing: what the rank waits for may still come.",
-        "Read what the rank does that the others wait for: `flk stacks` shows it again. The job goes on by itself, or "
-        "its attempt ends at the job's `--hang-timeout`.",
         _standstill,
         ExitCode.RUNNING,
         cured_by="the rank that the others wait for",

@@ -34,7 +34,7 @@ _CLOUDS: Final = {"aws": "AWS", "azure": "Azure", "gce": "Google Cloud"}  # by t
 
 
 @dataclass(frozen=True)
-class Answer:
+class Said:
     """What an autoscaler says last about the pods of a job that have no node."""
 
     pods: Sequence[PodState]
@@ -58,7 +58,7 @@ def source_of(event: Object) -> str:
     return str((event.get("source") or {}).get("component") or event.get("reportingComponent") or "")
 
 
-def answer(view: JobView) -> Answer | None:
+def answer(view: JobView) -> Said | None:
     """Return what an autoscaler says last about the job's pods without a node; None where none says anything."""
     pods = view.unschedulable
     said = [event for pod in pods for event in view.events_of(pod.name) if _adds(event) or _refuses(event)]
@@ -67,7 +67,7 @@ def answer(view: JobView) -> Answer | None:
     said.sort(key=event_time)
     refused = max((event_time(event) for event in said if _refuses(event)), default=0.0)
     same = [e for e in said if _adds(e) == _adds(said[-1]) and (_refuses(e) or event_time(e) >= refused)]
-    return Answer(pods, said[-1], _adds(said[-1]), min(event_time(event, first=True) for event in same))
+    return Said(pods, said[-1], _adds(said[-1]), min(event_time(event, first=True) for event in same))
 
 
 def refusal(view: JobView) -> list[Evidence]:
@@ -98,7 +98,7 @@ def of_cluster(nodes: Sequence[Object], karpenter: bool, status: bool) -> str:
 
 def with_patience(view: JobView, finding: Finding) -> Finding:
     """Return the finding that no node can take pods, with more time where a cloud's autoscaler has not spoken yet."""
-    nodes = view.around.nodes
+    nodes = view.seen.nodes
     cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
     if not cloud or finding.resolves_itself or answer(view) is not None:
         return finding
@@ -163,28 +163,16 @@ _READ: Final = "flk reads the events of cluster-autoscaler and Karpenter about t
 CAUSES: Final = (
     Cause(
         "NodeBeingAdded",
-        "An autoscaler adds a node for the pods",
-        "No node can take the pods now, and the cluster's autoscaler has ordered one. That takes minutes, and longer "
-        f"for nodes with GPUs. {_READ}: TriggeredScaleUp and Nominated.",
-        "Wait. `--stuck-after` says after how long the job counts as stuck.",
         _node_being_added,
         cured_by="the autoscaler",
     ),
     Cause(
         "NodeNotAddedNow",
-        "An autoscaler can add no node for the pods now",
-        "A group of nodes suits the pods, and cannot grow now: it has its largest size, or the cloud has no more "
-        f"machines or quota. {_READ}: NotTriggerScaleUp, FailedScaleUp, and Karpenter's FailedScheduling.",
-        "Wait for other jobs to end, or have the limit raised that the message names.",
         _node_not_added_now,
         cured_by="other jobs that end, or the autoscaler",
     ),
     Cause(
         "ProvisioningRequested",
-        "A ProvisioningRequest makes the nodes of the pods",
-        "The pods name a ProvisioningRequest, whose nodes come all together when the cloud has them, as in GKE's "
-        "flex-start. flk reads the annotation of the pods.",
-        "Wait. `--stuck-after` says after how long the job counts as stuck.",
         _provisioning_requested,
         cured_by="the ProvisioningRequest",
     ),

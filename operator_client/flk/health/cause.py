@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from flk.kube import Object
@@ -12,7 +14,7 @@ from flk.observe.model import Evidence, Finding, PodState
 from flk.observe.observation import event_time, involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
-from flk.units import timestamp
+from flk.units import short_duration, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 
@@ -20,6 +22,7 @@ FOR_NODES: Final = (
     "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "
     "--node-selector kubernetes.io/arch=…"
 )
+_TEXTS: Final = Path(__file__).with_name("causes.yaml")
 _ANY: Final = re.compile(".*")
 
 
@@ -38,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Match:
     """The match of a cause: the pods that it concerns, the evidence, and the words in the evidence that matter."""
 
     pods: Sequence[str]
@@ -60,8 +63,8 @@ class Trace:
 
 
 Find = Callable[[JobView], Found | None]
-Locate = Callable[[JobView], Trace | None]
-Tell = Callable[[JobView, Trace], str]
+Locate = Callable[[JobView], Match | None]
+Tell = Callable[[JobView, Match], str]
 
 
 def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
@@ -78,12 +81,9 @@ def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause: how it is found, what it means, and what to do about it."""
+    """One cause: how it is found, and what follows from it. Its texts are in ``causes.yaml``, under its code."""
 
     code: str  # upper camel case, stable
-    title: str  # what has happened, in one line without a full stop
-    meaning: str  # what that means for the job, and where flk reads it
-    remedy: str  # what to do, for the page of the cause
     find: Find = field(repr=False)
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
     grace: float = 0.0  # seconds before it counts as stuck, so that people or controllers can still act
@@ -91,6 +91,21 @@ class Cause:
     goes_on: bool = False  # the ranks of the job run meanwhile
     from_outside: bool = False  # it ends pods of the job from outside
     explained_by: Literal["", "any", "same pod"] = ""  # of an end: which causes explain it better than it does itself
+
+    @property
+    def title(self) -> str:
+        """What has happened, in one line without a full stop."""
+        return _texts()[self.code]["title"]
+
+    @property
+    def meaning(self) -> str:
+        """What that means for the job, and where flk reads it."""
+        return _texts()[self.code]["meaning"]
+
+    @property
+    def remedy(self) -> str:
+        """What to do, for the page of the cause. A finding has a remedy of its own, with the values of the job."""
+        return _texts()[self.code]["remedy"]
 
     def finding(self, view: JobView) -> Finding | None:
         """Return the finding of this cause in the objects of a job, None if the job does not have this cause."""
@@ -112,15 +127,40 @@ class Cause:
         )
 
 
-def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Trace:
+def page(cause: Cause) -> str:
+    """Return what a cause means, whether it resolves by itself, and what to do, as plain text."""
+    if cause.cured_by:
+        resolves = f"It may resolve by itself, through {cause.cured_by}; `flk wait` waits."
+    elif cause.grace:
+        resolves = (
+            f"It does not resolve by itself: after {short_duration(cause.grace)} the job is Stuck, and `flk wait` "
+            f"ends with exit code {int(cause.exit_code)}."
+        )
+    else:
+        resolves = (
+            f"`flk wait` ends with exit code {int(cause.exit_code)}, or with the code that the failure itself has."
+        )
+    return f"{cause.code}: {cause.title}.\n\n{cause.meaning}\n\n{resolves}\n\nWhat to do: {cause.remedy}"
+
+
+@functools.cache
+def _texts() -> Mapping[str, Mapping[str, str]]:
+    """Return the texts of all causes, by their codes."""
+    import yaml  # for `flk explain` and reports only
+
+    texts: Mapping[str, Mapping[str, str]] = yaml.safe_load(_TEXTS.read_text(encoding="utf-8"))
+    return texts
+
+
+def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Match:
     """Return the trace of pods whose reason and message show a cause. These were read from the field ``path``."""
-    return Trace(names(pods), [pod_evidence(view, pods[0], path)], texts)
+    return Match(names(pods), [pod_evidence(view, pods[0], path)], texts)
 
 
 def waiting(reasons: Sequence[str], pattern: re.Pattern[str] = _ANY) -> Locate:
     """Return a Locate for pods whose container waits with one of ``reasons`` and a message that matches ``pattern``."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
         match = pattern.search(pods[0].message) if pods else None
         return trace(view, pods, container_path(view), match[0], *match.groups("")) if match else None
@@ -135,7 +175,7 @@ def names(pods: Sequence[PodState]) -> list[str]:
 
 def subject(pods: Sequence[PodState]) -> str:
     """Return the pods in a few words: the name of the first one and how many others there are."""
-    return str(Trace(names(pods), []))
+    return str(Match(names(pods), []))
 
 
 def condition_evidence(source: str, condition: Object, text: str = "") -> Evidence:

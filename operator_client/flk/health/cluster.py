@@ -140,16 +140,6 @@ class Pods:
         return sorted({str(secret.get("name")) for secret in self.spec.get("imagePullSecrets") or []})
 
     @property
-    def service_account(self) -> str:
-        """Name of the pods' ServiceAccount."""
-        return str(self.spec.get("serviceAccountName") or "default")
-
-    @property
-    def priority_class(self) -> str:
-        """Name of the pods' PriorityClass; empty for none."""
-        return str(self.spec.get("priorityClassName") or "")
-
-    @property
     def queue(self) -> str:
         """Name of the job's Kueue queue; empty for none."""
         return str(labels.of(self.manifest).get(labels.QUEUE) or "")
@@ -157,12 +147,9 @@ class Pods:
     @property
     def named(self) -> list[tuple[str, str]]:
         """Kind (in plural) and name of every object that the pods name."""
-        found = [("serviceaccounts", self.service_account)]
-        found += [("persistentvolumeclaims", name) for name in self.claims]
+        found = [("persistentvolumeclaims", name) for name in self.claims]
         found += [("secrets", name) for name in self.pull_secrets]
         found += [*self.mounted, *((kind, name) for kind, name, _ in self.keys)]
-        if self.priority_class:
-            found.append(("priorityclasses", self.priority_class))
         if self.queue:
             found.append(("localqueues", self.queue))
         return sorted(set(found))

@@ -183,7 +183,7 @@ def _operator_not_running(view: JobView) -> Found | None:
 def _away(view: JobView) -> Found | None:
     """Find a controller of the job whose Deployment could be read and has no ready pod."""
     for controller in CONTROLLERS[view.target.name]:
-        deployments = view.around.controllers.get(controller.check, ())
+        deployments = view.seen.controllers.get(controller.check, ())
         troubles = [trouble(controller, deployment) for deployment in deployments]
         if not troubles or troubles[0] is None or None in troubles:
             continue
@@ -220,30 +220,17 @@ def _absence(pod: PodState) -> Evidence:
 CAUSES: Final = (
     Cause(
         "JobInvalid",
-        "The operator refuses the job",
-        "A training operator before 1.8 takes every manifest and refuses the invalid one in an event of the job, "
-        "FailedValidation. A newer one has the API server refuse it, so that the job is not created.",
-        "Correct what the message names and create the job again.",
         _job_invalid,
         ExitCode.USAGE,
         grace=30,
     ),
     Cause(
         "ManagedElsewhere",
-        "Another controller than the training operator manages the job",
-        "spec.runPolicy.managedBy names another controller, and that one has not acted. The training operator does "
-        "nothing for such a job.",
-        "Install the controller that the field names, or create the job without the field.",
         _managed_elsewhere,
         grace=60,
     ),
     Cause(
         "OperatorNotRunning",
-        "The operator does not act on the job",
-        "The job has no conditions, no pods and no events some seconds after its creation, or pods that are gone are "
-        "not replaced. The operator does not run, watches other namespaces only, or is overloaded. flk reads the "
-        "operator's Deployment, if you may read it. Pods that run need no operator.",
-        "`flk doctor` checks the operator. The administrator of the cluster can start or install it.",
         _operator_not_running,
         grace=120,
     ),

@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Found, condition_evidence
+from flk.health.cause import Cause, Find, Found, Match, condition_evidence, event_evidence, names, tell
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.ending import job_failure
 from flk.health.resources import FAULT_TAINT, taint_text
+from flk.health.scheduling import scheduler_says, unschedulable
 from flk.kube import Object
-from flk.observe.model import Evidence
+from flk.observe.model import Evidence, PodPhase
+from flk.observe.needs import suspects
 from flk.observe.pods import conditions, one_line
-from flk.observe.suspects import suspects
 from flk.observe.view import JobView
 
 _EVICTED: Final = "DeletionByDeviceTaintManager"
@@ -54,7 +56,7 @@ def _faults(node: Object) -> Iterator[tuple[str, Evidence]]:
 
 def _faulty_node(view: JobView) -> Found | None:
     for name, pod in suspects(view).items():
-        node = view.around.nodes.get(name)
+        node = view.seen.nodes.get(name)
         for text, evidence in _faults(node) if node else ():
             return Found(_with_end(view, f"{pod}: node {name} {text}"), _remedy(view, name), [evidence], [pod])
     return None
@@ -101,26 +103,110 @@ def _remedy(view: JobView, node: str) -> str:
 CAUSES: Final = (
     Cause(
         "DeviceUnhealthy",
-        "A device of a pod is unhealthy",
-        "The kubelet says in the pod's status (allocatedResourcesStatus) that a device of the pod is unhealthy, or "
-        "Kubernetes has ended the pod because somebody has tainted its device. Kubernetes writes the status where the "
-        "feature gate ResourceHealthStatus is on. It explains an end that a device may cause, such as a hang or an "
-        "error of CUDA or NCCL; beside an exception of the script it is told as another observation.",
-        "Keep jobs off the node, and have the device checked.",
         _unhealthy_device,
         cured_by="a device that recovers, or another attempt on other nodes",
         goes_on=True,
     ),
     Cause(
         "NodeFaulty",
-        "A node reports a fault",
-        "The node of a pod that failed or does not start has a condition or a taint that names a fault. flk knows "
-        "those of node-problem-detector (KernelDeadlock, ReadonlyFilesystem, FrequentKubeletRestart, XID errors), GKE, "
-        "AKS (GPUMissing, NVLinkStatusInactive), EKS (AcceleratedHardwareReady is False), NVSentinel (GpuMemWatch, "
-        "SysLogsXIDError, its taints) and Nebius. It explains an end that a node may cause, such as a lost pod, a "
-        "hang, or an error of CUDA, NCCL or a disk, and never an exception of the script.",
-        "Keep jobs off the node, and have it checked.",
         _faulty_node,
         cured_by="a node that recovers, or another attempt on other nodes",
+    ),
+)
+
+
+_KINDS: Final = {"resourceclaimtemplates": "ResourceClaimTemplate", "resourceclaims": "ResourceClaim"}
+_MISSING: Final = re.compile(r'resourceclaim(template)?(?:\.resource\.k8s\.io)? "([^"]+)" not found')
+_CLASS_MISSING: Final = re.compile(r"device class (\S+) does not exist")
+
+
+def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check that the cluster knows claims of devices, and that the templates and claims that the pods name exist."""
+    if not pods.device_claims:
+        return
+    served = cluster.devices
+    if isinstance(served, Unreadable):
+        if served.missing:
+            remedy = served.remedy or "claims of devices need Kubernetes 1.34; leave out --claim"
+            yield Result("devices", Level.FAILED, served.reason, remedy)
+        else:
+            yield Result("devices", Level.UNKNOWN, f"{served.reason}")
+        return
+    fine: list[str] = []
+    for plural, name in pods.device_claims:
+        kind, item = _KINDS[plural], cluster.named.get((plural, name))
+        if not isinstance(item, Unreadable):
+            fine.append(name)
+        else:
+            remedy = f"create it ({cluster.commands.kubectl('apply -f FILE')}), or correct --claim"
+            missing, unread = f"there is no {kind} {name}", f"{kind} {name} cannot be read"
+            yield item.result("devices", missing, remedy, "DeviceClaimMissing", unread=unread)
+    if fine:
+        yield Result("devices", Level.OK, f"claims exist: {', '.join(fine)}")
+
+
+def _missing(view: JobView) -> Match | None:
+    """Find pods whose claim cannot be made, which no condition tells, or whose claim the scheduler does not find."""
+    pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and not pod.reason]
+    for pod in pods:
+        for event in reversed(view.pod_events.get(pod.name, [])):
+            match = _MISSING.search(one_line(event.get("message")))
+            if match and event.get("reason") == "FailedResourceClaimCreation":
+                return Match(names(pods), [event_evidence(event)], (match[0], *match.groups("")))
+    return scheduler_says(_MISSING)(view)
+
+
+def _not_allocated(view: JobView) -> Match | None:
+    found = unschedulable(view)
+    if found is None or found[1].kind != "claims":
+        return None
+    pods, reason, evidence = found
+    return Match(names(pods), evidence, (reason.text,))
+
+
+def _kind(trace: Match) -> str:
+    return _KINDS["resourceclaimtemplates" if trace[1] else "resourceclaims"]
+
+
+_FIND_MISSING: Final[Find] = tell(
+    _missing,
+    lambda view, trace: (
+        f"{trace} cannot be scheduled: the {_kind(trace)} {trace[2]} does not exist in namespace {view.namespace}"
+    ),
+    lambda view, trace: (
+        f"{view.kubectl(f'get {_kind(trace).lower()}s')} shows those that exist; create it, and the pods go on, or "
+        "correct --claim and submit again"
+    ),
+)
+CLAIMS: Final = (
+    Cause(
+        "DeviceClaimMissing",
+        _FIND_MISSING,
+        grace=30,
+    ),
+    Cause(
+        "DeviceClassMissing",
+        tell(
+            scheduler_says(_CLASS_MISSING),
+            lambda view, trace: f"{trace}: the DeviceClass {trace[1]} does not exist, which a claim names",
+            lambda view, trace: (
+                f"{view.kubectl_of_cluster('get deviceclasses')} shows those that exist; install the driver of the "
+                "devices, or correct the class in the template"
+            ),
+        ),
+        grace=60,
+    ),
+    Cause(
+        "NotEnoughDevices",
+        tell(
+            _not_allocated,
+            lambda view, trace: f"{trace}: no node has the devices free that it claims ({trace[0]})",
+            lambda view, trace: (
+                f"{view.flk('wait')} waits for other jobs to end; {view.kubectl_of_cluster('get resourceslices')} "
+                f"shows the devices of the nodes, and {view.kubectl('get resourceclaims')} who has them"
+            ),
+        ),
+        grace=60,
+        cured_by="other jobs that end",
     ),
 )

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from flk.health.cause import Cause, Found, condition_evidence, container_path
+from flk.health.exceptions import first_exception
 from flk.health.failure import exit_code_of, root_failure
-from flk.health.foreign_logs import first_exception
-from flk.health.preparation import JOIN_TIMEOUT
 from flk.health.starting import LOOP, LOOP_GRACE, loop
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
@@ -189,37 +188,20 @@ _FOREIGN: Final = (
 CAUSES: Final = (
     Cause(
         "DeadlineExceeded",
-        "The job's deadline has passed",
-        "The job ran longer than its deadline allows. The launchers or the operator ended it.",
-        "Submit with a longer --deadline. A job with checkpoints continues where it ended.",
         _deadline,
         ExitCode.TIMEOUT,
     ),
     Cause(
         "GpusIdle",
-        "The GPUs of the job did nothing",
-        "No GPU of the job was busy for the time that --idle-timeout allows, so the launchers had all ranks save after "
-        "the same step, as when a pod has to stop, and ended the job.",
-        "flk restart goes on after the last checkpoint in storage. Find what the ranks wait for: flk stacks shows it "
-        "while the job runs. A job that needs long pauses gets a larger --idle-timeout, or none.",
         _idle,
         ExitCode.TIMEOUT,
     ),
     Cause(
         "OutOfMemory",
-        "A rank or a pod ran out of memory",
-        f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD} Kubernetes reports "
-        "some of these kills only as exit code 137 (SIGKILL). flk counts them too if the container has a memory limit "
-        "and no event or condition names another cause, as long as Kubernetes keeps the events. A container that is "
-        "killed again and again before its launcher could record an attempt makes the job Stuck.",
-        "Submit with a larger --memory, or use less: a smaller batch, fewer workers of the data loader.",
         _killed_at_its_limit,
     ),
     Cause(
         "GpuOutOfMemory",
-        "A GPU ran out of memory",
-        f"torch could not allocate memory on the GPU. {_RECORD}",
-        "Use a smaller batch, --strategy full_shard, activation checkpointing, or a larger GPU.",
         _ended(
             lambda f: (
                 _raised(f, "OutOfMemoryError") or bool(f.kind is Kind.EXCEPTION and _GPU_MEMORY.search(f.message))
@@ -230,11 +212,6 @@ CAUSES: Final = (
     ),
     Cause(
         "DeviceAssertion",
-        "An assertion of the GPU failed",
-        "A kernel found a value that cannot be: an index outside of a tensor, as a token above the vocabulary or "
-        f"a label above the number of classes. CUDA tells the script later, at another line. {_RECORD}",
-        "The lines that the rank wrote before its traceback name the assertion. Run once with "
-        "--env CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then ends at the operation that failed.",
         _ended(
             lambda f: f.kind in (*_OF_CODE, Kind.SIGNAL) and _DEVICE_ASSERTION in f.message,
             lambda view, failure: (
@@ -246,10 +223,6 @@ CAUSES: Final = (
     ),
     Cause(
         "DiskFull",
-        "There is no space left on a disk",
-        "A write failed because a volume or the pod's own disk is full (ENOSPC). flk's launchers try again before they "
-        f"end the job. {_RECORD}",
-        "Free space, keep fewer checkpoints, or use a larger volume. flk restart goes on from the newest checkpoint.",
         _ended(
             lambda failure: (
                 failure.kind is Kind.DISK_FULL or (failure.kind in _OF_CODE and bool(_DISK.search(_text(failure))))
@@ -262,9 +235,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ReadOnlyVolume",
-        "A rank writes to a volume that is read-only",
-        f"A write failed because the file system is mounted read-only (EROFS). {_RECORD}",
-        "Write to another folder, or mount the volume for writing.",
         _ended(
             lambda failure: (
                 failure.kind is Kind.READ_ONLY or (failure.kind in _OF_CODE and bool(_READ_ONLY.search(_text(failure))))
@@ -277,10 +247,6 @@ CAUSES: Final = (
     ),
     Cause(
         "VolumeFailed",
-        "A disk, a network file system or an object store failed",
-        "A read or write failed in a way that points to the storage and not to the script (EIO, ESTALE), or several "
-        f"attempts could not read or write a checkpoint. {_RECORD}",
-        "Have the storage checked. The job continues from its newest checkpoint.",
         _ended(
             lambda failure: failure.kind in (Kind.IO, Kind.STORAGE),
             lambda view, failure: f"{view.kubectl('get persistentvolumeclaims')} shows the volumes; have them checked",
@@ -288,9 +254,6 @@ CAUSES: Final = (
     ),
     Cause(
         "GpuFailed",
-        "A GPU failed",
-        f"CUDA reports that a GPU was lost or damaged. {_RECORD}",
-        "Have the node's GPU checked, and keep jobs off the node until then.",
         _ended(
             lambda failure: failure.kind is Kind.GPU,
             lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; have its GPU checked",
@@ -298,11 +261,6 @@ CAUSES: Final = (
     ),
     Cause(
         "NodeUnhealthy",
-        "A node is unhealthy",
-        "The check that each launcher makes before it joins has found a fault of its node: a GPU that is lost, missing "
-        "or has damaged memory, or a disk, /dev/shm or a driver that does not answer. The pods in its place found the "
-        f"same, or it is the node of pod 0. {_RECORD}",
-        "Keep jobs off the node, have it checked, and restart the job.",
         _ended(
             lambda failure: failure.kind is Kind.UNHEALTHY,
             lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; then {view.flk('restart')}",
@@ -310,16 +268,10 @@ CAUSES: Final = (
     ),
     Cause(
         "AddressInUse",
-        "A port that a rank needs is in use",
-        f"A rank or a launcher could not listen on its port. {_RECORD}",
-        "Let the script choose a free port. Jobs on the network of their nodes may not share a node.",
         _ended(lambda failure: failure.kind is Kind.ADDRESS, _logs),
     ),
     Cause(
         "RankUnkillable",
-        "A rank survives SIGKILL",
-        f"A process of a rank hangs in the kernel, most often in the driver of a GPU or a file system. {_RECORD}",
-        "Have the node checked; it may have to be restarted.",
         _ended(
             lambda failure: failure.kind is Kind.UNKILLABLE,
             lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; have it checked",
@@ -327,9 +279,6 @@ CAUSES: Final = (
     ),
     Cause(
         "TorchMissing",
-        "The image has no torch",
-        f"Python in the image cannot import torch. {_RECORD}",
-        "Choose an image with torch.",
         _ended(
             lambda f: f.kind in (Kind.EXCEPTION, Kind.USAGE) and "No module named 'torch'" in f"{f.message}{f.stderr}",
             lambda view, failure: f"choose an image with torch; {view.image} has none: --image",
@@ -339,10 +288,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ImportFailed",
-        "A module cannot be imported",
-        f"The script imports a module that the image and the shipped code do not have. {_RECORD}",
-        "Install the package with --pip or --requirements, add it to the image, or ship the module with the code "
-        "(`ship` in the job file).",
         _ended(
             lambda failure: _raised(failure, "ModuleNotFoundError", "ImportError"),
             lambda view, failure: (
@@ -354,11 +299,6 @@ CAUSES: Final = (
     ),
     Cause(
         "RankHung",
-        "A rank made no progress",
-        "No rank made a step, sent a heartbeat, wrote a line or began a collective within the hang timeout, so the "
-        f"launchers ended the attempt. The cause names the rank that the others waited for. {_RECORD}",
-        "Read the stack of that rank, which `flk status` prints; the log of pod 0 has the stacks of all ranks. Work "
-        "that takes longer than the hang timeout has to write a line or to call flk_runtime.heartbeat().",
         _ended(
             lambda failure: failure.kind is Kind.HANG,
             lambda view, failure: (
@@ -369,9 +309,6 @@ CAUSES: Final = (
     ),
     Cause(
         "RendezvousTimeout",
-        "A pod did not join the others in time",
-        f"The launchers waited for a pod (FLK_JOIN_TIMEOUT) and gave up. {_RECORD}",
-        "Find out why the pod did not start; `flk why` names its obstacle while the pods exist.",
         _ended(
             lambda failure: failure.kind in (Kind.RENDEZVOUS, Kind.ABSENT),
             lambda view, failure: (
@@ -382,12 +319,6 @@ CAUSES: Final = (
     ),
     Cause(
         "PodLost",
-        "A pod was lost",
-        "A pod ended from outside: its node was lost, or it was deleted, evicted or preempted, and no disruption was "
-        "left. Or SIGKILL ended its container, and no event that is left says who has sent it: Kubernetes forgets "
-        "events after an hour.",
-        "Submit with more --disruptions. With --checkpoint the job continues where it ended. A container that was "
-        "killed may have reached its memory limit: `flk report` shows the use of memory.",
         _ended(
             lambda failure: failure.kind in (Kind.LOST, Kind.PREEMPTED, Kind.CONTAINER_KILLED),
             lambda view, failure: (
@@ -398,34 +329,20 @@ CAUSES: Final = (
     ),
     Cause(
         "NotPrepared",
-        "A pod could not be prepared",
-        "The index of packages could not be reached, or the installation or the setup command wrote nothing, for "
-        f"{JOIN_TIMEOUT}. {_RECORD}",
-        "Check the address of the index (PIP_INDEX_URL), proxies and network policies, or put the packages into the "
-        "image.",
         _ended(lambda failure: failure.kind is Kind.UNPREPARED, _logs),
     ),
     Cause(
         "InvalidStart",
-        "The ranks could not start with this command or environment",
-        f"The launcher found the command line or the environment wrong. {_RECORD} Another attempt would not help.",
-        "Correct what the message names and submit again.",
         _ended(lambda failure: failure.kind in (Kind.USAGE, Kind.MISMATCH), _image_or_logs),
         ExitCode.USAGE,
     ),
     Cause(
         "ExceptionRaised",
-        "A rank raised an exception",
-        f"The training code raised an exception that nobody caught. {_RECORD} {_FOREIGN}",
-        "Read the traceback, correct the script and submit again.",
         _ended(lambda failure: bool(failure.type), _logs),
         ExitCode.TRAINING,
     ),
     Cause(
         "SharedMemoryTooSmall",
-        "A rank was killed because /dev/shm is too small",
-        f"A rank was killed by SIGBUS, which most often means that /dev/shm is full. {_RECORD}",
-        "Submit with a larger --shm, or use fewer workers of the data loader.",
         _ended(
             lambda failure: failure.kind is Kind.SIGNAL and failure.signal == _BUS,
             lambda view, failure: "submit with a larger --shm, or use fewer workers of the data loader",
@@ -434,37 +351,45 @@ CAUSES: Final = (
     ),
     Cause(
         "KilledBySignal",
-        "A rank was killed by a signal",
-        f"A process of the job was ended by a signal: a crash in native code (SIGSEGV, SIGABRT), or a kill. {_RECORD}",
-        "Read what the rank printed last. For a crash, the stack of faulthandler is in the log.",
         _ended(lambda failure: failure.signal is not None, _logs),
         ExitCode.TRAINING,
         explained_by="same pod",
     ),
     Cause(
         "ExitedWithCode",
-        "A rank ended with an exit code",
-        f"The training code ended the process itself, without an exception. {_RECORD} {_FOREIGN}",
-        "Read what the rank printed last.",
         _ended(lambda failure: failure.exit_code is not None, _logs),
         ExitCode.TRAINING,
         explained_by="same pod",
     ),
     Cause(
         "Failed",
-        "The job failed",
-        f"A rank failed in a way that flk does not know more about. {_RECORD}",
-        "Read what the rank printed last.",
         _ended(lambda failure: True, _logs),
         ExitCode.TRAINING,
         explained_by="same pod",
     ),
     Cause(
         "FailedWithoutTrace",
-        "The job failed, and nothing of its pods is left",
-        "The operator says that the job failed. The pods are gone, and neither record nor event tells why.",
-        "`flk wait` and `flk logs` keep evidence while they follow a job; run one of them beside the next job.",
         _unknown_end,
         explained_by="any",
+    ),
+)
+
+
+def _deleted(view: JobView) -> Found | None:
+    if view.gone is None or view.failed or view.succeeded:
+        return None
+    return Found(
+        "the job was deleted before it had ended",
+        "submit it again; with the same name and --checkpoint it goes on from its newest checkpoint. The API server's "
+        "audit log says who deleted it",
+        [Evidence(view.subject, "it does not exist any more", "metadata", view.gone)],
+    )
+
+
+DELETION: Final = (
+    Cause(
+        "Deleted",
+        _deleted,
+        ExitCode.CANCELLED,
     ),
 )

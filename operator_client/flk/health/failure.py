@@ -7,8 +7,9 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from flk.observe.needs import killed_pods
+from flk.observe.observation import What
 from flk.observe.pods import SIGKILLED, one_line
-from flk.observe.suspects import killed_pods
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
@@ -54,7 +55,7 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
     if outside and failure.kind is Kind.CONTAINER_KILLED:
         return replace(failure, kind=Kind.LOST, pod_name=name, message=f"was killed ({one_line(outside)})")
     # Nothing follows from events that nobody has read, or that the API server has forgotten.
-    unexplained = killed and not outside and name in killed_pods(view) and view.around.has_read("events", name)
+    unexplained = killed and not outside and name in killed_pods(view) and view.seen.has_read(What.EVENTS, name)
     if failure.kind is not Kind.OOM and (known or unexplained):
         failure = replace(failure, kind=Kind.OOM, pod_name=name, message="")
     if failure.kind is Kind.OOM and not failure.message:

@@ -37,7 +37,7 @@ def _unscheduled(group: Object) -> Object:
 
 def _waiting_for_gang(view: JobView) -> Found | None:
     waiting = [pod for pod in view.pods if pod.phase in (PodPhase.MISSING, PodPhase.PENDING)]
-    for group in view.around.pod_groups if waiting else ():
+    for group in view.seen.pod_groups if waiting else ():
         phase = str((group.get("status") or {}).get("phase") or "")
         unscheduled = _unscheduled(group)
         if phase in ("Pending", "Inqueue", "Unknown") or unscheduled:
@@ -66,10 +66,6 @@ def _waiting_for_gang(view: JobView) -> Found | None:
 CAUSES: Final = (
     Cause(
         "WaitingForGang",
-        "The scheduler waits until all pods of the job fit",
-        "A gang scheduler starts the pods of a job together or not at all. flk reads the phase and the conditions of "
-        "the job's PodGroup.",
-        "Wait for other jobs to end, or ask for less.",
         _waiting_for_gang,
         cured_by="other jobs that end",
     ),

@@ -12,7 +12,7 @@ from flk.health.cause import (
     Cause,
     Found,
     Locate,
-    Trace,
+    Match,
     container_path,
     event_evidence,
     tell,
@@ -70,7 +70,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
     string, and the image.
     """
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
         events = [event for pod in pods for event in view.events_of(pod.name) if _is_pull_event(event)]
         said = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
@@ -82,7 +82,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
         if None in since:
             return None
         told = [*found.evidence, *map(event_evidence, events[-1:])]
-        return Trace(found.pods, told, found.texts, min(time or 0.0 for time in since))
+        return Match(found.pods, told, found.texts, min(time or 0.0 for time in since))
 
     return locate
 
@@ -108,7 +108,7 @@ def _last(events: Sequence[Object]) -> float:
     return max(map(event_time, events), default=0.0)
 
 
-def _busy(view: JobView) -> Trace | None:
+def _busy(view: JobView) -> Match | None:
     """Find pods whose last pull failed in a way in which the next one need not."""
     found = _pulling()(view)
     events = [e for name in found.pods for e in view.events_of(name) if _is_pull_event(e)] if found else []
@@ -160,10 +160,6 @@ _READ: Final = "flk reads why the container waits (ErrImagePull, ImagePullBackOf
 CAUSES: Final = (
     Cause(
         "ImageNameInvalid",
-        "The name of the image is not valid",
-        "The kubelet cannot parse the image's name (InvalidImageName): upper case letters, blanks or two tags, for "
-        "example.",
-        "Correct --image and submit again.",
         tell(
             waiting(("InvalidImageName",)),
             lambda view, trace: f"{trace} cannot start: {view.image!r} is not a valid name of an image",
@@ -173,9 +169,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ImageNotOnNode",
-        "The image is not on the node and may not be pulled",
-        "imagePullPolicy is Never, and the node does not have the image (ErrImageNeverPull).",
-        "Load the image into the nodes, or let them pull it.",
         tell(
             waiting(("ErrImageNeverPull",)),
             lambda view, trace: (
@@ -188,9 +181,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ImageForOtherPlatform",
-        "The image has no variant for the node's architecture",
-        f"The registry has the image, but not for the architecture of the node. {_READ}",
-        "Build the image for the architecture of the nodes, or choose other nodes.",
         tell(
             _pulling(_PLATFORM),
             lambda view, trace: (
@@ -202,10 +192,6 @@ CAUSES: Final = (
     ),
     Cause(
         "RegistryBusy",
-        "The registry of the image answers too late or limits the pulls",
-        "The registry has answered 429 (too many requests) or 502 to 504, or not in time, or it broke the connection. "
-        f"{_READ} The kubelet tries again, after longer and longer pauses of up to five minutes.",
-        "Wait. Pull secrets raise the limits of public registries; a mirror or images on the nodes avoid them.",
         tell(
             _busy,
             lambda view, trace: (
@@ -219,10 +205,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ImageNotFound",
-        "The image does not exist in its registry",
-        f"The registry answers and has no such repository or tag. Registries may say the same of an image that needs "
-        f"credentials. {_READ}",
-        "Correct --image or push the image. A pull that works after that starts the pods without a new submission.",
         tell(
             _pulling(_NOT_FOUND, without=_PLATFORM),
             lambda view, trace: f"{trace} cannot start: the image {trace[1]} does not exist in its registry",
@@ -232,19 +214,11 @@ CAUSES: Final = (
     ),
     Cause(
         "ImageAccessDenied",
-        "The registry demands credentials for the image",
-        "The registry refuses the pull: there is no pull secret, it does not exist, or its credentials do not "
-        f"suffice. {_READ}",
-        "Create the pull secret that the job names, or name one in the job.",
         _access_denied,
         grace=45,
     ),
     Cause(
         "RegistryUnreachable",
-        "The registry of the image cannot be reached",
-        "The node gets no connection to the registry: its name does not resolve, it does not answer, or its "
-        f"certificate is not trusted. {_READ}",
-        "Correct the registry's name. If it is right, the network between nodes and registry is at fault.",
         tell(
             _pulling(_UNREACHABLE),
             lambda view, trace: (
@@ -258,9 +232,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ImagePullFailed",
-        "The image cannot be pulled",
-        f"The pull fails for a reason that flk does not know more about. {_READ}",
-        "Read the event of the pod.",
         tell(
             _pulling(),
             lambda view, trace: f"{trace} cannot start: the image {trace[1]} cannot be pulled",

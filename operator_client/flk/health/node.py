@@ -145,12 +145,12 @@ def node_lost(view: JobView) -> Found | None:
     hit = _disrupted(view, ("DeletionByTaintManager", "DeletionByPodGC"))
     lost: list[tuple[PodState, Evidence]] = []
     for pod in view.pods:
-        node = view.around.nodes.get(pod.node)
+        node = view.seen.nodes.get(pod.node)
         ready = conditions(node).get("Ready")
         if ready and ready.get("status") != "True":
             text = f"{ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
             lost.append((pod, condition_evidence(f"node {pod.node}", ready, text)))
-        elif pod.node and f"nodes/{pod.node}" in view.around.missing:
+        elif pod.node and f"nodes/{pod.node}" in view.seen.missing:
             lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more")))
         elif pod.phase == PodPhase.UNKNOWN or pod.reason == "NodeLost":
             lost.append((pod, Evidence(f"pod {pod.name}", f"{pod.reason}: {pod.message}", "status.phase")))
@@ -190,11 +190,6 @@ def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
 CAUSES: Final = (
     Cause(
         "NodeLost",
-        "A node does not answer",
-        "The kubelet of a node has stopped reporting, or the node was removed. flk reads the conditions of the node "
-        "and of its pods. After five minutes Kubernetes marks the pods for deletion, but they are replaced only when "
-        "the node answers again or is deleted.",
-        "Wait, or delete the node if it does not come back: its pods start elsewhere at once.",
         node_lost,
         grace=60,
         cured_by="a node that answers again",
@@ -202,21 +197,12 @@ CAUSES: Final = (
     ),
     Cause(
         "Preempted",
-        "A pod of higher priority has taken the place of a pod",
-        "The scheduler has ended a pod to make room for one of higher priority. flk reads the condition "
-        "DisruptionTarget of the pod and the event Preempted.",
-        "Wait until there is room again. The job continues from its newest checkpoint.",
         _preempted,
         cured_by="the controller that creates the pods",
         from_outside=True,
     ),
     Cause(
         "Evicted",
-        "A pod was evicted",
-        "A node has ended the pod because it ran out of memory or disk, or the pod exceeded its own limit of disk, or "
-        "somebody drains the node. flk reads the pod's reason, its condition DisruptionTarget and the event Evicted. "
-        f"The job is Stuck when its own limit has ended a pod {LOOP} times without progress.",
-        "Request what the pod uses, or write less to its disk. A drained node needs nothing: the pod starts elsewhere.",
         _evicted,
         cured_by="the controller that creates the pods",
         from_outside=True,

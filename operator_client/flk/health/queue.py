@@ -10,6 +10,7 @@ from flk.health.cause import Cause, Found, condition_evidence
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence
+from flk.observe.observation import What
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
@@ -58,7 +59,7 @@ def _suspend_evidence(view: JobView) -> Evidence:
 
 
 def _preempted(view: JobView) -> Found | None:
-    for workload in view.around.workloads if view.suspended else ():
+    for workload in view.seen.workloads if view.suspended else ():
         evicted = conditions(workload).get("Evicted") or {}
         if evicted.get("status") == "True":
             return Found(
@@ -72,7 +73,7 @@ def _preempted(view: JobView) -> Found | None:
 
 def _deactivated(view: JobView) -> Found | None:
     """Return that a job's Workload is inactive: Kueue, or (without DueTo in the reason) somebody has set that."""
-    for workload in view.around.workloads if view.suspended else ():
+    for workload in view.seen.workloads if view.suspended else ():
         evicted = conditions(workload).get("Evicted") or {}
         if evicted.get("status") == "True" and (workload.get("spec") or {}).get("active") is False:
             reason, change = str(evicted.get("reason")), '{"spec": {"active": true}}'
@@ -89,7 +90,7 @@ def _deactivated(view: JobView) -> Found | None:
 
 def _held_by_check(view: JobView) -> Found | None:
     """Return what an admission check of the queue says of a job whose quota is reserved, such as that nodes come."""
-    for workload in view.around.workloads:
+    for workload in view.seen.workloads:
         for check in (workload.get("status") or {}).get("admissionChecks") or []:
             state, said = str(check.get("state")), one_line(check.get("message"))
             if state != "Ready":
@@ -109,8 +110,8 @@ def _held_by_check(view: JobView) -> Found | None:
 
 def _place(view: JobView) -> tuple[str, list[Evidence]]:
     """Return where a job stands in its queue and who is ahead, for a sentence, with the evidence; empty if unknown."""
-    own = {workload["metadata"]["name"] for workload in view.around.workloads}
-    pending = sorted(view.around.pending_workloads, key=lambda each: int(each.get("positionInClusterQueue") or 0))
+    own = {workload["metadata"]["name"] for workload in view.seen.workloads}
+    pending = sorted(view.seen.pending_workloads, key=lambda each: int(each.get("positionInClusterQueue") or 0))
     index = next((index for index, each in enumerate(pending) if each["metadata"]["name"] in own), None)
     if index is None:
         return "", []
@@ -139,7 +140,7 @@ def _queued(view: JobView) -> Found | None:
         Evidence(view.subject, view.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
         _suspend_evidence(view),
     ]
-    for workload in view.around.workloads:
+    for workload in view.seen.workloads:
         reserved = conditions(workload).get("QuotaReserved") or {}
         if reserved.get("status") == "False" and reserved.get("message"):
             evidence.insert(0, _workload_evidence(workload, reserved))
@@ -150,15 +151,15 @@ def _queued(view: JobView) -> Found | None:
             )
     if held := _held_by_check(view):
         return held
-    if unserved := view.around.not_served.get("workloads"):
+    if unserved := view.seen.not_served.get("workloads"):
         return Found(
             f"it waits in queue {view.queue}, and nobody starts it: {unserved}",
             f"install Kueue, or delete the job ({view.flk('delete')}) and submit it again without --queue",
             evidence,
             resolves_itself=False,
         )
-    unknown = "" if view.around.workloads else "; Kueue has no Workload for it yet"
-    if other := view.around.other_versions.get("workloads"):
+    unknown = "" if view.seen.workloads else "; Kueue has no Workload for it yet"
+    if other := view.seen.other_versions.get("workloads"):
         unknown = f", and flk cannot read why: {other}"
     return Found(
         f"it waits in queue {view.queue}{place}{unknown}",
@@ -169,8 +170,8 @@ def _queued(view: JobView) -> Found | None:
 
 def _ignored(view: JobView) -> Found | None:
     """Return that Kueue has made no Workload of a job in one of its queues, so that nobody starts it."""
-    around, queue = view.around, view.labels.get(labels.QUEUE)
-    if not view.suspended or not queue or around.workloads or not around.has_read("workloads"):
+    around, queue = view.seen, view.labels.get(labels.QUEUE)
+    if not view.suspended or not queue or around.workloads or not around.has_read(What.WORKLOADS):
         return None
     evidence = _suspend_evidence(view)
     unknown = around.unreadable | around.not_served.keys() | around.other_versions.keys()
@@ -201,52 +202,25 @@ def _suspended(view: JobView) -> Found | None:
 CAUSES: Final = (
     Cause(
         "WorkloadDeactivated",
-        "The job's Workload is deactivated",
-        "The job's Workload has active: false, and its queue does not start such a job. flk reads the condition "
-        "Evicted of the Workload, whose reason says who has set that: somebody (Deactivated), or Kueue, for example "
-        "because the pods were not ready in time (DeactivatedDueTo…). The pods were ended. What Kueue has deactivated "
-        "stays so: such a job is Stuck.",
-        "Set active of the Workload to true again, with the command that `flk why` prints: the job then starts from "
-        "its newest checkpoint. Or delete the job.",
         _deactivated,
         cured_by="somebody who activates the Workload",
     ),
     Cause(
         "PreemptedByQueue",
-        "The queue has taken the job's place back",
-        "Kueue has evicted the job, for example for a job of higher priority. flk reads the condition Evicted of the "
-        "job's Workload. The pods were ended; the job starts again from its newest checkpoint.",
-        "Wait. `flk status` shows when the job runs again.",
         _preempted,
         cured_by="the queue",
     ),
     Cause(
         "QueueIgnoresJobs",
-        "Kueue does not manage jobs of this kind",
-        "The job names a queue, is suspended until Kueue starts it, and Kueue has made no Workload for it in "
-        f"{UNMANAGED_AFTER:.0f} s. Kueue manages the kinds of jobs that its configuration lists "
-        "(integrations.frameworks). From 0.19 on, PyTorchJobs are not among them by default. Such a job is Stuck, and "
-        "`flk wait` ends with exit code 104.",
-        "Submit with another --target, or have the kind added to Kueue's configuration. `kubectl get pods -n "
-        "kueue-system` shows whether Kueue runs.",
         _ignored,
     ),
     Cause(
         "WaitingInQueue",
-        "The job waits in a queue",
-        "The job names a queue, and the queue has not admitted it. flk reads the condition QuotaReserved of the job's "
-        "Workload, which says what is missing, and where it may the place in the queue and who is ahead (Kueue's "
-        "Visibility API). A cluster without Kueue never starts a job with a queue, and an admission check that rejects "
-        "the job ends the wait: such a job is Stuck, and `flk wait` ends with exit code 104.",
-        "Wait, or ask for less. A queue that does not exist never admits a job: check its name.",
         _queued,
         cured_by="the queue",
     ),
     Cause(
         SUSPENDED,
-        "The job is suspended",
-        "The job's field suspend is true, and the job is in no queue. Somebody has suspended it.",
-        "`flk resume JOB` starts it again.",
         _suspended,
         ExitCode.RUNNING,
         cured_by="somebody who resumes the job",

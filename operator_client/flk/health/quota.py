@@ -1,4 +1,7 @@
-"""Quotas and limit ranges of a namespace: whether a job fits into them, and pods that they refuse."""
+"""Quotas and limit ranges of a namespace: whether all pods of a job fit into a quota, and pods that they refuse.
+
+What they say to a single pod, the API server says to the pod that it checks without creating it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Found
+from flk.health.cause import Cause, Find, Found, Locate, Match, Tell, event_evidence, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.refusal import READ, not_created, refusal, refused
 from flk.health.resources import Amounts, amount_text, quantity
 from flk.kube import Object
-from flk.observe.view import JobView
+from flk.observe.model import PodPhase
+from flk.observe.pods import one_line
+from flk.observe.view import SERVICE_REFUSED, JobView
 from flk.targets import DEFAULT
 from flk_runtime.contract.ranges import plural
 
@@ -27,13 +31,38 @@ _ABOVE_LIMIT: Final = re.compile(
 )
 
 
+READ: Final = "flk reads the event FailedCreatePod, FailedCreate or FailedCreateService of the job."
+
+
+def refusal(pattern: re.Pattern[str]) -> Locate:
+    """Return a Locate for the last refusal whose message matches ``pattern``."""
+
+    def locate(view: JobView) -> Match | None:
+        for event in reversed(view.refusals):
+            match = pattern.search(one_line(event.get("message")))
+            if match:
+                absent = [
+                    pod.name for pod in view.pods if pod.phase == PodPhase.MISSING or event in view.refused_services
+                ]
+                return Match(absent, [event_evidence(event)], (match[0], *match.groups("")))
+        return None
+
+    return locate
+
+
+def refused(pattern: re.Pattern[str], sentence: Tell, remedy: Tell) -> Find:
+    """Return a Find for a cause of refusals whose message matches ``pattern``."""
+    return tell(refusal(pattern), lambda view, trace: f"{not_created(view, trace)}: {sentence(view, trace)}", remedy)
+
+
+def not_created(view: JobView, trace: Match) -> str:
+    """Return the beginning of a sentence that says how many pods are refused, or that a service of theirs is."""
+    if trace.evidence[0].text.startswith(SERVICE_REFUSED):
+        return "a service by which the pods find each other cannot be created"
+    return f"{plural(len(trace.pods), 'pod')} of {len(view.pods)} cannot be created"
+
+
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check a job against the quotas and the limit ranges of its namespace."""
-    yield from _check_quotas(cluster, pods)
-    yield from _check_limit_ranges(cluster, pods)
-
-
-def _check_quotas(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     """Check that all pods of the job together fit into what is left of each quota."""
     if isinstance(cluster.quotas, Unreadable):
         yield Result("quota", Level.UNKNOWN, f"the quotas cannot be read: {cluster.quotas.reason}")
@@ -111,52 +140,6 @@ def _items(cluster: Cluster, kind: str) -> list[Object]:
     return [i for limit_range in ranges for i in limit_range["spec"].get("limits") or [] if i.get("type") == kind]
 
 
-def _check_limit_ranges(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check each container and each pod against the bounds of the limit ranges."""
-    if isinstance(cluster.limit_ranges, Unreadable):
-        yield Result("limit range", Level.UNKNOWN, f"the limit ranges cannot be read: {cluster.limit_ranges.reason}")
-        return
-    problems: list[tuple[Level, str]] = []
-    all_requests: Amounts = {}
-    all_limits: Amounts = {}
-    for container in pods.containers:
-        requests, limits = _with_defaults(container, cluster)
-        for total, amounts in ((all_requests, requests), (all_limits, limits)):
-            for name, amount in amounts.items():
-                total[name] = total.get(name, 0.0) + amount
-        own_limits = (container.get("resources") or {}).get("limits") or {}
-        for name, limit in limits.items():
-            if requests.get(name, 0.0) > limit:
-                found = f"a limit range sets a limit of {amount_text(name, limit)} {name}, less than the request of "
-                found += f"{amount_text(name, requests[name])}: the pods are refused"
-                problems.append((Level.FAILED, found))
-            elif name == "cpu" and name not in own_limits:
-                cores = amount_text(name, limit)
-                found = f"a limit range limits each container to {cores} cores, which slows ranks down"
-                problems.append((Level.WARNING, found))
-        for item in _items(cluster, "Container"):
-            problems += _outside(item, requests, limits, "container")
-    for item in _items(cluster, "Pod"):
-        problems += _outside(item, all_requests, all_limits, "pod")
-    remedy = cluster.commands.kubectl("describe limitranges") + " shows them"
-    for level, found in problems:
-        yield Result("limit range", level, found, remedy, "LimitRangeViolated" if level is Level.FAILED else "")
-    if not problems:
-        yield Result("limit range", Level.OK, "the pods are within the limits" if cluster.limit_ranges else "none")
-
-
-def _outside(item: Object, requests: Amounts, limits: Amounts, what: str) -> Iterator[tuple[Level, str]]:
-    for name, value in (item.get("max") or {}).items():
-        amount = limits.get(name, requests.get(name, 0.0))
-        if amount > quantity(value):
-            asks = amount_text(name, amount)
-            yield Level.FAILED, f"a {what} may have at most {value} {name}, and the job asks for {asks}"
-    for name, value in (item.get("min") or {}).items():
-        if requests.get(name, 0.0) < quantity(value):
-            asks = amount_text(name, requests.get(name, 0.0))
-            yield Level.FAILED, f"a {what} must request at least {value} {name}, and the job's requests {asks}"
-
-
 def _exceeded(view: JobView) -> Found | None:
     trace = refusal(_QUOTA)(view)
     if trace is None:
@@ -210,17 +193,11 @@ def _own_limits(view: JobView, kind: str, number: int) -> set[str]:
 CAUSES: Final = (
     Cause(
         EXCEEDED,
-        "The namespace's quota has no room for the pods",
-        f"A ResourceQuota of the namespace refuses pods. {READ} The operator tries again when something changes.",
-        "Wait for other jobs to end, delete what is not needed, ask for less, or have the quota raised.",
         _exceeded,
         grace=60,
     ),
     Cause(
         "QuotaNeedsRequest",
-        "The namespace's quota demands a value that the pods do not set",
-        f"A ResourceQuota that counts a resource refuses pods that do not say how much of it they need. {READ}",
-        "Set the resource in the job: --cpu, --memory, or limits in the job's patch.",
         refused(
             _QUOTA_NEEDS,
             lambda view, trace: f"the namespace's quota {trace[1]} demands that pods set {trace[2]}",
@@ -233,9 +210,6 @@ CAUSES: Final = (
     ),
     Cause(
         "LimitRangeViolated",
-        "The pods ask for more or less than a LimitRange of the namespace allows",
-        f"A LimitRange bounds what one container or pod may request. {READ}",
-        "Choose --cpu, --memory and --gpu within the limits of the namespace.",
         _outside_limits,
         grace=10,
     ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from flk import labels
-from flk.health.cause import Cause, Find, Trace, tell, waiting
+from flk.health.cause import Cause, Find, Match, tell, waiting
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.observe.view import JobView
 from flk.targets.rendezvous import secret_name_of
@@ -59,7 +59,7 @@ def _create_command(kind: str, name: str, key: str, purpose: str) -> str:
 
 
 def _object_missing(kind: str, create: str) -> Find:
-    def remedy(view: JobView, trace: Trace) -> str:
+    def remedy(view: JobView, trace: Match) -> str:
         if kind == "Secret" and trace[1] == secret_name_of(view.job):
             if labels.INCOMPLETE in labels.annotations_of(view.job):
                 return (
@@ -80,9 +80,6 @@ READ: Final = "flk reads why the container waits (CreateContainerConfigError)."
 CAUSES: Final = (
     Cause(
         "KeyMissing",
-        "A Secret or ConfigMap has no such key",
-        f"A variable of the container comes from a key that the object does not have. {READ}",
-        "Add the key to the object. The pods start then.",
         tell(
             waiting(CONFIG_ERRORS, _KEY),
             lambda view, trace: f"{trace} cannot start: the {trace[2]} {trace[3]} has no key {trace[1]}",
@@ -95,19 +92,11 @@ CAUSES: Final = (
     ),
     Cause(
         "SecretMissing",
-        "A Secret does not exist",
-        f"A variable of the container comes from a Secret that the namespace does not have. {READ}",
-        "Create the Secret, or correct --secret. The pods start once it exists. The Secret with which the launchers of "
-        "the job authenticate each other is made by `flk submit`: wait until the submission has ended. If it was "
-        "interrupted, or if somebody has deleted that Secret, delete the job and submit it again.",
         _object_missing("Secret", "secret generic"),
         grace=30,
     ),
     Cause(
         "ConfigMapMissing",
-        "A ConfigMap does not exist",
-        f"A variable of the container comes from a ConfigMap that the namespace does not have. {READ}",
-        "Create the ConfigMap. The pods start once it exists.",
         _object_missing("ConfigMap", "configmap"),
         grace=30,
     ),

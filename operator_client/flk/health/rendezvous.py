@@ -19,7 +19,7 @@ _UNRESOLVED: Final = ("Name or service not known", "Temporary failure in name re
 
 def _last_lines(view: JobView, pattern: re.Pattern[str]) -> tuple[str, str, re.Match[str]] | None:
     """Return pod, line and match of the last line of a launcher that matches, if no later line says otherwise."""
-    for name in view.around.logs:
+    for name in view.seen.logs:
         for line in reversed(view.recent_lines(name)):
             match = pattern.search(line)
             if match:
@@ -73,7 +73,7 @@ def _never_joined(view: JobView) -> Found | None:
             Evidence(f"pod {absent.name}", runs, "status.containerStatuses", since),
         ],
         [absent.name],
-        since=max([since, *(timestamp(time) for time, _ in view.around.lines_of(absent.name)[-1:])]),
+        since=max([since, *(timestamp(time) for time, _ in view.seen.lines_of(absent.name)[-1:])]),
     )
 
 
@@ -97,20 +97,11 @@ def _unresolved(view: JobView) -> Found | None:
 CAUSES: Final = (
     Cause(
         "NameNotResolved",
-        "The name of the first pod does not resolve",
-        "The launchers meet at the pod with rank 0, which they find through a service of its name. A launcher "
-        "reports that the name does not resolve. flk reads the log of the pods.",
-        "Check the service, the cluster's DNS, and dnsPolicy in the job's patch.",
         _unresolved,
         grace=60,
     ),
     Cause(
         "RankNeverJoined",
-        "A rank never joins",
-        "All containers run, and the launcher of one pod has not joined the others. flk reads which pod is missing "
-        "in the logs of the launchers. The job is Stuck when that pod has printed nothing for five minutes: a slow "
-        "disk may take minutes to import torch.",
-        "Read the log of the pod that is missing. Deleting that pod starts it again.",
         _never_joined,
         grace=300,
     ),

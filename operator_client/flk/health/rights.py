@@ -35,7 +35,7 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
         ],
         "doctor": [
             *(("list", resource) for resource in ("resourcequotas", "limitranges")),
-            *(("get", resource) for resource in ("persistentvolumeclaims", "serviceaccounts")),
+            ("get", "persistentvolumeclaims"),
             ("get", "localqueues.kueue.x-k8s.io"),
             ("get", "resourceclaimtemplates.resource.k8s.io"),
         ],

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.health.autoscaling import refusal
-from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, first_said, names, tell
+from flk.health.cause import Cause, Found, Locate, Match, condition_evidence, first_said, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import (
     Amounts,
     allocatable,
     amount_text,
+    bound_volumes,
     fitting,
     is_accelerator,
     is_allowed,
@@ -25,8 +26,6 @@ from flk.health.resources import (
     requests,
     untolerated,
 )
-from flk.health.scheduler_message import NodeReason, parse
-from flk.health.volume_nodes import bound_volumes
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import conditions, phase_of
@@ -227,13 +226,13 @@ def is_short_of_resources(message: str) -> bool:
 def scheduler_says(pattern: re.Pattern[str]) -> Locate:
     """Return a Locate for pending pods about which the scheduler says what matches ``pattern``."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.message]
         found = [(pod, match) for pod in waiting if (match := pattern.search(pod.message))]
         if not found:
             return None
         pod, match = found[0]
-        return Trace([pod.name for pod, _ in found], [scheduling_evidence(view, pod)], (match[0], *match.groups("")))
+        return Match([pod.name for pod, _ in found], [scheduling_evidence(view, pod)], (match[0], *match.groups("")))
 
     return locate
 
@@ -248,7 +247,7 @@ def scheduling_evidence(view: JobView, pod: PodState) -> Evidence:
 
 def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
     """Return a taint that keeps the pod off the nodes of its node selector; None if no node matches or was read."""
-    chosen = [node for node in view.around.nodes.values() if is_selected(node, spec)]
+    chosen = [node for node in view.seen.nodes.values() if is_selected(node, spec)]
     taints = [taint for node in chosen for taint in untolerated(node, spec)]
     # A control plane has its taint in each cluster. It is the reason only if the job wants to run there.
     others = [taint for taint in taints if not taint.startswith(_CONTROL_PLANE)]
@@ -259,12 +258,12 @@ def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
 def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail: True) -> Locate:
     """Return a Locate for pods that the closest nodes refuse for this kind of reason; texts: reason and detail."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         found = unschedulable(view)
         if found is None or (kind and found[1].kind != kind) or not matches(found[1].detail):
             return None
         pods, reason, evidence = found
-        return Trace(names(pods), evidence, (reason.text, reason.detail))
+        return Match(names(pods), evidence, (reason.text, reason.detail))
 
     return locate
 
@@ -272,7 +271,7 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
 def _with_field(locate: Locate, path: str, text: Callable[[Object], str]) -> Locate:
     """Return a Locate that adds a field of the first pod to the evidence of ``locate``, as ``text`` says it."""
 
-    def extended(view: JobView) -> Trace | None:
+    def extended(view: JobView) -> Match | None:
         found = locate(view)
         if found is None:
             return None
@@ -297,7 +296,7 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
         # Nodes that the pod may not run on, such as control planes, do not count. Nodes that are away may come back.
         sizes = {
             name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
-            for name, node in view.around.nodes.items()
+            for name, node in view.seen.nodes.items()
             if is_allowed(node, spec, when_back=True)
         }
         if sizes:
@@ -308,7 +307,7 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
                 asked = f"{less} or --fabric, whichever asks for it" if less == "--resource" else less
                 remedy = f"add nodes that offer {resource}, which a device plugin has them do, or leave out {asked}"
                 return found.found(f"{found}: no node offers {resource}", remedy, resolves_itself=False)
-            if not fitting(allocatable(view.around.nodes[node]), {resource: needed})[0]:
+            if not fitting(allocatable(view.seen.nodes[node]), {resource: needed})[0]:
                 sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
                 remedy = f"ask for less with {less}, or add a larger node"
                 return found.found(sentence, remedy, resolves_itself=False)
@@ -346,7 +345,7 @@ def _selector(view: JobView) -> Found | None:
     )
 
 
-def _nodes_not_ready(view: JobView) -> Trace | None:
+def _nodes_not_ready(view: JobView) -> Match | None:
     found = _refused_by_nodes("taint", is_node_state)(view) or _refused_by_nodes("unschedulable")(view)
     if found is None:
         return None
@@ -356,7 +355,7 @@ def _nodes_not_ready(view: JobView) -> Trace | None:
     return replace(found, evidence=evidence, texts=(found[1] or found[0], where))
 
 
-def _unseen(view: JobView) -> Trace | None:
+def _unseen(view: JobView) -> Match | None:
     """Find pods that no scheduler has looked at for some seconds, though they name one."""
     pods = [
         pod
@@ -370,17 +369,17 @@ def _unseen(view: JobView) -> Trace | None:
         return None
     name = str(pod_spec(view.objects[pods[0].name]).get("schedulerName"))
     evidence = Evidence(f"pod {pods[0].name}", name, "spec.schedulerName", _created(view, pods[0]))
-    return Trace(names(pods), [evidence], (name,))
+    return Match(names(pods), [evidence], (name,))
 
 
-def _gated(view: JobView) -> Trace | None:
+def _gated(view: JobView) -> Match | None:
     pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "SchedulingGated"]
     if not pods:
         return None
     gates = pod_spec(view.objects[pods[0].name]).get("schedulingGates") or []
     words = ", ".join(str(gate.get("name")) for gate in gates) or "a gate"
     evidence = Evidence(f"pod {pods[0].name}", words, "spec.schedulingGates", _created(view, pods[0]))
-    return Trace(names(pods), [evidence], (words,))
+    return Match(names(pods), [evidence], (words,))
 
 
 def _created(view: JobView, pod: PodState) -> float:
@@ -404,10 +403,6 @@ CAUSES: Final = (
     *(
         Cause(
             code,
-            f"No node has enough {what}",
-            f"{_REQUESTED[code]} {_READ}",
-            "Wait for other jobs to end, ask for less, or add nodes. If no node is that large, flk calls the job "
-            "stuck.",
             _insufficient(flag, matches),
             grace=60,
             cured_by="other jobs that end",
@@ -416,18 +411,11 @@ CAUSES: Final = (
     ),
     Cause(
         "NodeSelectorMismatch",
-        "No node has the labels of the node selector",
-        f"The job demands labels that no suitable node has. {_READ}",
-        "Correct --node-selector, or label nodes.",
         _selector,
         grace=60,
     ),
     Cause(
         "NodeAffinityMismatch",
-        "No node matches the required node affinity",
-        "The job asks for a type of GPUs (--gpu H100:8) that no node says it has, avoids nodes (--avoid-node), or its "
-        f"patch demands another node affinity. {_READ}",
-        "Correct the type of GPUs or the affinity in the job's patch, avoid fewer nodes, or label nodes.",
         tell(
             _with_field(_refused_by_nodes("selector"), "spec.affinity.nodeAffinity", node_affinity_text),
             lambda view, trace: f"{trace}: no node matches the required node affinity",
@@ -440,10 +428,6 @@ CAUSES: Final = (
     ),
     Cause(
         "NodesNotReady",
-        "The nodes that could run the pods are not ready or take no pods",
-        "Nodes are cordoned, not ready or unreachable, go away, or have a taint for a fault that they report. Where a "
-        f"volume of the pods can be used on such nodes only, flk names them. {_READ}",
-        "The administrator of the cluster can bring the nodes back.",
         tell(
             _nodes_not_ready,
             lambda view, trace: (
@@ -458,9 +442,6 @@ CAUSES: Final = (
     ),
     Cause(
         "TaintNotTolerated",
-        "The nodes have a taint that the pods do not tolerate",
-        f"Nodes that are set aside for other work have a taint. {_READ}",
-        "Add --toleration KEY=VALUE if the job may run there.",
         tell(
             _refused_by_nodes("taint", lambda taint: not is_node_state(taint)),
             lambda view, trace: (
@@ -476,9 +457,6 @@ CAUSES: Final = (
     ),
     Cause(
         "PodAffinityUnsatisfied",
-        "No node satisfies the affinity between pods",
-        f"The pod template demands other pods on the same node, or none of them, and no node complies. {_READ}",
-        "Correct spec.affinity in the job's patch.",
         tell(
             _with_field(_refused_by_nodes("affinity"), "spec.affinity", lambda _: "podAffinity or podAntiAffinity"),
             lambda view, trace: f"{trace}: no node satisfies the affinity between pods ({trace[0]})",
@@ -491,9 +469,6 @@ CAUSES: Final = (
     ),
     Cause(
         "TopologySpreadUnsatisfied",
-        "No node satisfies the topology spread constraints",
-        f"The pod template demands an even spread that the nodes do not allow. {_READ}",
-        "Correct spec.topologySpreadConstraints in the job's patch.",
         tell(
             _refused_by_nodes("spread"),
             lambda view, trace: f"{trace}: no node satisfies the topology spread constraints ({trace[0]})",
@@ -503,9 +478,6 @@ CAUSES: Final = (
     ),
     Cause(
         "SchedulerMissing",
-        "The scheduler that the pods name does not look at them",
-        "spec.schedulerName names a scheduler that does not run. No event and no condition says so.",
-        "Remove schedulerName, or name a scheduler that runs.",
         tell(
             _unseen,
             lambda view, trace: (
@@ -517,9 +489,6 @@ CAUSES: Final = (
     ),
     Cause(
         "SchedulingGated",
-        "A scheduling gate holds the pods back",
-        "Another controller has set spec.schedulingGates and removes the gate when the pods may be scheduled.",
-        "Wait for that controller.",
         tell(
             _gated,
             lambda view, trace: f"{trace}: scheduling is held back by {trace[0]}",
@@ -531,9 +500,6 @@ CAUSES: Final = (
 # A group of its own, which counts only if no other cause concerns the pod: a cause about a volume is more specific.
 UNSCHEDULABLE: Final = Cause(
     "Unschedulable",
-    "No node can take the pods",
-    f"The scheduler gives a reason that flk does not know more about. {_READ}",
-    "Read the scheduler's message; `kubectl describe pod` shows its events.",
     tell(
         _refused_by_nodes(""),
         lambda view, trace: f"{trace}: no node can take it ({trace[0]})",
@@ -542,3 +508,75 @@ UNSCHEDULABLE: Final = Cause(
     grace=300,
     cured_by="other jobs that end",
 )
+
+
+_REASON: Final = re.compile(r"(\d+) (.+?)(?=(?:, \d+ )|[.;]? preemption:|\.?$|\. )")
+_TAINT: Final = re.compile(r"untolerated taint(?:\(s\))?(?: \{([^}:]+)(?:: ?([^}]*))?\})?")
+_INSUFFICIENT: Final = re.compile(r"Insufficient (\S+?)\.?$")
+_CONTROL_TAINTS: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+# The scheduler tests a node in this order and reports the first test that the node fails, so a node that fails a later
+# test is closer to taking the pod.
+_ORDER: Final = (
+    "unschedulable",
+    "taint",
+    "selector",
+    "ports",
+    "resource",
+    "volume",
+    "spread",
+    "affinity",
+    "claims",
+    "other",
+)
+
+
+@dataclass(frozen=True)
+class NodeReason:
+    """Why some nodes cannot take a pod."""
+
+    kind: str  # one of _ORDER
+    nodes: int  # how many nodes say so
+    text: str  # as the scheduler writes it
+    detail: str = ""  # the resource, or the taint as key=value; newer schedulers do not name the taint
+
+
+def parse(message: str) -> list[NodeReason]:
+    """Return the reasons in a message like ``0/3 nodes are available: 1 Insufficient cpu, 2 node(s) …``.
+
+    The reason of the nodes that came closest to taking the pod is the first one. Control planes, which do not take
+    other pods, are left out where other nodes have a reason.
+    """
+    head, _, rest = message.partition(" available: ")
+    if "nodes are" not in head:
+        return []
+    rest = rest.partition(" preemption:")[0]
+    reasons = [_reason(int(count), text.strip().rstrip(".")) for count, text in _REASON.findall(rest)]
+    others = [r for r in reasons if not (r.kind == "taint" and r.detail.startswith(_CONTROL_TAINTS))]
+    return sorted(others or reasons, key=lambda r: (-_ORDER.index(r.kind), -r.nodes))
+
+
+def _reason(nodes: int, text: str) -> NodeReason:
+    taint = _TAINT.search(text)
+    if taint:
+        value = (taint[2] or "").strip()
+        return NodeReason("taint", nodes, text, f"{taint[1]}={value}" if value else taint[1] or "")
+    insufficient = _INSUFFICIENT.search(text)
+    if insufficient:
+        return NodeReason("resource", nodes, text, insufficient[1])
+    if text.startswith("Too many pods"):
+        return NodeReason("resource", nodes, text, "pods")
+    for kind, words in (
+        ("claims", ("cannot allocate all claims", "resourceclaim")),
+        ("selector", ("node affinity/selector", "node selector", "didn't match Pod's node affinity")),
+        (
+            "volume",
+            ("volume node affinity", "PersistentVolume", "unbound immediate", "persistentvolumeclaim", "volume"),
+        ),
+        ("affinity", ("pod affinity", "anti-affinity")),
+        ("spread", ("topology spread",)),
+        ("ports", ("free ports",)),
+        ("unschedulable", ("were unschedulable", "not ready")),
+    ):
+        if any(word in text for word in words):
+            return NodeReason(kind, nodes, text)
+    return NodeReason("other", nodes, text)

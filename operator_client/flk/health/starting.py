@@ -11,7 +11,7 @@ from flk.health.cause import (
     Cause,
     Found,
     Locate,
-    Trace,
+    Match,
     container_path,
     event_evidence,
     names,
@@ -21,13 +21,13 @@ from flk.health.cause import (
     waiting,
 )
 from flk.health.references import CONFIG_ERRORS
-from flk.health.references import READ as WAITING
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView, Recreation
-from flk.units import timestamp
+from flk.units import short_duration, timestamp
+from flk_runtime.contract import user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
 
@@ -85,31 +85,31 @@ def _states(view: JobView, name: str) -> list[tuple[str, Object]]:
 def _failed_start(pattern: re.Pattern[str]) -> Locate:
     """Return a Locate for failed starts whose message matches ``pattern``, with the time of the first one."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         found = [(name, match, item) for name, text, item in _starts(view) if (match := pattern.search(text))]
         if not found:
             return None
         _, match, item = found[0]
         since = min((each.time for _, _, each in found if each.time), default=0.0)
         pods = list(dict.fromkeys(name for name, _, _ in found))
-        return Trace(pods, [replace(item, time=since)], (match[0], *match.groups("")))
+        return Match(pods, [replace(item, time=since)], (match[0], *match.groups("")))
 
     return locate
 
 
-def _wrong_format(view: JobView) -> Trace | None:
+def _wrong_format(view: JobView) -> Match | None:
     """Find programs that the kernel refuses to execute, also those that a shell or a launcher starts."""
     found = _failed_start(_FORMAT)(view)
     if found is not None:
         return found
-    for name in view.around.logs:
+    for name in view.seen.logs:
         for line in view.recent_lines(name):
             if _FORMAT.search(line):
                 ended = next((pod.ended or 0.0 for pod in view.pods if pod.name == name), 0.0)
-                return Trace([name], [Evidence(f"log of {name}", line, time=ended)])
+                return Match([name], [Evidence(f"log of {name}", line, time=ended)])
     for pod in view.pods:
         if _FORMAT.search(pod.message):
-            return Trace([pod.name], [pod_evidence(view, pod, container_path(view, "state.terminated"))])
+            return Match([pod.name], [pod_evidence(view, pod, container_path(view, "state.terminated"))])
     return None
 
 
@@ -134,7 +134,7 @@ def _crash_loop(view: JobView) -> Found | None:
     if last:
         text = f"exit code {code}, {last.get('reason', '')}, {plural(pod.restarts, 'restart')}"
         evidence.append(Evidence(f"pod {pod.name}", text, path, timestamp(last.get("finishedAt"))))
-    lines = [line for line in view.around.logs.get(pod.name, []) if line.strip()]
+    lines = [line for line in view.seen.logs.get(pod.name, []) if line.strip()]
     if lines:
         evidence.append(Evidence(f"log of {pod.name}", lines[-1].strip()))
     return Found(
@@ -201,9 +201,6 @@ _START: Final = (
 CAUSES: Final = (
     Cause(
         "RunsAsRoot",
-        "The image runs as root, and the pods must not",
-        f"The pods set runAsNonRoot, and the image has no numeric user. {WAITING}",
-        "Choose an image with a numeric USER, or set runAsUser in the job's patch.",
         tell(
             waiting(CONFIG_ERRORS, _ROOT),
             lambda view, trace: f"{trace} cannot start: the image {view.image} runs as root, and the pods must not",
@@ -215,9 +212,6 @@ CAUSES: Final = (
     ),
     Cause(
         "PythonMissing",
-        "The image has no Python",
-        f"The container's command is Python, and the image does not have it. {_START}",
-        "Choose an image with Python 3.10 or newer and torch.",
         tell(
             _failed_start(_PYTHON),
             lambda view, trace: f"{trace} cannot start: the image {view.image} has no Python ({trace[1]} is not in it)",
@@ -227,9 +221,6 @@ CAUSES: Final = (
     ),
     Cause(
         "CommandNotFound",
-        "The image does not have the program of the command",
-        f"The container's command names a program that the image does not have. {_START}",
-        "Correct the command, or choose another image.",
         tell(
             _failed_start(_EXECUTABLE),
             lambda view, trace: f"{trace} cannot start: the image {view.image} has no program {trace[1]}",
@@ -240,9 +231,6 @@ CAUSES: Final = (
     ),
     Cause(
         "CommandNotExecutable",
-        "The program of the command may not be executed",
-        f"The file exists in the image and has no execute permission. {_START}",
-        "Make the file executable, or call it through its interpreter.",
         tell(
             _failed_start(_DENIED),
             lambda view, trace: f"{trace} cannot start: {trace[1] or trace[2]} may not be executed",
@@ -253,9 +241,6 @@ CAUSES: Final = (
     ),
     Cause(
         "WorkingFolderMissing",
-        "The working folder does not exist in the image",
-        f"workingDir names a folder that the image does not have and in which place none can be made. {_START}",
-        "Correct workingDir in the job's patch.",
         tell(
             _failed_start(_WORK),
             lambda view, trace: (
@@ -268,9 +253,6 @@ CAUSES: Final = (
     ),
     Cause(
         "WrongArchitecture",
-        "The program in the image is for another processor architecture",
-        f"The kernel refuses to execute the program (exec format error). {_START}",
-        "Build the image for the architecture of the nodes, or choose other nodes.",
         tell(
             _wrong_format,
             lambda view, trace: (
@@ -283,9 +265,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ContainerStartFailed",
-        "The container cannot be started",
-        f"The container runtime gives a reason that flk does not know more about. {_START}",
-        "Correct what the message names.",
         tell(
             _failed_start(_PROCESS),
             lambda view, trace: f"{trace} cannot start: {trace[1]}",
@@ -295,9 +274,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ContainerConfigInvalid",
-        "The container cannot be created",
-        f"The kubelet gives a reason that flk does not know more about. {WAITING}",
-        "Correct what the message names.",
         tell(
             waiting(CONFIG_ERRORS, re.compile(r".+")),
             lambda view, trace: f"{trace} cannot start: {trace[0]}",
@@ -307,23 +283,50 @@ CAUSES: Final = (
     ),
     Cause(
         "CrashLoop",
-        "A container ends again and again",
-        "The kubelet restarts the container, and it ends each time (CrashLoopBackOff). The job's condition says "
-        "Running all the while.",
-        "Read the log of the previous container, correct the script, delete the job and submit it again.",
         _crash_loop,
         ExitCode.TRAINING,
         grace=60,
     ),
     Cause(
         "RestartLoop",
-        "A pod is created again and again and never gets further",
-        "The controller creates a pod again after each exit code of 128 and more, without a limit. flk reads the "
-        "events ExitedWithCode, or the pods that a Job keeps, and counts those that ran and ended by themselves; a pod "
-        "that was deleted, evicted or preempted does not count, and neither do ends that the launchers have recorded.",
-        "Read what the pod prints, correct it, delete the job and submit it again.",
         _recreated_again_and_again,
         ExitCode.TRAINING,
         grace=LOOP_GRACE,
+    ),
+)
+
+
+JOIN_TIMEOUT: Final = f"{user_env.JOIN_TIMEOUT} ({short_duration(user_env.JOIN_TIMEOUT.default)})"
+
+# The lines of flk_runtime.launcher.processes.preparation.
+_PIP: Final = re.compile(r"\[pod \d+\] (?:installing packages: |pip: )(.*)")
+_SETUP: Final = re.compile(r"\[pod \d+\] (?:running the setup command: |setup: )(.*)")
+
+
+def _prepares(view: JobView) -> Found | None:
+    """Find a pod whose launcher's last line is of its preparation."""
+    for pod in view.pods:
+        lines = view.recent_lines(pod.name)
+        last = lines[-1].strip() if lines and pod.phase == PodPhase.RUNNING else ""
+        for pattern, what in ((_PIP, "installs packages"), (_SETUP, "runs the setup command")):
+            match = pattern.fullmatch(last)
+            if match:
+                since = pod.started or 0.0
+                taken = f" for {short_duration(view.now - since)}" if since else ""
+                return Found(
+                    f"{pod.name} {what}{taken}; its last line: {match[1]}",
+                    f"{view.kubectl(f'logs {pod.name}')} shows what it does; the ranks start afterwards",
+                    [Evidence(f"log of {pod.name}", last, time=since)],
+                    [pod.name],
+                    since=since,
+                )
+    return None
+
+
+PREPARATION: Final = (
+    Cause(
+        "Preparing",
+        _prepares,
+        cured_by="the end of the preparation",
     ),
 )

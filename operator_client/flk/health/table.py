@@ -11,15 +11,11 @@ from flk.health import (
     attempts,
     autoscaling,
     controllers,
-    deadlock,
-    deletion,
-    device_claims,
     devices,
     ending,
     gang,
     images,
     node,
-    preparation,
     queue,
     quota,
     references,
@@ -33,7 +29,7 @@ from flk.health.cause import Cause
 from flk.health.cluster import Cluster, Level, Pods, Result
 from flk.health.scheduling import UNSCHEDULABLE
 from flk.observe.model import Finding
-from flk.observe.suspects import may_be_of_hardware
+from flk.observe.needs import may_be_of_hardware
 from flk.observe.view import JobView
 
 # The checks of a cluster and, given a job, of the job's needs, in the order of the report.
@@ -49,25 +45,24 @@ OF_JOB: Final[tuple[Callable[[Cluster, Pods], Iterator[Result]], ...]] = (
     queue.before,
     references.before,
     volumes.before,
-    device_claims.before,
+    devices.before,
     scheduling.before,
 )
 # Of each group only the first cause that is found counts: the most specific one comes first, the most general one last.
 GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     (*queue.CAUSES, *gang.CAUSES),
-    deadlock.CAUSES,
     (*controllers.CAUSES, *quota.CAUSES, *admission.CAUSES),
     images.CAUSES,
     (*references.CAUSES, *starting.CAUSES),
     volumes.CAUSES,
-    device_claims.CAUSES,
+    devices.CLAIMS,
     (*autoscaling.CAUSES, *scheduling.CAUSES),
     (UNSCHEDULABLE,),
     devices.CAUSES,
-    (*node.CAUSES, *preparation.CAUSES, *rendezvous.CAUSES),
+    (*node.CAUSES, *starting.PREPARATION, *rendezvous.CAUSES),
     attempts.CAUSES,
     ending.CAUSES,
-    deletion.CAUSES,
+    ending.DELETION,
 )
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
 _BY_CODE: Final = {cause.code.lower(): cause for cause in CAUSES}
@@ -77,13 +72,13 @@ def _codes(*subjects: Sequence[Cause]) -> frozenset[str]:
     return frozenset(cause.code for causes in subjects for cause in causes)
 
 
-_OF_SCHEDULER: Final = _codes(device_claims.CAUSES, scheduling.CAUSES, [UNSCHEDULABLE])
+_OF_SCHEDULER: Final = _codes(devices.CLAIMS, scheduling.CAUSES, [UNSCHEDULABLE])
 # Causes of pods that have no node: the job's --stuck-after limits how long they may last.
-_OF_PLACEMENT: Final = _OF_SCHEDULER | _codes(gang.CAUSES, deadlock.CAUSES, volumes.CAUSES, autoscaling.CAUSES)
+_OF_PLACEMENT: Final = _OF_SCHEDULER | _codes(gang.CAUSES, volumes.CAUSES, autoscaling.CAUSES)
 _OF_HARDWARE: Final = _codes(devices.CAUSES)
 _FROM_OUTSIDE: Final = _codes([cause for cause in CAUSES if cause.from_outside])
 ENDS: Final = _codes(ending.CAUSES)
-LATER: Final = _codes(deletion.CAUSES)  # a cause that kept the job from running explains more than the deletion
+LATER: Final = _codes(ending.DELETION)  # a cause that kept the job from running explains more than the deletion
 
 
 def cause_of(code: str) -> Cause | None:
@@ -108,17 +103,12 @@ def find(view: JobView) -> list[Finding]:
     Of each group only the first row that matches counts, because later rows are less specific. The end of a failed job
     is its cause, unless the end has no explanation of its own: then a cause that kept a pod away, or ended it from
     outside, comes first. In a job that has not ended, causes that do not resolve by themselves come first, and what
-    keeps a pod from running now comes before what ended it; but a preempted pod waits because it was preempted. If the
-    job or its pods are gone, an archived cause comes first: the objects that it was read from may be gone too.
+    keeps a pod from running now comes before what ended it; but a preempted pod waits because it was preempted.
     """
     if view.succeeded and not view.failed:
         return []
-    before = view.around.cause.finding if view.around.cause else None
     found: list[Finding] = []
     for group in GROUPS:
-        if before is not None and before.code in {cause.code for cause in group}:
-            found.append(before)
-            continue
         for cause in group:
             finding = cause.finding(view)
             if finding is not None:
@@ -130,8 +120,6 @@ def find(view: JobView) -> list[Finding]:
     found = [f for f in found if f.code != UNSCHEDULABLE.code or not named & set(f.pods)]  # others say more of the pods
     if view.gone is not None:
         found = [f for f in found if f.code != queue.SUSPENDED]  # whoever suspends a job does not end it
-    if before is not None:
-        return sorted(found, key=lambda finding: (finding is not before, finding.code in LATER))
     if not view.failed:
         return sorted(found, key=lambda f: (f.code in LATER, f.resolves_itself, _order_now(f, found)))
     end = next((finding for finding in found if finding.code in ENDS), None)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Final
 
 from flk.health.autoscaling import is_adding
-from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, tell
+from flk.health.cause import Cause, Found, Locate, Match, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
+from flk.health.resources import (
+    bound_volumes,
+)
 from flk.health.scheduling import scheduler_says, unschedulable
-from flk.health.volume_nodes import bound_volumes
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import involved
@@ -109,7 +111,7 @@ def _claim_unbound(view: JobView) -> Found | None:
         return None
     claims = claims_of(view.objects[found.pods[0]])
     for name in claims:
-        claim = view.around.claims.get(name)
+        claim = view.seen.claims.get(name)
         phase = str(((claim or {}).get("status") or {}).get("phase") or "Pending")
         if claim is None or phase == "Bound":
             continue
@@ -149,7 +151,7 @@ def _about(event: Object) -> tuple[object, object]:
     return about.get("kind"), about.get("name")
 
 
-def _on_other_node(view: JobView) -> Trace | None:
+def _on_other_node(view: JobView) -> Match | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
     closest = None if is_adding(view) else unschedulable(view)
     found = scheduler_says(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
@@ -158,12 +160,12 @@ def _on_other_node(view: JobView) -> Trace | None:
     return replace(found, evidence=[*found.evidence, *(each.evidence for each in bound_volumes(view, found.pods[0]))])
 
 
-def _claims(view: JobView, found: Trace) -> str:
+def _claims(view: JobView, found: Match) -> str:
     """Return the names of the claims that the pods mount; empty if they have none."""
     return ", ".join(claims_of(view.objects[found.pods[0]]))
 
 
-def _where(view: JobView, found: Trace) -> str:
+def _where(view: JobView, found: Match) -> str:
     """Say where the volumes are, as far as that is known."""
     volumes = [str(volume) for volume in bound_volumes(view, found.pods[0])]
     return f": {'; '.join(volumes)}" if volumes else ""
@@ -185,10 +187,10 @@ def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
 def _unmounted(pattern: re.Pattern[str]) -> Locate:
     """Return a Locate for the first pod with a volume that cannot be mounted, where the reason matches ``pattern``."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         for pod, event, text in _mount_events(view):
             if match := pattern.search(text):
-                return Trace([pod.name], [event_evidence(event)], (match[0], *match.groups("")))
+                return Match([pod.name], [event_evidence(event)], (match[0], *match.groups("")))
         return None
 
     return locate
@@ -197,7 +199,7 @@ def _unmounted(pattern: re.Pattern[str]) -> Locate:
 def _source_missing(*, code: bool) -> Locate:
     """Return a Locate for pods that wait for a Secret or ConfigMap: with the job's code (``code``), or another one."""
 
-    def locate(view: JobView) -> Trace | None:
+    def locate(view: JobView) -> Match | None:
         for pod, event, text in _mount_events(view):
             match = _MOUNT_OBJECT.search(text)
             if match is None:
@@ -206,7 +208,7 @@ def _source_missing(*, code: bool) -> Locate:
             archives = (f"{view.name}-", "flk-runtime-", "flk-code-")
             if (kind == "ConfigMap" and view.from_flk and match[2].startswith(archives)) == code:
                 starting = [p for p in view.pods if p.phase == PodPhase.STARTING and p.reason in ("FailedMount", "")]
-                return Trace(names(starting) or [pod.name], [event_evidence(event)], (match[0], kind, match[2]))
+                return Match(names(starting) or [pod.name], [event_evidence(event)], (match[0], kind, match[2]))
         return None
 
     return locate
@@ -217,9 +219,6 @@ _MOUNTED: Final = "flk reads the events FailedMount and FailedAttachVolume of th
 CAUSES: Final = (
     Cause(
         "ClaimMissing",
-        "A PersistentVolumeClaim does not exist",
-        f"The pods name a claim that the namespace does not have. {_SCHEDULED}",
-        "Correct --volume or --checkpoint, or create the claim. The pods are scheduled once it exists.",
         tell(
             scheduler_says(_CLAIM_MISSING),
             lambda view, trace: (
@@ -235,9 +234,6 @@ CAUSES: Final = (
     ),
     Cause(
         "ClaimBeingDeleted",
-        "A PersistentVolumeClaim is being deleted",
-        f"The pods name a claim that somebody deletes. {_SCHEDULED}",
-        "Name another claim.",
         tell(
             scheduler_says(_CLAIM_DELETED),
             lambda view, trace: f"{trace} cannot be scheduled: the PersistentVolumeClaim {trace[1]} is being deleted",
@@ -249,19 +245,11 @@ CAUSES: Final = (
     ),
     Cause(
         "ClaimUnbound",
-        "A PersistentVolumeClaim has no volume",
-        "The claim exists, and no volume is bound to it: its storage class may not exist, or may have no room. "
-        f"{_SCHEDULED} The events of the claim say why. A provisioner that works on the claim has 15 minutes before "
-        "the job is Stuck, and 5 minutes once an attempt of it has failed.",
-        "Correct the storage class of the claim, or have a volume provided.",
         _claim_unbound,
         grace=60,
     ),
     Cause(
         "VolumeOnOtherNode",
-        "A volume belongs to another node or zone",
-        f"The volume can be used on some nodes only, and the pods may not or do not fit there. {_SCHEDULED}",
-        "Use a claim with access mode ReadWriteMany, or let the pods run where the volume is.",
         tell(
             _on_other_node,
             lambda view, trace: (
@@ -277,10 +265,6 @@ CAUSES: Final = (
     ),
     Cause(
         "VolumeAttachedElsewhere",
-        "A volume is attached to another node",
-        f"The volume's access mode allows one node at a time, and another node has it. {_MOUNTED} After a node was "
-        "lost, the volume may stay attached to it for minutes.",
-        "Use ReadWriteMany for several pods, or end the pod that has the volume.",
         tell(
             _unmounted(_MULTI_ATTACH),
             lambda view, trace: (
@@ -296,9 +280,6 @@ CAUSES: Final = (
     ),
     Cause(
         "CodeNotMounted",
-        "The ConfigMap with the job's code does not exist",
-        f"flk ships the code in ConfigMaps that jobs share. Without them the pods wait for their volume. {_MOUNTED}",
-        "Delete the job and submit it again, or apply all manifests that `flk render` prints.",
         tell(
             _source_missing(code=True),
             lambda view, trace: (
@@ -313,9 +294,6 @@ CAUSES: Final = (
     ),
     Cause(
         "VolumeSourceMissing",
-        "A volume needs a Secret or ConfigMap that does not exist",
-        f"A volume of the pods is made of a Secret or ConfigMap that the namespace does not have. {_MOUNTED}",
-        "Create the object. The pods start once it exists.",
         tell(
             _source_missing(code=False),
             lambda view, trace: (
@@ -329,9 +307,6 @@ CAUSES: Final = (
     ),
     Cause(
         "MountFailed",
-        "A volume cannot be mounted",
-        f"The node gives a reason that flk does not know more about. {_MOUNTED}",
-        "Read the event.",
         tell(
             _unmounted(re.compile(".*")),
             lambda view, trace: f"{trace} cannot start: a volume cannot be mounted: {trace[0]}",

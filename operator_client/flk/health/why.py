@@ -1,4 +1,4 @@
-"""Report: the answer of `flk why`: the cause, why other findings are not the cause, and the examined objects."""
+"""Diagnosis: the answer of `flk why`: the cause, why other findings are not the cause, and the examined objects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Other:
 
 
 @dataclass(frozen=True)
-class Report:
+class Diagnosis:
     """The answer of `flk why` about a job."""
 
     job: str
@@ -63,8 +63,7 @@ class Report:
     summary: str  # one sentence: the cause, that nothing is wrong, or that the cause is unknown
     known: bool  # whether the cause is known, or nothing is wrong
     stuck: bool = False  # the job does not go on by itself
-    place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist
-    seen: float | None = None  # when the job was seen last, in seconds since the epoch, if there is a place
+    as_of: float | None = None  # when flk said so last, in seconds since the epoch; None: now
     others: list[Other] = field(default_factory=list)
     examined: list[str] = field(default_factory=list)
 
@@ -76,7 +75,7 @@ class Report:
         return {"schema": SCHEMA, "code": self.cause.code if self.cause else "", **data}
 
 
-def diagnose(view: JobView) -> Report:
+def diagnose(view: JobView) -> Diagnosis:
     """Return the cause of a job's state, and everything else that was found."""
     found = find(view)
     cause = found[0] if found else None
@@ -84,15 +83,13 @@ def diagnose(view: JobView) -> Report:
     earlier = _earlier(view)
     same = earlier.pop(cause.sentence, []) if cause else []
     more = [Evidence(_RECORD, f"{numbered('attempt', same)} ended in the same way")] if same else []
-    return Report(
+    return Diagnosis(
         job=view.name,
         namespace=view.namespace,
         cause=replace(cause, evidence=[*_distinct(cause.evidence), *more]) if cause else None,
         summary=summary,
         known=known,
         stuck=bool(cause and not view.failed and cause.is_stuck(view.now)),
-        place=view.around.place,
-        seen=view.around.archived if view.around.place else None,
         others=_limited(
             view,
             [
@@ -119,7 +116,7 @@ def examined(view: JobView) -> list[str]:
     lines.append(f"{plural(len(view.events), 'event')} of the job and of its pods that do not run")
     attempts = len(view.record.attempts) if view.record else 0
     lines.append(f"{_RECORD}: {plural(attempts, 'attempt') if view.record else 'none'}")
-    around = view.around
+    around = view.seen
     for things, noun in (
         (around.logs, "log"),
         (around.nodes, "node"),

@@ -21,18 +21,16 @@ from flk.targets import DEFAULT
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.trainjob import RUNTIME
 
-_OF_CLUSTER: Final = (resources.PRIORITY_CLASSES, resources.STORAGE_CLASSES)
+_OF_CLUSTER: Final = (resources.STORAGE_CLASSES,)
 _OF_NAMESPACE: Final = (
     resources.SECRETS,
     resources.CONFIG_MAPS,
     resources.CLAIMS,
-    resources.SERVICE_ACCOUNTS,
     resources.LOCAL_QUEUES,
     resources.DEVICE_TEMPLATES,
     resources.DEVICE_CLAIMS,
 )
 _NAMED: Final = {resource.plural: resource for resource in (*_OF_CLUSTER, *_OF_NAMESPACE)}
-_NAMING: Final = ("serviceAccountName", "priorityClassName")  # fields of a pod
 _VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
 _KARPENTER: Final = Document(Resource("karpenter.sh", "v1", ""), document="/apis/karpenter.sh")
 _AUTOSCALER_STATUS: Final = RequestTarget(resources.CONFIG_MAPS, "kube-system", "cluster-autoscaler-status")
@@ -91,7 +89,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         controllers=deployments,
         named=objects,
         autoscaler=autoscaling.of_cluster([] if isinstance(values["nodes"], Unreadable) else values["nodes"], *exist),
-        admission=_admission(client, pods, objects) if pods and _may_try(values["rights"]) else None,
+        admission=_admission(client, pods) if pods and _may_try(values["rights"]) else None,
         **values,
     )
 
@@ -169,16 +167,8 @@ def _may_try(rights: Mapping[Right, bool] | Unreadable) -> bool:
     return not isinstance(rights, Unreadable) and bool(rights.get(("create", "pods")))
 
 
-def _admission(
-    client: JobClient, pods: Pods, named: Mapping[tuple[str, str], Object | Unreadable]
-) -> Object | Unreadable:
-    """Have the API server check a pod of the job, without creating it.
-
-    References to objects that the cluster lacks are left out: the API server would refuse the pod for them, and not say
-    what else is wrong.
-    """
-    absent = {name for (_, name), item in named.items() if isinstance(item, Unreadable) and item.missing}
-    spec = {key: value for key, value in pods.spec.items() if key not in _NAMING or value not in absent}
+def _admission(client: JobClient, pods: Pods) -> Object | Unreadable:
+    """Have the API server check a pod of the job, without creating it."""
     metadata = {"generateName": "flk-doctor-", **(pods.template.get("metadata") or {})}
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "restartPolicy": "Never"}}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**pods.spec, "restartPolicy": "Never"}}
     return _call(client, "create", client.target(resources.PODS), query={"dryRun": "All"}, body=body)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk.jobs import lifecycle, logs, wait
+from flk.jobs.answer import look
 from flk.jobs.listing import list_states
 from flk.jobs.logs import LogLine
 from flk.jobs.state import JobList, State
@@ -18,7 +19,7 @@ from flk.observe.pods import with_packages
 from flk.observe.reader import pod_of
 
 if TYPE_CHECKING:
-    from flk.health import Report
+    from flk.health import Diagnosis
     from flk.kube.sockets import Executed
     from flk_runtime.contract.telemetry import Telemetry
 
@@ -40,7 +41,7 @@ class JobHandle:
     @property
     def _own(self) -> JobClient:
         """A client for which the job's name means this job only."""
-        return self.client.of(replace(self.client.ref(self.name), uid=self.uid or ""))
+        return self.client.for_job(replace(self.client.ref(self.name), uid=self.uid or ""))
 
     @property
     def namespace(self) -> str:
@@ -49,13 +50,11 @@ class JobHandle:
 
     def status(self) -> State:
         """Return the job's state now. Raises JobNotFoundError if there is no such job."""
-        return wait.get_state(self._own, self.name)
+        return look(self._own, self.name).state
 
-    def why(self) -> Report:
+    def why(self) -> Diagnosis:
         """Return why the job does not run, or why it ended. Raises JobNotFoundError if there is no such job."""
-        from flk.health import diagnose
-
-        return diagnose(wait.look(self._own, self.name)[0])
+        return look(self._own, self.name).report
 
     def wait(self, timeout: float | None = None, *, check: bool = True, fail_fast: bool = True) -> State:
         """Return the job's state once it has succeeded. In a notebook, a line shows how far it is.
@@ -78,7 +77,7 @@ class JobHandle:
     def logs(self, follow: bool = True) -> Iterator[str]:
         """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now.
 
-        Of a job that is gone these are the ones that flk has kept; then JobDeletedError is raised. In a notebook, the
+        If the job is gone, yields the lines that flk has kept; then JobDeletedError is raised. In a notebook, the
         result of ``job.logs()`` alone prints the lines as they come.
 
         What flk notes about the logs, such as pods whose lines may be missing, is left out: `flk logs` prints it.
@@ -99,7 +98,7 @@ class JobHandle:
 
         Raises ApiError if no pod runs, or nothing in the pods can show stacks.
         """
-        from flk.jobs.stacks import read_stacks
+        from flk.jobs.telemetry import read_stacks
 
         return read_stacks(self._own, self.name, rank)
 
@@ -240,7 +239,7 @@ def get(name: str, *, namespace: str | None = None, context: str | None = None) 
     Raises JobNotFoundError if there is none, UsageError for a name that no job has.
     """
     ref = JobRef.parse(name)
-    client = JobClient.connect(context, namespace).of(ref)
+    client = JobClient.connect(context, namespace).for_job(ref)
     return JobHandle(client, ref.name, client.get_job(ref.name)["metadata"]["uid"])
 
 

@@ -2,45 +2,43 @@
 
 What else jobs in trouble need is read for all of them at once, so that the state is that of `flk status`, whatever the
 number of jobs. Logs are read pod by pod, so only `with_records` reads them, of a limited number of jobs.
+Further functions are about many jobs: whose they are, and what each of them does.
 """
 
 from __future__ import annotations
 
-import math
+import getpass
+import socket
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from flk import labels
-from flk.errors import ApiError, UnreadableError
+from flk.errors import ApiError, FlkError, UnreadableError
 from flk.jobs.state import JobList, Phase, State, derive, unreadable
-from flk.kube import Object, RequestTarget, Resource
-from flk.observe.client import JobClient
-from flk.observe.needs import Answer, needs, with_answer
-from flk.observe.observation import Need, Observation, involved
-from flk.observe.pods import one_line
-from flk.observe.pool import ReadPool
-from flk.observe.reader import Reader, list_all, list_controllers, list_other_pods, list_pending, pod_groups_of, without
-from flk.observe.resources import CLAIMS, NODES, VOLUMES, WORKLOADS
-from flk.observe.shared import SharedAnswers
+from flk.kube import Object, RequestTarget
+from flk.observe.client import JobClient, JobRef
+from flk.observe.observation import Observation
+from flk.observe.pool import THREADS, ReadPool
+from flk.observe.reader import Reader, view_of
+from flk.observe.resources import SELF_REVIEWS
+from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract import foreign
 
+if TYPE_CHECKING:
+    from flk.jobs.answer import Answer
+
+
 RECORDS: Final = 32  # jobs that run whose launchers' records are read, from the log of each
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
-# What is read for all jobs at once, or for all that wait in a queue.
-_LISTED: Final = (
-    *("events", "nodes", "claims", "volumes", "workloads", "pending_workloads", "pod_groups", "controllers"),
-    *("other_pods", "foreign_pods"),
-)
-# Reasons of events that every job and every pod has and no cause reads: they are most of all events.
-_USUAL: Final = ("Created", "Scheduled", "SuccessfulCreate", "SuccessfulCreatePod", "SuccessfulCreateService")
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedJob:
     """A job of a list: what was read of it, and its state."""
 
     seen: Observation
@@ -56,15 +54,16 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
     return JobList(each.state for each in listed)
 
 
-def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[Listed]:
+def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[ListedJob]:
     """Return the states of the jobs as `list_states` does, each with what was read of its job."""
     jobs = client.list_jobs(all_namespaces=all_namespaces, selector=selector)
-    answers = _Answers(client, all_namespaces)
-    listed = [_listed(seen, answers.complete) for seen in with_pods(client, jobs, all_namespaces=all_namespaces)]
+    source = ListSource(client, all_namespaces=all_namespaces)
+    observed = with_pods(client, jobs, all_namespaces=all_namespaces)
+    listed = [_listed(seen, Reader(client, source, logs=False).view) for seen in observed]
     return sorted(listed, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
 
 
-def with_records(client: JobClient, listed: Sequence[Listed], readers: dict[str, Reader]) -> list[Listed]:
+def with_records(client: JobClient, listed: Sequence[ListedJob], readers: dict[str, Reader]) -> list[ListedJob]:
     """Return the jobs, of which the newest that run have their launchers' records: what only these tell, as hangs.
 
     ``readers`` are kept from call to call, by the UIDs of the jobs: each repeats a request only when it is due.
@@ -81,13 +80,13 @@ def with_records(client: JobClient, listed: Sequence[Listed], readers: dict[str,
     return [by_uid.get(each.state.uid, each) for each in listed]
 
 
-def _listed(seen: Observation, view_of: Callable[[Observation], JobView]) -> Listed:
+def _listed(seen: Observation, view_of: Callable[[Observation], JobView]) -> ListedJob:
     """Return a job of the list; one whose objects cannot be read takes no other with it."""
     try:
         view = view_of(seen)
-        return Listed(view.around, derive(view))
+        return ListedJob(view.seen, derive(view))
     except (UnreadableError, *foreign.ERRORS) as error:
-        return Listed(seen, unreadable(seen.job or {}, error))
+        return ListedJob(seen, unreadable(seen.job or {}, error))
 
 
 def with_pods(client: JobClient, jobs: Sequence[Object], *, all_namespaces: bool = False) -> list[Observation]:
@@ -104,82 +103,93 @@ def with_pods(client: JobClient, jobs: Sequence[Object], *, all_namespaces: bool
     return found
 
 
-class _Answers:
-    """Answers what jobs need from lists that are read once for all of them: everything but logs and single objects."""
+_NOBODY: Final = "system:anonymous"
 
-    def __init__(self, client: JobClient, all_namespaces: bool) -> None:
-        self._client = client
-        self._all_namespaces = all_namespaces
-        self._events: dict[str, dict[_Key, list[Object]]] = {}  # by kind of the objects that they are about
-        self._lists = SharedAnswers(client, kept=math.inf)
 
-    def complete(self, seen: Observation) -> JobView:
-        """Return the view of the observation with the answers to the requests that a list of jobs makes."""
-        view = JobView(seen)
-        while wanted := [need for need in needs(view) if need.what in _LISTED]:
-            for need in wanted:
-                seen = with_answer(seen, need, self._answer(need, view))
-            view = JobView(seen)
-        return view
+def current_owner() -> str:
+    """Return where this process submits jobs from: ``user@host``, by their names on this machine."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = "unknown"
+    return f"{name}@{socket.gethostname()}"
 
-    def _answer(self, need: Need, view: JobView) -> Answer:
-        client = self._client
-        match need.what:
-            case "events":
-                return self._about(need.kind, (view.namespace, need.kind, need.name))
-            case "nodes":
-                return self._named(NODES, need.name) if need.name else self._listed(NODES, namespaced=False)
-            case "workloads":
-                every = self._listed(WORKLOADS)
-                return replace(every, items=[each for each in every.items if _job_uid(each) == view.uid])
-            case "pending_workloads":
-                return self._once((need, view.namespace), lambda: list_pending(client, view.namespace, need.name))
-            case "claims":
-                return self._named(CLAIMS, need.name, view.namespace)
-            case "volumes":
-                return self._named(VOLUMES, need.name)
-            case "pod_groups":
-                return self._named(pod_groups_of(view.job), need.name, view.namespace)
-            case "controllers":
-                return self._once((need, view.target.name), lambda: list_controllers(client, view.target))
-            case _:
-                return self._once(need, lambda: list_other_pods(client, need))
 
-    def _named(self, resource: Resource, name: str, namespace: str = "") -> Answer:
-        """Return the object of that name, from a list of all; without a namespace, its kind has none."""
-        every = self._listed(resource, namespaced=bool(namespace))
-        metas = [(each, each["metadata"]) for each in every.items]
-        found = [each for each, meta in metas if (meta["name"], meta.get("namespace") or "") == (name, namespace)]
-        readable = not (every.unreadable or every.not_served or every.other_versions or every.error)
-        return replace(every, items=found) if found or not readable else without(resource, name)
+def cluster_user(client: JobClient) -> str:
+    """Return the name that the API server has for the user of this client; empty if it does not say one."""
+    body = {"apiVersion": SELF_REVIEWS.api_version, "kind": "SelfSubjectReview", "metadata": {}}
+    try:
+        answer = client.api.call("create", RequestTarget(SELF_REVIEWS), body=body)
+    except ApiError:
+        return ""
+    name = ((answer.get("status") or {}).get("userInfo") or {}).get("username")
+    return "" if name == _NOBODY else str(name or "")
 
-    def _listed(self, resource: Resource, *, namespaced: bool = True) -> Answer:
-        where = self._client.namespace if namespaced and not self._all_namespaces else None
-        return self._once(resource, lambda: list_all(self._client, RequestTarget(resource, where)))
 
-    def _once(self, key: Hashable, read: Callable[[], Answer]) -> Answer:
-        """Return what was read under this key, or the error of the API server."""
-        try:
-            answer: Answer = self._lists.once(key, read)
-        except ApiError as error:
-            return Answer(error=one_line(error))
-        return answer
-
-    def _about(self, kind: str, key: _Key) -> Answer:
-        """Return the events about an object of a kind that are not usual."""
-        client, every = self._client, self._all_namespaces
-        listed = self._once(
-            ("events", kind),
-            lambda: Answer(items=client.list_events_about(kind, without=_USUAL, all_namespaces=every)),
+def me(client: JobClient) -> str:
+    """Return the name of the user as `cluster_user` does. Raises ApiError if the API server does not say one."""
+    name = cluster_user(client)
+    if not name:
+        raise ApiError(
+            "--mine: the API server does not say who you are (SelfSubjectReview, from Kubernetes 1.28 on)",
+            hint="name the jobs, or choose them by their labels with -l",
         )
-        if kind not in self._events:
-            found = self._events[kind] = defaultdict(list)
-            for event in listed.items:
-                about = involved(event)
-                where = str(about.get("namespace") or client.namespace), kind, str(about.get("name"))
-                found[where].append(event)
-        return replace(listed, items=self._events[kind][key])
+    return name
 
 
-def _job_uid(workload: Object) -> str:
-    return str((workload["metadata"].get("labels") or {}).get(labels.KUEUE_JOB_UID) or "")
+def is_of(user: str, job: Object | None) -> bool:
+    """Return whether this user of the cluster has submitted a job."""
+    return job is not None and user != "" and labels.annotations_of(job).get(labels.USER) == user
+
+
+FEW: Final = 4  # jobs that are named: more of them are read from the lists of the namespace
+_Result = TypeVar("_Result")
+
+
+def in_parallel(
+    jobs: Sequence[JobRef], act: Callable[[JobRef], _Result], pool: Executor | None = None
+) -> Iterator[tuple[JobRef, _Result | FlkError]]:
+    """Call ``act`` for the jobs in a few threads; yield each job, in their order, with the result or the error.
+
+    After Ctrl-C, calls that have begun are finished, unless they are made in a ``pool`` for which nobody waits.
+    """
+    pool = pool or ThreadPoolExecutor(min(THREADS, max(1, len(jobs))), thread_name_prefix="flk-job")
+    try:
+        for job, future in [(job, pool.submit(act, job)) for job in jobs]:
+            try:
+                yield job, future.result()
+            except FlkError as error:
+                yield job, error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def look_at_all(
+    client: JobClient, jobs: Sequence[JobRef], note: Callable[[JobRef, str], None]
+) -> Iterator[tuple[JobRef, Answer | FlkError]]:
+    """Yield the jobs in their order, each with the answer about it, as `look` returns it, or the error.
+
+    Many jobs are read from the lists of the namespace. ``note`` is called in threads.
+    """
+    from flk.jobs.answer import answered, look  # which `flk list` does not need
+
+    shared = ListSource(client, kept=KEPT)
+    listed = _observed(client, jobs) if len(jobs) > FEW else {}
+
+    def look_at(job: JobRef) -> Answer:
+        own = client.for_job(job)
+        if job not in listed:
+            return look(own, job.name, lambda text: note(job, text))
+        return answered(own, view_of(own, listed[job], Reader(own, shared)), lambda text: note(job, text))
+
+    yield from in_parallel(jobs, look_at, ReadPool())
+
+
+def _observed(client: JobClient, jobs: Sequence[JobRef]) -> dict[JobRef, Observation]:
+    """Return the jobs that exist, each with its pods."""
+    named: dict[str, list[Object]] = defaultdict(list)
+    for each in client.list_jobs():
+        named[each["metadata"]["name"]].append(each)
+    meant = {job: next((each for each in named[job.name] if job.means(each)), None) for job in jobs}
+    found = {job: each for job, each in meant.items() if each is not None}
+    return dict(zip(found, with_pods(client, [*found.values()]), strict=True))

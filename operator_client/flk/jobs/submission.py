@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flk import manifest
-from flk.errors import UnreachableError
-from flk.jobs.archive_writer import remember
-from flk.jobs.choice import chosen
+from flk.errors import ForbiddenError, MissingApiError, UnreachableError
+from flk.health import diagnose
+from flk.jobs.answer import Answer, keep
 from flk.jobs.handle import JobHandle
-from flk.jobs.lifecycle import create_job, delete_expired
+from flk.jobs.lifecycle import create_job
 from flk.jobs.lifecycle.secret import objects_with_uid
-from flk.jobs.owner import cluster_user, current_owner
-from flk.kube import Object
+from flk.jobs.listing import cluster_user, current_owner
+from flk.jobs.state import derive
+from flk.kube import Object, RequestTarget, Resource
 from flk.manifest import Bundle, make_bundle
 from flk.manifest.commit import commit_of, diff_of
 from flk.manifest.environment import warnings as mistakes
 from flk.manifest.files import with_files
-from flk.observe.archive.redaction import kept_diff, secrets_of
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
+from flk.observe.redaction import kept_diff, secrets_of
+from flk.observe.resources import POD_GROUPS, RESOURCES, TRAINING_RUNTIMES
+from flk.observe.view import JobView
 from flk.spec import defaults
 from flk.spec.job import Job
 from flk.targets import target_of
+from flk.targets.gang import GANGS, NONE
+from flk.targets.trainjob import RUNTIME
+from flk_runtime.contract.strategies import AUTO
 
 
 @dataclass(frozen=True)
@@ -45,25 +51,13 @@ class Submission:
         """The job's name."""
         return str(self.job.name)
 
-    def delete_expired(self, job: JobHandle, report: Callable[[str], None] = lambda text: None) -> None:
-        """Delete jobs of the namespace whose TTL has passed, if this submission, which has created ``job``, has a TTL.
-
-        ``report`` is called with a line about each of them.
-        """
-        try:
-            for name in delete_expired(self.client) if self.job.ttl is not None else ():
-                report(f"deleted job {name}: it has ended, and its TTL has passed")
-        except KeyboardInterrupt as interrupt:
-            interrupt.args = (self._goes_on(job.client),)
-            raise
-
     def create(self) -> JobHandle:
         """Create the job with all its objects, and let it start. See `flk.jobs.lifecycle` for errors and Ctrl-C.
 
         May be called again after an error: objects that this submission created are recognised.
         """
         target = target_of(self.manifests[0])
-        client = self.client.of(JobRef(self.name, target))
+        client = self.client.for_job(JobRef(self.name, target))
         try:
             created = create_job(client, self.manifests, objects_with_uid)
         except UnreachableError as error:
@@ -71,12 +65,13 @@ class Submission:
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
         try:
-            remember(client, Observation(created, time=client.now(), diff=self.diff))
+            view = JobView(Observation(created, time=client.now()), client.commands)
+            keep(client, Answer(derive(view), diagnose(view), view.now, view), diff=self.diff)
         except KeyboardInterrupt as interrupt:
             interrupt.args = (self._goes_on(client),)
             raise
         uid = created["metadata"]["uid"]
-        return JobHandle(self.client.of(JobRef(self.name, target, uid)), self.name, uid)
+        return JobHandle(self.client.for_job(JobRef(self.name, target, uid)), self.name, uid)
 
     def _goes_on(self, client: JobClient) -> str:
         return f"the job {self.name} exists and goes on: {client.commands.flk('status', self.name)}"
@@ -109,18 +104,15 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     """Create ``job`` in a cluster and return a handle on it.
 
     The files that the job needs are looked up below ``root``. ``context`` and ``namespace`` default to the current
-    context of the kubeconfig and its namespace. If ``job`` has a TTL, jobs of the namespace whose TTL has passed are
-    deleted. Warns (UserWarning) of what is probably a mistake. Raises UsageError if the job or its files cannot be
-    submitted, ApiError if the API server refuses it.
+    context of the kubeconfig and its namespace. Warns (UserWarning) of what is probably a mistake. Raises UsageError if
+    the job or its files cannot be submitted, ApiError if the API server refuses it.
     """
     folder = Path(root).resolve()
     submission = prepare(with_files(job, folder), folder, JobClient.connect(context, namespace))
     bundle = submission.bundle
     for sentence in filter(None, (*mistakes(submission.job), bundle.unread, bundle.lost_saves(submission.job))):
         warnings.warn(sentence, stacklevel=2)
-    created = submission.create()
-    submission.delete_expired(created)
-    return created
+    return submission.create()
 
 
 def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:
@@ -131,3 +123,53 @@ def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) ->
     folder = Path(root).resolve()
     job = with_files(job, folder).named()
     return manifest.render(job, make_bundle(job, folder), namespace=namespace)
+
+
+def chosen(client: JobClient, job: Job) -> Job:
+    """Return the job with a target and a gang in place of `auto`. Asks the cluster only for these."""
+    if job.target == AUTO:
+        job = job.changed(target=_target(client))
+    if job.gang == AUTO:
+        job = job.changed(gang=_gang(client, job))
+    return job
+
+
+def _target(client: JobClient) -> str:
+    """Return the first target that the cluster serves. A TrainJob needs flk's runtime too; any cluster has Jobs."""
+    for name, resource in RESOURCES.items():
+        if _serves(client, resource) and (name != "trainjob" or _has_runtime(client)):
+            return name
+    return "job"
+
+
+def _gang(client: JobClient, job: Job) -> str:
+    """Return the first gang scheduler that the cluster has. A TrainJob gets none: it cannot name a scheduler.
+
+    Raises MissingApiError if the cluster has one, in a version that flk does not know: without it, jobs may deadlock.
+    """
+    if job.target == "trainjob":
+        return NONE
+    unknown = None
+    for name, gang in GANGS.items():
+        try:
+            client.api.served(POD_GROUPS[gang.group])
+            return name
+        except MissingApiError as error:
+            unknown = error if error.served else unknown
+    if unknown:
+        raise unknown
+    return NONE
+
+
+def _serves(client: JobClient, resource: Resource) -> bool:
+    try:
+        client.api.served(resource)
+    except MissingApiError:
+        return False
+    return True
+
+
+def _has_runtime(client: JobClient) -> bool:
+    with contextlib.suppress(ForbiddenError):
+        return client.find_at(RequestTarget(TRAINING_RUNTIMES, None, RUNTIME)) is not None
+    return False

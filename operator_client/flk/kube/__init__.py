@@ -6,10 +6,8 @@ package knows nothing of flk but its errors. Only `flk.jobs` and the packages ab
 
 from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import Access, connect
-from flk.kube.kubectl import kubectl_command
 from flk.kube.options import ConnectionOptions, Exchange, connection_options, set_connection_options
-from flk.kube.resources import Document, Object, RequestTarget, Resource
-from flk.kube.selector import check_selector
+from flk.kube.resources import Document, Object, RequestTarget, Resource, check_selector
 from flk.kube.watch import Changed, Listed, list_and_watch
 
 __all__ = [
@@ -27,7 +25,6 @@ __all__ = [
     "check_selector",
     "connect",
     "connection_options",
-    "kubectl_command",
     "list_and_watch",
     "set_connection_options",
 ]

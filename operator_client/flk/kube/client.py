@@ -21,7 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError
 
 from flk.errors import ApiError, FlkError, ForbiddenError, MissingApiError
 from flk.kube.credentials import Access
-from flk.kube.discovery import ServedVersions, in_version
+from flk.kube.discovery import GROUPS, Discovery, in_version
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
 from flk.kube.kubeconfig import config_view
 from flk.kube.options import Exchange, connection_options
@@ -33,11 +33,12 @@ PAGE: Final = 500  # objects in one answer to a list request
 LINE_LIMIT: Final = 1 << 24  # bytes of a line of a stream; an object has at most 3 MiB
 FindCreated = Callable[[], Object | None]
 
+_DISCOVERY: Final = ("v2", "v2beta1")  # versions of the aggregated discovery
 _METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "delete": "DELETE", "patch": "PATCH"}
 
 
 class UnendedLine(bytes):
-    """The last line of a stream that has ended before the line did: more of it may come to be."""
+    """A final line without a newline; the rest may still arrive."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,18 @@ class ApiClient:
         self._skew = 0.0
         self._end = float("inf")  # the time.monotonic() at which requests should have ended
         self._answered = False  # whether the server has
-        self._versions = ServedVersions(self._answer, access.context)
+        self._discovery = Discovery(self._answer, access.context)
 
-    def ending(self, timeout: float | None) -> ApiClient:
+    def with_deadline(self, timeout: float | None) -> ApiClient:
         """Return a client of the same server whose requests end soon after ``timeout`` seconds from now.
 
-        A request that begins later has a moment. None sets no limit, and neither does 0: whoever waits for nothing
-        still wants answers.
+        A request that starts after the deadline still gets MOMENT seconds. None and 0 mean no deadline: ``--timeout 0``
+        asks for the state now.
         """
         client = copy.copy(self)
         if timeout:
             client._end = time.monotonic() + timeout
-            client._versions = self._versions.asked_by(client._answer)
+            client._discovery = self._discovery.asked_by(client._answer)
         return client
 
     def may_wait(self) -> bool:
@@ -117,12 +118,12 @@ class ApiClient:
         A kind of objects that is not served in its first version is asked for in the one that the cluster serves.
         Raises ApiError or one of its subclasses, or JobNotFoundError.
         """
-        asked = self._versions.chosen(target)
+        asked = self._discovery.chosen(target)
         try:
             return self._answer(verb, asked, query=query, body=in_version(body, asked), find_created=find_created)
         except MissingApiError as missing:
             try:
-                served = self._versions.look_up(target)
+                served = self._discovery.look_up(target)
             except ForbiddenError:
                 raise missing from None
             if served == asked:
@@ -132,12 +133,16 @@ class ApiClient:
                 self._sleep(self.retries.backoffs[0])
             return self._answer(verb, served, query=query, body=in_version(body, served), find_created=find_created)
 
+    def serves(self, resource: Resource) -> bool:
+        """Return whether the cluster serves a kind of objects, as it has told within the last minutes."""
+        return self._discovery.serves(resource)
+
     def served(self, resource: Resource) -> Resource:
         """Return a kind of objects in the version in which flk uses it in this cluster.
 
         Raises MissingApiError if the cluster does not serve it, or only in versions that flk does not know.
         """
-        return self._versions.look_up(RequestTarget(resource)).resource
+        return self._discovery.look_up(RequestTarget(resource)).resource
 
     def _answer(
         self,
@@ -214,11 +219,11 @@ class ApiClient:
     ) -> Iterator[Iterator[bytes]]:
         """Stream the lines of an answer without their ends, in one attempt.
 
-        A last line without an end is an `UnendedLine`. It is dropped where the connection breaks, and in a watch, which
-        is gone on with. The end of a line of more than 16 MiB is dropped, too.
+        A last line without an end is an `UnendedLine`. It is dropped if the connection breaks, and always in a watch,
+        which resumes from its last event. The end of a line of more than 16 MiB is dropped, too.
         Raises UnreachableError if the connection breaks, and if nothing comes for ``idle`` seconds.
         """
-        target = self._versions.chosen(target)
+        target = self._discovery.chosen(target)
         try:
             reply = self._send(verb, target, query, None, timeout=idle, whole=False)
         except HTTPError as error:
@@ -285,8 +290,7 @@ class ApiClient:
             finally:
                 if self._observe:
                     took = time.monotonic() - began
-                    flags = self.access.context.connection.flags
-                    self._observe(Exchange(verb, target, given, body, _METHODS[verb], url, outcome, took, flags))
+                    self._observe(Exchange(verb, target, given, body, _METHODS[verb], url, outcome, took))
             if reply.status != 401 or attempt == 2:
                 break
             reply.drain_conn()
@@ -335,6 +339,9 @@ def _accepted(target: RequestTarget) -> str:
     """Return the types of answers that are understood, the best first."""
     if target.resource.subresource:
         return "*/*"
+    if isinstance(target, Document) and target.document == GROUPS:  # all kinds in one answer
+        forms = [f"application/json;g=apidiscovery.k8s.io;v={v};as=APIGroupDiscoveryList" for v in _DISCOVERY]
+        return ",".join([*forms, "application/json"])
     kind = "PartialObjectMetadata" if target.name else "PartialObjectMetadataList"
     metadata = f"application/json;as={kind};g=meta.k8s.io;v=v1,"
     return metadata * target.metadata_only + "application/json"

@@ -1,70 +1,145 @@
-"""ServedVersions: in which versions an API server serves kinds of objects, from its discovery documents."""
+"""Discovery: which kinds of objects an API server serves, and in which versions, from its aggregated discovery.
+
+As kubectl does, flk keeps the answer on disk for some minutes, so that a command asks for the kinds that are there and
+does not learn from a 404 for each of the others, in every run, that they are not.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from flk.errors import MissingApiError
+from flk.errors import ApiError, ForbiddenError, MissingApiError
 from flk.kube.errors import missing_api
 from flk.kube.kubeconfig import Context
 from flk.kube.resources import Document, Object, RequestTarget, Resource
+from flk.user_files import cache_folder, write_whole
+from flk_runtime.contract import foreign
 
-_GROUPS: Final = "/apis"
+KEPT: Final = 600.0  # seconds for which an answer on disk counts
+FRESH: Final = 10.0  # seconds for which an answer of this process is not asked for again
+LIMIT: Final = 8 << 20  # bytes of the file
+GROUPS: Final = "/apis"
+Groups = Mapping[str, Mapping[str, "list[str] | None"]]  # by group and version: the plurals; None: unknown
 
 
-class ServedVersions:
-    """The versions that were chosen for kinds of objects in one cluster. It remembers them; many threads may use it."""
+class Discovery:
+    """The kinds that one API server serves. Many threads may use it; one of them asks."""
 
     def __init__(self, answer: Callable[[str, RequestTarget], Object], context: Context) -> None:
-        self._answer = answer
-        self._context = context
-        self._chosen: dict[Resource, str] = {}
+        self._answer, self._context = answer, context
+        self._lock = threading.RLock()
+        self._known: tuple[float, Groups] | None = None  # when this process has asked, and the answer
 
-    def asked_by(self, answer: Callable[[str, RequestTarget], Object]) -> ServedVersions:
-        """Return the same versions, with another way to ask the API server."""
-        versions = copy.copy(self)
-        versions._answer = answer
-        return versions
+    def asked_by(self, answer: Callable[[str, RequestTarget], Object]) -> Discovery:
+        """Return the same answers, with another way to ask the API server."""
+        discovery = copy.copy(self)
+        discovery._answer = answer
+        return discovery
+
+    def serves(self, resource: Resource) -> bool:
+        """Return whether a kind of objects is served in a version that flk knows; True if the server does not tell."""
+        if not resource.group:
+            return True
+        groups = self._groups(KEPT)
+        return not groups or self._version(resource, groups) is not None
 
     def chosen(self, target: RequestTarget) -> RequestTarget:
-        """Return the target of a request in the version that was found before, without asking the API server."""
-        version = self._chosen.get(target.resource)
-        return replace(target, resource=replace(target.resource, version=version)) if version else target
+        """Return the target of a request in the version that is known to be served, without asking the API server."""
+        resource = target.resource
+        if isinstance(target, Document) or not resource.others:
+            return target
+        with self._lock:
+            known = self._known or self._read_file()
+        version = self._version(resource, known[1]) if known else None
+        return replace(target, resource=replace(resource, version=version)) if version else target
 
     def look_up(self, target: RequestTarget) -> RequestTarget:
-        """Return the target of a request in the best version that flk knows and the API server serves.
+        """Return the target of a request in the best version that flk knows and the API server serves now.
 
-        Raises MissingApiError if there is none; it names the versions that are served. A document has no other version.
+        Raises MissingApiError if there is none; it names the versions that are served. A Document is
+        returned unchanged.
         """
         resource = target.resource
         if isinstance(target, Document) or not resource.group:
             return target
-        served = self._served(resource)
-        for version in (resource.version, *resource.others):
-            if version in served and self._has(resource, version):
-                self._chosen[resource] = version
-                return self.chosen(target)
-        raise missing_api(resource, self._context, [version for version in served if self._has(resource, version)])
+        groups = self._groups(FRESH)
+        if not groups:
+            return target
+        if version := self._version(resource, groups):
+            return replace(target, resource=replace(resource, version=version))
+        versions = groups.get(resource.group, {})
+        raise missing_api(resource, self._context, [name for name in versions if _has(versions, name, resource)])
 
-    def _served(self, resource: Resource) -> list[str]:
-        """Return the versions of a group."""
-        group = self._read(resource, resource.group)
-        return [str(each.get("version")) for each in group.get("versions") or []]
+    def _version(self, resource: Resource, groups: Groups) -> str | None:
+        versions = groups.get(resource.group, {})
+        known = (resource.version, *resource.others)
+        return next((version for version in known if _has(versions, version, resource)), None)
 
-    def _has(self, resource: Resource, version: str) -> bool:
-        """Return whether a version of a group has the kind of objects: a group may have others in it."""
-        kinds = self._read(resource, f"{resource.group}/{version}")
-        names = [str(each.get("name")) for each in kinds.get("resources") or []]
-        return resource.plural in [name.partition("/")[0] for name in names]
+    def _groups(self, age: float) -> Groups:
+        """Return what the server serves, as it was asked for within the last ``age`` seconds, or is now."""
+        with self._lock:
+            known = self._known or (self._read_file() if age >= KEPT else None)
+            if known is None or time.time() - known[0] > age:
+                known = time.time(), self._ask()
+                self._write_file(known)
+            self._known = known
+            return known[1]
 
-    def _read(self, resource: Resource, path: str) -> Object:
+    def _ask(self) -> Groups:
+        """Return what the server serves; nothing if it does not tell."""
         try:
-            return self._answer("get", Document(resource, document=f"{_GROUPS}/{path}"))
-        except MissingApiError:
+            return _parsed(self._answer("get", Document(Resource("", "", "apis"), document=GROUPS)))
+        except (ForbiddenError, MissingApiError):
             return {}
+
+    @property
+    def _path(self) -> Any:
+        name = hashlib.sha256(self._context.server.encode()).hexdigest()[:16]
+        return cache_folder() / "discovery" / f"{name}.json"
+
+    def _read_file(self) -> tuple[float, Groups] | None:
+        try:
+            with open(self._path, "rb") as file:
+                data = foreign.parse_object(file.read(LIMIT + 1), LIMIT)
+            when, groups = float(data["time"]), data["groups"]
+            whole = all(isinstance(versions, dict) for versions in groups.values())
+        except (*foreign.ERRORS, OSError):
+            return None
+        return (when, groups) if whole and 0 <= time.time() - when <= KEPT else None
+
+    def _write_file(self, known: tuple[float, Groups]) -> None:
+        with contextlib.suppress(OSError):
+            write_whole(self._path, json.dumps({"time": known[0], "groups": known[1]}).encode())
+
+
+def _has(versions: Mapping[str, list[str] | None], version: str, resource: Resource) -> bool:
+    """Return whether a version of a group has the kind of objects: a group may have others in it."""
+    plurals = versions.get(version, [])
+    return plurals is None or resource.plural in plurals
+
+
+def _parsed(document: Object) -> Groups:
+    """Return the groups of an aggregated discovery, or of a list of groups, which names no kinds (Kubernetes 1.25)."""
+    try:
+        if "groups" in document:
+            return {str(g["name"]): {str(v["version"]): None for v in g["versions"]} for g in document["groups"]}
+        return {
+            str(group["metadata"]["name"]): {
+                str(version["version"]): [str(each["resource"]) for each in version.get("resources") or []]
+                for version in group.get("versions") or []
+            }
+            for group in document.get("items") or []
+        }
+    except foreign.ERRORS as error:
+        raise ApiError(f"the API server does not say what it serves: {error!r}") from None
 
 
 def in_version(body: Any, target: RequestTarget) -> Any:

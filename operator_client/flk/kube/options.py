@@ -25,7 +25,6 @@ class Exchange:
     url: str
     outcome: str  # the HTTP status, or the error of the connection
     seconds: float  # until the answer's first byte
-    flags: str = ""  # the options with which kubectl makes the same connection
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,42 @@
-"""WebSockets of the API server: commands in containers (`exec`) and connections to pods (`port-forward`).
+"""Commands in containers (`exec`) and connections to pods (`port-forward`), over the package kubernetes.
 
-The first byte of each message is the number of a channel. kubectl uses the same protocols:
-https://kubernetes.io/docs/reference/using-api/api-concepts and, for v5, KEP-4006.
+That package opens the WebSockets, writes to them, and forwards ports; importing it takes 300 ms, which does not matter
+here. It sends no impersonation and knows neither SOCKS proxies nor those spoken to in TLS: flk refuses these, and says
+that kubectl can. flk reads the messages of a command itself, since the package gathers all that has come before it
+hands on any: the copy of a large file would be in memory, and copied again for each message.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import re
 import socket
-import struct
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode, urlsplit
 
-import urllib3
 import websocket
-from urllib3.exceptions import HTTPError
+from kubernetes.client import Configuration
+from kubernetes.stream.ws_client import PortForward, WSClient, create_websocket
 
-from flk.errors import ApiError, UnreachableError
+from flk.errors import ApiError, NoConfigError, UnreachableError
+from flk.kube.connection import certificate_authority, proxy_of
 from flk.kube.credentials import Access
-from flk.kube.errors import error_from_connection, error_from_response
+from flk.kube.errors import error_from_response
+from flk.kube.kubeconfig import Context
 from flk.kube.resources import RequestTarget
 from flk_runtime.contract import foreign
 
-STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
-_EXEC: Final = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
-_PORT_FORWARD: Final = ["v4.channel.k8s.io"]
-_CONNECT: Final = 10.0  # seconds
-# Options of TCP with which the system finds within a minute that the other end of a silent connection is gone, where it
-# has them. TCP_USER_TIMEOUT is none of them: it would end a connection whose other end is slow to take what is sent.
-_KEEP_ALIVE: Final = {
-    "TCP_KEEPIDLE": 30,  # seconds of silence before the first probe
-    "TCP_KEEPALIVE": 30,  # the same on macOS
-    "TCP_KEEPINTVL": 10,  # seconds between two probes
-    "TCP_KEEPCNT": 3,  # probes without an answer
-}
+STDIN, STDOUT, STDERR, STATUS, RESIZE = 0, 1, 2, 3, 4
+_PORT_FORWARD: Final = "v4.channel.k8s.io"
+# Options of TCP with which the system finds within a minute that the other end of a silent connection is gone.
+_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 _NO_CONTAINER: Final = re.compile(r'container not found \("([^"]*)"\)')
 _NO_PROGRAM: Final = re.compile(r'exec: "([^"]*)": (executable file not found in \$PATH|[a-z ]+)')
 SIZE_LIMIT: Final = 1 << 26  # bytes of output that `execute` holds
@@ -99,11 +98,9 @@ class RemoteCommand:
     ) -> None:
         """Start the command. Raises ApiError if the API server refuses it."""
         flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
-        pairs = [(name, str(value).lower()) for name, value in flags.items()]
+        pairs = [("container", container), *((name, str(value).lower()) for name, value in flags.items())]
         self._target = target
-        self._socket = _open(
-            access, target, [("container", container), *pairs, *(("command", word) for word in command)], _EXEC
-        )
+        self._client = _open(access, target, [*pairs, *(("command", word) for word in command)], _command)
 
     def run(self, write: Callable[[int, bytes], None], *, timeout: float | None = None) -> int:
         """Hand on the output, with STDOUT or STDERR, until the command ends; return its exit code.
@@ -113,8 +110,8 @@ class RemoteCommand:
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
             if ends is not None:
-                self._socket.settimeout(max(0.001, ends - time.monotonic()))
-            data = _receive(self._socket)
+                self._client.sock.settimeout(max(0.001, ends - time.monotonic()))
+            data = _receive(self._client.sock)
             if ends is not None and time.monotonic() >= ends:
                 raise UnreachableError(f"the command in {self._target.name} did not end within {timeout:g} seconds")
             if data is None:
@@ -124,25 +121,24 @@ class RemoteCommand:
                     return _exit_code(foreign.parse_object(data[1:]))
                 except foreign.ERRORS:
                     raise ApiError("the API server does not say how the command ended") from None
-            if data[1:]:
+            if data[1:] and data[0] in (STDOUT, STDERR):
                 write(data[0], data[1:])
 
     def send(self, data: bytes) -> None:
         """Send input to the command."""
-        self._socket.send_binary(bytes([STDIN]) + data)
+        self._client.write_channel(STDIN, data)
 
     def end_input(self) -> None:
-        """Close the command's input, where the server can do that."""
-        if self._socket.getsubprotocol() == _EXEC[0]:
-            self._socket.send_binary(bytes([CLOSE, STDIN]))
+        """Close the command's input, where the server can do that (Kubernetes 1.30)."""
+        self._client.close_channel(STDIN)
 
     def resize(self, columns: int, rows: int) -> None:
         """Tell the command's terminal its new size."""
-        self._socket.send_binary(bytes([RESIZE]) + json.dumps({"Width": columns, "Height": rows}).encode())
+        self._client.write_channel(RESIZE, json.dumps({"Width": columns, "Height": rows}))
 
     def close(self) -> None:
         """Close the connection."""
-        _close(self._socket)
+        self._client.close(timeout=0)
 
 
 class PodConnection:
@@ -150,38 +146,37 @@ class PodConnection:
 
     def __init__(self, access: Access, target: RequestTarget, port: int) -> None:
         """Open the connection. Raises ApiError if the API server refuses it."""
-        self._socket = _open(access, target, [("ports", str(port))], _PORT_FORWARD)
-        self._begun = {0: False, 1: False}
+        self._port = port
+        self._forward = _open(access, target, [("ports", str(port))], lambda *args: PortForward(_ports(*args), [port]))
+        self._socket = self._forward.socket(port)
 
     def receive(self) -> bytes:
         """Return the next bytes; none at the end. Raises UnreachableError if nothing listens on the port."""
-        while True:
-            data = _receive(self._socket)
-            if data is None:
-                return b""
-            channel, content = data[0], data[1:]
-            if not self._begun.get(channel, True):
-                self._begun[channel] = True  # the first message of a channel is the number of the port
-                content = content[struct.calcsize("<H") :]
-            if channel == 1 and content:
-                raise UnreachableError(content.decode(errors="replace"))
-            if content:
-                return content
+        try:
+            data: bytes = self._socket.recv(1 << 16)
+        except OSError:
+            data = b""  # it was closed
+        if not data and (said := self._forward.error(self._port)):
+            raise UnreachableError(str(said))
+        return data
 
     def send(self, data: bytes) -> None:
         """Send bytes to the pod."""
-        self._socket.send_binary(b"\0" + data)
+        self._socket.sendall(data)
 
     def close(self) -> None:
         """Close the connection."""
-        _close(self._socket)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
 
-def _close(connection: Any) -> None:
-    transport = connection.sock
-    connection.close()
-    if transport is not None:
-        transport.close()  # the library leaves it open where it is TLS within TLS, whose class is urllib3's
+def _command(configuration: Any, url: str, headers: dict[str, str]) -> Any:
+    return WSClient(configuration, url, headers, capture_all=False, binary=True)
+
+
+def _ports(configuration: Any, url: str, headers: dict[str, str]) -> Any:
+    return create_websocket(configuration, url, {**headers, "sec-websocket-protocol": _PORT_FORWARD})
 
 
 def _receive(connection: Any) -> bytes | None:
@@ -193,58 +188,73 @@ def _receive(connection: Any) -> bytes | None:
     return None if operation == websocket.ABNF.OPCODE_CLOSE else bytes(data)
 
 
-def _open(access: Access, target: RequestTarget, pairs: Sequence[tuple[str, str]], protocols: Sequence[str]) -> Any:
+def _open(access: Access, target: RequestTarget, pairs: Sequence[tuple[str, str]], connect: Callable[..., Any]) -> Any:
+    """Return what ``connect`` makes of a configuration, an address and headers, with a token that is renewed once."""
+    url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs)}"
     for attempt in (1, 2):
         credentials = access.headers()
-        url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs)}"
+        if any(name.lower() != "authorization" for name in credentials):
+            raise _unable(access.context, "impersonates a user")
+        headers = {name.lower(): value for name, value in credentials.items()}
         try:
-            return _connect(access, url, credentials, protocols)
+            with _configuration(access) as configuration:
+                opened = connect(configuration, url, headers)
+            _keep_alive(getattr(opened, "websocket", None) or opened.sock)
+            return opened
         except websocket.WebSocketBadStatusException as error:
             if error.status_code == 401 and attempt == 1:
                 access.renew(credentials)
                 continue
             body = error.resp_body or b""
             raise error_from_response(error.status_code, body, "create", target, access.context) from None
-        except HTTPError as error:
-            raise error_from_connection(error, access.context) from None
         except (websocket.WebSocketException, OSError) as error:
             raise UnreachableError(f"the API server {access.server} cannot be reached: {error}") from None
     raise ApiError(f"the API server {access.server} refuses the connection")
 
 
-def _connect(access: Access, url: str, headers: urllib3.HTTPHeaderDict, protocols: Sequence[str]) -> Any:
-    connection = websocket.create_connection(
-        url,
-        socket=_transport(access),
-        header=[f"{name}: {value}" for name, value in headers.iteritems()],
-        subprotocols=list(protocols),
-        suppress_origin=True,
-        redirect_limit=0,  # another server must not get the credentials
+@contextlib.contextmanager
+def _configuration(access: Access) -> Iterator[Configuration]:
+    """Yield how to connect to the API server. The package reads certificates from files only: they exist meanwhile."""
+    context = access.context
+    proxy = proxy_of(context)
+    if proxy.partition("://")[0] not in ("", "http"):
+        raise _unable(context, f"uses the proxy {proxy.partition('://')[0]}://")
+    found = Configuration(host=access.server)
+    found.proxy, found.no_proxy = proxy or None, None
+    if user := urlsplit(proxy).netloc.rpartition("@")[0]:
+        encoded = base64.urlsafe_b64encode(unquote(user).encode()).decode()  # as the package decodes it
+        found.proxy_headers = {"proxy-authorization": f"Basic {encoded}"}
+    found.verify_ssl = not context.cluster.get("insecure-skip-tls-verify")
+    found.tls_server_name = context.cluster.get("tls-server-name") or None
+    with tempfile.TemporaryDirectory(prefix="flk-") as folder:  # readable by this user only
+        if context.is_secure and (authority := certificate_authority(context)):
+            found.ssl_ca_cert = _written(folder, "ca", authority)
+        if context.is_secure and (pair := access.certificate()):
+            found.cert_file, found.key_file = _written(folder, "cert", pair[0]), _written(folder, "key", pair[1])
+        yield found
+
+
+def _unable(context: Context, what: str) -> NoConfigError:
+    return NoConfigError(
+        f"context {context.name} {what}, which flk cannot do for exec, cp and port-forward",
+        hint="kubectl exec, cp and port-forward can",
     )
-    connection.settimeout(None)
-    return connection
 
 
-def _transport(access: Access) -> Any:
-    """Return a new connection to the API server, with the certificates and the proxy that all requests use."""
-    server: Any = urllib3.util.parse_url(access.server)
-    manager: Any = access.pool
-    # The pool's own function knows about SOCKS proxies, client certificates and names of servers.
-    connection = manager.connection_from_host(server.host, server.port, server.scheme)._new_conn()
-    connection.timeout = _CONNECT
-    connection.socket_options = [*(connection.socket_options or []), *_keep_alive()]
-    if manager.proxy is not None:
-        port = server.port or (443 if server.scheme == "https" else 80)
-        connection.set_tunnel(server.host, port, manager.proxy_headers, scheme=manager.proxy.scheme)
-    connection.connect()
-    return connection.sock
+def _written(folder: str, name: str, content: bytes) -> str:
+    path = Path(folder, name)
+    path.write_bytes(content)
+    return str(path)
 
 
-def _keep_alive() -> list[tuple[int, int, int]]:
-    """Return the options of a socket whose reader gets an error when the other end is gone without a word."""
-    known = [(getattr(socket, name, None), value) for name, value in _KEEP_ALIVE.items()]
-    of_tcp = [(socket.IPPROTO_TCP, option, value) for option, value in known if option is not None]
-    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *of_tcp]
+def _keep_alive(connection: Any) -> None:
+    """Have the system find that the other end is gone without a word: the reader gets an error then."""
+    if connection.sock is None:
+        return  # it has ended already
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in _KEEP_ALIVE.items():
+        if option := getattr(socket, name, None):
+            connection.sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
 
 
 def _exit_code(status: Any) -> int:

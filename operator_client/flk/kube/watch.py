@@ -2,6 +2,10 @@
 
 A collection is listed, then watched from the version of the list. If a watch ends, stalls, is cut in the middle of a
 line or asks for a version that has expired, a new watch or a new list follows. No change is lost.
+
+Why a watch alone is not enough: API servers and proxies end each one after some minutes, connections die without a
+word, and the server forgets versions after a while (410). A command that waits for hours meets all of these. So every
+end leads back to the top of one loop, whose only memory is the version from which to go on; an empty one means a list.
 """
 
 from __future__ import annotations
@@ -58,10 +62,11 @@ def list_and_watch(
     raised after ``outage`` seconds without an answer in between that can be read. A request that is refused is tried
     again for a shorter time.
     """
-    version, listed, failures = "", False, 0
-    failing_since: float | None = None
+    version, listed = "", False  # no version: the next turn lists
+    failures = 0  # turns in a row that brought nothing: they choose the pause
+    failing_since: float | None = None  # since when nothing was answered: it decides when to give up
     while not closed():
-        opened = False
+        opened = False  # whether the server has answered to this watch, so that an end of it is no outage
         try:
             if not version:
                 items, version = client.list_all(target, query)
@@ -74,19 +79,22 @@ def list_and_watch(
                         return
                     kind, item = _parsed(line, target)
                     if kind == "ERROR":
-                        version = ""  # it has expired
+                        version = ""  # it has expired: changes in between would be lost
                         break
                     failures, failing_since = 0, None
+                    # Bookmarks bring only this: where nothing changes, the version would expire.
                     version = str((item.get("metadata") or {}).get("resourceVersion") or version)
                     if kind in ("ADDED", "MODIFIED", "DELETED"):
                         yield Changed(item, kind == "DELETED")
-            failing_since = None
+            failing_since = None  # it has ended by itself, as each does
         except ApiError as error:
             starting = error.status in WHILE_STARTING
             if opened and isinstance(error, UnreachableError):
                 failing_since = None  # the server did answer
             if error.status == 410:
                 version = ""
+            # Whoever has seen nothing yet wants to know at once; after that, an outage is waited for. A refusal lasts,
+            # unless a server that has just started gives it.
             elif not (listed or (error.is_outage and client.may_wait())) or (
                 400 <= error.status < 500 and error.status != 429 and not starting
             ):

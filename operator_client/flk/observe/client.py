@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels, targets
@@ -36,6 +36,7 @@ class JobRef:
     name: str
     target: targets.Target | None = None  # of its kind
     uid: str = ""
+    named: bool = field(default=True, compare=False)  # the user has named it; labels choose the others
 
     @classmethod
     def parse(cls, text: str) -> JobRef:
@@ -83,7 +84,7 @@ class JobClient:
         """
         return cls(ApiClient(connect(context)), namespace)
 
-    def of(self, job: JobRef) -> JobClient:
+    def for_job(self, job: JobRef) -> JobClient:
         """Return a client of the same namespace for which the job's name means this job, and no other one."""
         if self._refs.get(job.name) == job:
             return self
@@ -94,10 +95,10 @@ class JobClient:
         client.commands = replace(client.commands, job=(job.name, job.word))
         return client
 
-    def ending(self, timeout: float | None) -> JobClient:
-        """Return a client whose requests end soon after so many seconds from now (see ApiClient.ending)."""
+    def with_deadline(self, timeout: float | None) -> JobClient:
+        """Return a client whose requests end soon after so many seconds from now (see ApiClient.with_deadline)."""
         client = copy.copy(self)
-        client.api = self.api.ending(timeout)
+        client.api = self.api.with_deadline(timeout)
         return client
 
     def ref(self, name: str) -> JobRef:
@@ -125,7 +126,7 @@ class JobClient:
         refused: dict[targets.Target, FlkError] = {}
         missing: FlkError | None = None
         answered = False
-        for target in [known] if known else TARGETS.values():
+        for target in [known] if known else self._served():
             try:
                 job = self.api.call("get", self.target(RESOURCES[target.name], name))
             except JobNotFoundError:
@@ -159,16 +160,24 @@ class JobClient:
         """
         hint = f"{self.commands.flk('list')} lists those that exist"
         where = f"in namespace {self.namespace}"
-        if explained and self.lacks_namespace():
-            where += ", which this cluster does not have"
-            hint = f"{self.commands.kubectl('get namespaces', namespaced=False)} lists those that it has"
-            return JobNotFoundError(f"there is no job {ref} {where}", hint=hint)
+        names: list[str] = []
         if explained:
             with contextlib.suppress(FlkError):
-                names = [str(job["metadata"]["name"]) for job in self.list_jobs(metadata_only=True)]
-                near = difflib.get_close_matches(ref.name, names, n=1)
-                hint = f"did you mean {near[0]}? {hint}" if near and near[0] != ref.name else hint
+                # Of the first kind only: who has mistyped a name waits for the answer.
+                listed = self._list_of(self._served()[0], self.namespace, None, metadata_only=True)
+                names = [str(job["metadata"]["name"]) for job in listed]
+        near = difflib.get_close_matches(ref.name, names, n=1)
+        if near and near[0] != ref.name:
+            hint = f"did you mean {near[0]}? {hint}"
+        elif explained and not names and self.lacks_namespace():
+            where += ", which this cluster does not have"
+            hint = f"{self.commands.kubectl('get namespaces', namespaced=False)} lists those that it has"
         return JobNotFoundError(f"there is no job {ref} {where}", hint=hint)
+
+    def _served(self) -> list[targets.Target]:
+        """Return the kinds of jobs that the cluster serves; all of them if it serves none, for the error."""
+        every = list(TARGETS.values())
+        return [target for target in every if self.api.serves(RESOURCES[target.name])] or every
 
     def target_of(self, name: str) -> targets.Target:
         """Return the target of a job, by the kind of its object. Raises JobNotFoundError if there is no such job."""
@@ -189,8 +198,8 @@ class JobClient:
         found: list[Object] = []
         refused: list[FlkError] = []
         missing: list[FlkError] = []
-        with ReadPool(len(TARGETS)) as pool:
-            futures = [pool.submit(self._list_of, t, where, selector, metadata_only) for t in TARGETS.values()]
+        with ReadPool() as pool:
+            futures = [pool.submit(self._list_of, t, where, selector, metadata_only) for t in self._served()]
             wait(futures)
         for future in futures:
             try:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from flk import targets
 from flk.errors import FlkError, JobNotFoundError
-from flk.kube import Changed, Listed, Object
-from flk.observe.cache import JobCache
+from flk.kube import ApiClient, Changed, Listed, Object, RequestTarget, list_and_watch
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.resources import PODS, RESOURCES
-from flk.observe.watches import Watches
 from flk.targets import DEFAULT, TARGETS, Target, target_of
 
 _OFTEN: Final = 50.0  # observations in a second of many jobs that do not change
@@ -111,7 +112,7 @@ class Follower:
         if job.target and job.uid:
             return job.target
         try:
-            return self._client.of(job).target_of(job.name)
+            return self._client.for_job(job).target_of(job.name)
         except JobNotFoundError:
             if not job.uid:
                 raise
@@ -140,3 +141,119 @@ class Follower:
     def _fail(self, job: JobRef, error: FlkError) -> None:
         if self._caches.pop(job, None) is not None:
             self._errors[job] = error
+
+
+_SETTLE: Final = 0.05  # seconds without a change after which those that arrived together are shown
+_LONGEST: Final = 0.5  # seconds for which changes are collected at most
+Take = Callable[[str, "Listed | Changed | FlkError"], None]
+
+
+class Watches:
+    """Collections that are watched under names, each in a thread of its own."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self._changes: queue.SimpleQueue[tuple[str, Listed | Changed | Exception]] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._not_listed: set[str] = set()
+
+    @property
+    def are_listed(self) -> bool:
+        """Whether all collections were listed once."""
+        return not self._not_listed
+
+    def start(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
+        """Watch a collection under the name ``source``."""
+        self._not_listed.add(source)
+        arguments = (source, target, query)
+        threading.Thread(target=self._watch, args=arguments, daemon=True, name=f"flk-{source}").start()
+
+    def close(self) -> None:
+        """End the threads when the server sends them something: a change, or a bookmark each minute."""
+        self._closed.set()
+
+    def apply(self, interval: float, take: Take) -> None:
+        """Wait up to ``interval`` seconds for a change, hand it and those that follow at once to ``take``.
+
+        The time is bounded: of many pods, changes may come without a pause. Nothing is waited for after the first list
+        of the last collection. An error of a watch is its last change; one that is no FlkError is raised.
+        """
+        wait, until = interval, None
+        while until is None or time.monotonic() < until:
+            try:
+                source, change = self._changes.get(timeout=wait)
+            except queue.Empty:
+                return
+            if isinstance(change, Exception) and not isinstance(change, FlkError):
+                raise change
+            take(source, change)
+            if self._not_listed == {source}:
+                self._not_listed.clear()
+                return
+            self._not_listed.discard(source)
+            wait = _SETTLE
+            until = until or time.monotonic() + _LONGEST
+
+    def _watch(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
+        try:
+            for change in list_and_watch(self._api, target, query, closed=self._closed.is_set):
+                self._changes.put((source, change))
+        except Exception as error:  # of any kind: the thread that reads the queue gets it
+            self._changes.put((source, error))
+
+
+class JobCache:
+    """One job and its pods. The job has the UID, or is the first that is seen under the name."""
+
+    def __init__(self, client: JobClient, name: str, uid: str | None, target: targets.Target) -> None:
+        self.uid = uid
+        self._client, self._name, self._target = client, name, target
+        self._job: Object | None = None  # as it was seen last
+        self._gone: float | None = None  # when it was seen to be deleted
+        self._name_reused = False
+        self._pods: dict[str, Object] = {}
+        self._replaced_pods: dict[str, Object] = {}
+
+    def take_job(self, change: Listed | Changed) -> None:
+        """Apply a list of the jobs of this name, or a change of one."""
+        items = change.items if isinstance(change, Listed) else [] if change.deleted else [change.item]
+        if self.uid is None and items:
+            self.uid = items[0]["metadata"]["uid"]
+        own = [item for item in items if item["metadata"]["uid"] == self.uid]
+        self._name_reused = self._name_reused or (bool(items) and not own)
+        if isinstance(change, Changed) and change.deleted and change.item["metadata"]["uid"] != self.uid:
+            return
+        if own:
+            self._job, self._gone = {**own[0], "kind": self._target.kind}, None
+        elif self._gone is None:
+            self._gone = self._client.now()
+
+    def take_pods(self, change: Listed | Changed) -> None:
+        """Apply a list of the pods of jobs of this name, or a change of one."""
+        if isinstance(change, Changed):
+            self._set_pod(change.item["metadata"]["name"], None if change.deleted else change.item, change.item)
+            return
+        listed = {item["metadata"]["name"]: item for item in change.items}
+        for name in {**self._pods, **listed}:
+            self._set_pod(name, listed.get(name))
+
+    def observed(self) -> Observation:
+        """Return the job as it is now."""
+        pods = [pod for pod in self._pods.values() if self._owns(pod)]
+        replaced = {name: pod for name, pod in self._replaced_pods.items() if self._owns(pod)}
+        time, gone, reused = self._client.now(), self._gone, self._name_reused
+        return Observation(self._job, pods, time, replaced_pods=replaced, gone=gone, name_reused=reused)
+
+    def _set_pod(self, name: str, new: Object | None, last: Object | None = None) -> None:
+        """Store a pod under its name, or remove it (``new`` is None), and remember the one that it replaces."""
+        old = last if new is None and last is not None else self._pods.get(name)
+        if old is not None and (new is None or new["metadata"]["uid"] != old["metadata"]["uid"]):
+            self._replaced_pods[name] = old
+        if new is None:
+            self._pods.pop(name, None)
+        else:
+            self._pods[name] = new
+
+    def _owns(self, pod: Object) -> bool:
+        created = self._job["metadata"].get("creationTimestamp") if self._job else None
+        return self.uid is None or self._target.owns(pod, self.uid, self._name, created)

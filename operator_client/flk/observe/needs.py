@@ -6,21 +6,23 @@ first, and then the objects that the events point to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
-from flk.observe.observation import LOG_LINES, Need, Observation, event_time, involved
-from flk.observe.pods import claims_of, job_of
+from flk.observe.observation import LOG_LINES, Need, Observation, What, event_time, involved
+from flk.observe.pods import SIGKILLED, claims_of
 from flk.observe.progress import read_progress
-from flk.observe.suspects import killed_pods, suspects
+from flk.observe.source import Reply
 from flk.observe.view import WAITS, JobView
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.units import created_at, timestamp
 from flk_runtime.contract import log_format
+from flk_runtime.contract.failure import Failure, Kind
 
 # Seconds in which a pod may start before its events are read. Those of a pod that finds no node are read at once.
 EVENTS_AFTER: Final = 10.0
@@ -32,33 +34,20 @@ FOREIGN_LINES: Final = 400  # last lines of each of these logs
 RECORD_LINES: Final = log_format.RECORD_INTERVAL + 100  # last lines of pod 0's log, among which there is a record
 METRICS_LINES: Final = 100  # last lines of the first pod of each further worker of strategy diloco
 MOST_WORKERS: Final = 16  # workers whose metrics are read
-OF_LAUNCHERS: Final = ("record", "peer", "metrics")  # read for jobs that run undisturbed, too
+OF_LOGS: Final = (What.RECORD, What.PEER, What.METRICS, What.LOG)  # read pod by pod
+OF_LAUNCHERS: Final = (What.RECORD, What.PEER, What.METRICS)  # read for jobs that run undisturbed, too
 
 _UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one request."""
-
-    items: Sequence[Object] = ()
-    lines: Sequence[str] = ()  # of a log
-    controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # Deployments by name of the check
-    missing: frozenset[str] = frozenset()  # as in Observation
-    unreadable: frozenset[str] = frozenset()
-    not_served: Mapping[str, str] = field(default_factory=dict)
-    other_versions: Mapping[str, str] = field(default_factory=dict)
-    error: str = ""  # why there is no answer; empty: there is one
-
-
 def needs(view: JobView) -> list[Need]:
     """Return the requests that would tell more about a job and were not made for its observation."""
-    seen = view.around
+    seen = view.seen
     # A connection that broke is no cause: the events may name one.
     known_end = view.failed and any(_is_cause(pod) for pod in view.pods)
     if view.gone is not None or view.deletion_began:
         return []
-    killed = [Need("events", name, "Pod") for name in killed_pods(view)[-STUCK_PODS:]]
+    killed = [Need(What.EVENTS, name, "Pod") for name in killed_pods(view)[-STUCK_PODS:]]
     ended = view.succeeded and not view.failed
     if ended or known_end:
         return [need for need in (killed if ended else [*killed, *_suspects(view)]) if need not in seen.answered]
@@ -67,58 +56,50 @@ def needs(view: JobView) -> list[Need]:
     # The service by which launchers find each other may have been refused.
     disturbed = view.launchers_wait or _was_disturbed(view)
     if disturbed or any(pod.phase != PodPhase.RUNNING for pod in view.pods):
-        about_job = [Need("events", name, kind) for kind, name in view.target.event_objects(view.name)]
+        about_job = [Need(What.EVENTS, name, kind) for kind, name in view.target.event_objects(view.name)]
         if seen.answered.issuperset(about_job):
             wanted += _around(view)
         else:
-            wanted += [*about_job, *(Need("events", pod.name, "Pod") for pod in _representatives(view))]
+            wanted += [*about_job, *(Need(What.EVENTS, pod.name, "Pod") for pod in _representatives(view))]
     return [need for need in wanted if need not in seen.answered]
 
 
-def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
-    """Return an observation with the answer to a request."""
+def with_answer(seen: Observation, need: Need, reply: Reply) -> Observation:
+    """Return an observation with the reply to a request."""
     seen = replace(
         seen,
         answered=seen.answered | {need},
-        unread={**seen.unread, need: answer.error} if answer.error else seen.unread,
-        missing=seen.missing | answer.missing,
-        unreadable=seen.unreadable | answer.unreadable,
-        not_served={**seen.not_served, **answer.not_served},
-        other_versions={**seen.other_versions, **answer.other_versions},
+        unread={**seen.unread, need: reply.error} if reply.error else seen.unread,
+        missing=seen.missing | reply.missing,
+        unreadable=seen.unreadable | reply.unreadable,
+        not_served={**seen.not_served, **reply.not_served},
+        other_versions={**seen.other_versions, **reply.other_versions},
     )
-    by_name = {item["metadata"]["name"]: item for item in answer.items}
     match need.what:
-        case "events":
+        case What.EVENTS:
             assert seen.job is not None  # noqa: S101
             of_job = (need.kind, need.name) in target_of(seen.job).event_objects(seen.name)
-            found = [event for event in answer.items if not of_job or is_about(event, seen.job)]
+            found = [event for event in reply.items if not of_job or is_about(event, seen.job)]
             return replace(seen, events=sorted([*seen.events, *found], key=event_time))
-        case "record":
-            records = [record for _, line in _timed(answer.lines) if (record := log_format.parse_record(line))]
+        case What.RECORD:
+            records = [record for _, line in _timed(reply.lines) if (record := log_format.parse_record(line))]
             record = records[-1] if records else None
-            return replace(_with_lines(seen, need, answer), record=record, progress=read_progress(answer.lines))
-        case "metrics":
-            return replace(seen, progress=[*seen.progress, *read_progress(answer.lines)])
-        case "peer":
-            return _with_lines(seen, need, answer)
-        case "log":
-            return replace(seen, logs={**seen.logs, need.name: answer.lines})
-        case "nodes":
-            return replace(seen, nodes={**seen.nodes, **by_name})
-        case "claims":
-            return replace(seen, claims={**seen.claims, **by_name})
-        case "volumes":
-            return replace(seen, volumes={**seen.volumes, **by_name})
-        case "workloads":
-            return replace(seen, workloads=answer.items)
-        case "pending_workloads":
-            return replace(seen, pending_workloads=answer.items)
-        case "pod_groups":
-            return replace(seen, pod_groups=answer.items)
-        case "other_pods" | "foreign_pods":
-            return replace(seen, other_pods=[*seen.other_pods, *answer.items])
+            return replace(_with_lines(seen, need, reply), record=record, progress=read_progress(reply.lines))
+        case What.METRICS:
+            return replace(seen, progress=[*seen.progress, *read_progress(reply.lines)])
+        case What.PEER:
+            return _with_lines(seen, need, reply)
+        case What.LOG:
+            return replace(seen, logs={**seen.logs, need.name: reply.lines})
+        case What.CONTROLLERS:
+            return replace(seen, controllers=reply.controllers)
+        case What.NODES | What.CLAIMS | What.VOLUMES:
+            by_name = {item["metadata"]["name"]: item for item in reply.items}
+            field = need.what.value
+            changes: dict[str, Any] = {field: {**getattr(seen, field), **by_name}}
         case _:
-            return replace(seen, controllers=answer.controllers)
+            changes = {need.what.value: reply.items}
+    return replace(seen, **changes)
 
 
 def _timed(lines: Sequence[str]) -> list[tuple[str, str]]:
@@ -126,8 +107,8 @@ def _timed(lines: Sequence[str]) -> list[tuple[str, str]]:
     return [(time, text) for time, _, text in (line.partition(" ") for line in lines)]
 
 
-def _with_lines(seen: Observation, need: Need, answer: Answer) -> Observation:
-    last = [each for each in _timed(answer.lines) if not log_format.is_record(each[1])][-LOG_LINES:]
+def _with_lines(seen: Observation, need: Need, reply: Reply) -> Observation:
+    last = [each for each in _timed(reply.lines) if not log_format.is_record(each[1])][-LOG_LINES:]
     logs = {**seen.logs, need.name: [text for _, text in last]}
     return replace(seen, logs=logs, log_times={**seen.log_times, need.name: [time for time, _ in last]})
 
@@ -164,15 +145,15 @@ def _of_launchers(view: JobView) -> list[Need]:
     if first is None or not (first.get("status") or {}).get("containerStatuses"):
         return []
     name = view.pods[0].name
-    wanted = [Need("record", name, lines=RECORD_LINES)]
+    wanted = [Need(What.RECORD, name, lines=RECORD_LINES)]
     firsts = view.pods[:: len(view.pods) // view.workers][1:MOST_WORKERS]
-    wanted += [Need("metrics", pod.name, lines=METRICS_LINES) for pod in firsts if pod.phase == PodPhase.RUNNING]
-    if view.around.answered.issuperset(wanted):
-        lines = view.around.logs[name]
+    wanted += [Need(What.METRICS, pod.name, lines=METRICS_LINES) for pod in firsts if pod.phase == PodPhase.RUNNING]
+    if view.seen.answered.issuperset(wanted):
+        lines = view.seen.logs[name]
         waiting = WAITS.search(lines[-1]) if lines else None
         if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
             others = [pod.name for pod in view.pods[1:] if waiting is None or pod.index == int(waiting["pod"] or 0)]
-            wanted += [Need("peer", other, lines=LOG_LINES) for other in others if other in view.objects][:1]
+            wanted += [Need(What.PEER, other, lines=LOG_LINES) for other in others if other in view.objects][:1]
     return wanted
 
 
@@ -181,36 +162,30 @@ def _around(view: JobView) -> list[Need]:
     pods = _representatives(view)
     wanted: list[Need] = []
     if any(pod.reason == "Unschedulable" for pod in pods):
-        wanted.append(Need("nodes"))
-        if any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in view.pods):
-            wanted.append(Need("other_pods"))
-        if any(
-            job_of(pod) != (view.namespace, view.name) for pod in view.around.other_pods
-        ):  # jobs that may block each other: the end of a pod that is not of flk may help
-            wanted.append(Need("foreign_pods"))
+        wanted.append(Need(What.NODES))
     else:
         wanted += _suspects(view)
-    wanted += [Need("events", name, "Pod") for name in [*view.recreations][:STUCK_PODS]]
+    wanted += [Need(What.EVENTS, name, "Pod") for name in [*view.recreations][:STUCK_PODS]]
     claims = _claim_names(view, pods)
-    wanted += [Need("claims", name) for name in claims]
-    wanted += [Need("events", name, "PersistentVolumeClaim") for name in claims if name in view.around.claims]
-    bound = [volume for name in claims if (volume := volume_name(view.around.claims.get(name)))]
-    wanted += [Need("volumes", volume) for volume in bound]
+    wanted += [Need(What.CLAIMS, name) for name in claims]
+    wanted += [Need(What.EVENTS, name, "PersistentVolumeClaim") for name in claims if name in view.seen.claims]
+    bound = [volume for name in claims if (volume := volume_name(view.seen.claims.get(name)))]
+    wanted += [Need(What.VOLUMES, volume) for volume in bound]
     if view.suspended and view.queue:
-        wanted += [Need("workloads"), Need("pending_workloads", view.queue)]
+        wanted += [Need(What.WORKLOADS), Need(What.PENDING_WORKLOADS, view.queue)]
     if gang_of(view.job) is not None or view.run_policy.get("schedulingPolicy"):
-        wanted.append(Need("pod_groups", view.name))
+        wanted.append(Need(What.POD_GROUPS, view.name))
     if view.awaits_controller:
-        wanted.append(Need("controllers"))
+        wanted.append(Need(What.CONTROLLERS))
     crashed = [pod.name for pod in pods if pod.reason == "CrashLoopBackOff"]
-    wanted += [Need("log", name, lines=LOG_LINES, previous=True) for name in crashed]
+    wanted += [Need(What.LOG, name, lines=LOG_LINES, previous=True) for name in crashed]
     if view.failed and not view.records:
-        wanted += [Need("log", name, lines=FOREIGN_LINES) for name in _foreign_logs(view)]
+        wanted += [Need(What.LOG, name, lines=FOREIGN_LINES) for name in _foreign_logs(view)]
     return wanted
 
 
 def _suspects(view: JobView) -> list[Need]:
-    return [Need("nodes", name) for name in sorted(suspects(view))[:SUSPECTS]]
+    return [Need(What.NODES, name) for name in sorted(suspects(view))[:SUSPECTS]]
 
 
 def _foreign_logs(view: JobView) -> list[str]:
@@ -247,3 +222,62 @@ def _claim_names(view: JobView, pods: Iterable[PodState]) -> list[str]:
         if any(word in pod.message + events for word in ("olume", "persistentvolumeclaim")):
             names.update(claims_of(view.objects[pod.name]))
     return sorted(names)
+
+
+# Words of exceptions. Errors of CUDA that name a mistake of the script are left out.
+_WORDS: Final = re.compile(
+    r"(CUDA|HIP) error(?!: (device-side assert|out of memory|invalid))|NCCL|RCCL|cuDNN|CUBLAS|NVML|uncorrectable|"
+    r"Errno 5\b|Input/output error|Errno 30\b|Read-only file system"
+)
+
+
+EVENTS_KEPT: Final = 3600.0  # seconds for which API servers keep events by default
+
+
+def may_be_of_hardware(failure: Failure | None) -> bool:
+    """Return whether a node or a device may have caused a failure, and not only the script."""
+    if failure is None:
+        return False
+    text = f"{failure.type}: {failure.message}"
+    return failure.kind.may_be_of_hardware or (failure.kind is Kind.EXCEPTION and bool(_WORDS.search(text)))
+
+
+def suspects(view: JobView) -> dict[str, str]:
+    """Return the names of the nodes that may be at fault, each with the name of a pod there."""
+    return {node: pod for pod, node in _places(view) if node}
+
+
+def killed_pods(view: JobView) -> list[str]:
+    """Return the pods that SIGKILL has ended lately, the last one last: their events may say who has sent it.
+
+    An event that the API server has forgotten says nothing, and neither does its absence.
+    """
+    failures = [record.failure for record in view.records]
+    failures += [attempt.failure for record in view.records for attempt in record.attempts]
+    failures += [pod.failure for pod in view.pods]
+    ends = {
+        view.pod_of(failure): failure.time
+        for failure in failures
+        if failure is not None and view.now - failure.time < EVENTS_KEPT and _got_sigkill(view, failure)
+    }
+    return sorted(filter(None, ends), key=lambda name: ends[name])
+
+
+def _got_sigkill(view: JobView, failure: Failure) -> bool:
+    is_killed = failure.kind is Kind.CONTAINER_KILLED or failure.exit_code == SIGKILLED
+    return is_killed or view.got_sigkill(view.pod_of(failure), 0.0)
+
+
+def _places(view: JobView) -> Iterator[tuple[str, str]]:
+    nodes = {pod.name: pod.node for pod in view.pods}
+    failures = [record.failure for record in view.records if view.failed]
+    failures += [pod.failure for pod in view.pods if pod.failed_permanently and not pod.record]
+    if view.record and not view.failed:
+        failures += [attempt.failure for attempt in view.record.attempts[-1:]]
+    for failure in failures:
+        if failure is not None and may_be_of_hardware(failure):
+            name = view.pod_of(failure)
+            yield name, failure.node or nodes.get(name, "")
+    for pod in view.pods:
+        if pod.phase == PodPhase.UNKNOWN or (pod.phase == PodPhase.STARTING and not pod.reason):
+            yield pod.name, pod.node

@@ -1,49 +1,46 @@
-"""Observation: everything that was read of one job until one moment. It is followed, archived and interpreted."""
+"""Observation: everything that was read of one job until one moment."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from flk.kube import Object
-from flk.observe.model import Finding
 from flk.observe.progress import Progress
 from flk.units import timestamp
 from flk_runtime.contract.record import ArchivedRecord, JobRecord
 
-FAILED: Final = "Failed"  # the phase of a job that has failed
 LOG_LINES: Final = 40  # last lines of a log that are searched for a cause
+
+
+class What(enum.Enum):
+    """What can be read of a job beside its object and its pods. Most values are the fields of Observation for it."""
+
+    EVENTS = "events"
+    RECORD = "record"  # the log of pod 0, among whose last lines is the launchers' record
+    PEER = "peer"  # the log of the launcher that pod 0 waits for
+    METRICS = "metrics"  # the log of the first pod of another worker of strategy diloco
+    LOG = "log"
+    NODES = "nodes"
+    CLAIMS = "claims"
+    VOLUMES = "volumes"
+    WORKLOADS = "workloads"
+    PENDING_WORKLOADS = "pending_workloads"
+    POD_GROUPS = "pod_groups"
+    CONTROLLERS = "controllers"
 
 
 @dataclass(frozen=True)
 class Need:
     """One request for more about a job: what to read, and of which object."""
 
-    what: str  # "events", "log", or the field of Observation that the answer goes to
+    what: What
     name: str = ""  # of the object, or of the pod; empty: all of them
     kind: str = ""  # of the object that the events are about
     lines: int = 0  # of the log: how many of its last ones
     previous: bool = False  # of the log: the container before the last restart
-
-
-@dataclass(frozen=True)
-class StateChange:
-    """A job came into a state."""
-
-    time: float
-    phase: str
-    reason: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class FoundCause:
-    """The cause of a job's state, with its evidence. The objects that it was read from may be gone later."""
-
-    time: float  # when it was seen last
-    phase: str  # of the job then
-    finding: Finding
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,6 @@ class Observation:
     workloads: Sequence[Object] = ()  # Kueue's Workloads that the job owns
     pending_workloads: Sequence[Object] = ()  # all that wait in the job's queue, in Kueue's order
     pod_groups: Sequence[Object] = ()  # of a scheduler of gangs, with the job's name
-    # Read where some pods of this job find no node: pods of all jobs of flk, and if there are any, pods of other tools
-    # that have a node and have not ended.
-    other_pods: Sequence[Object] = ()
     controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
     log_times: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of these lines, where they are known
@@ -84,13 +78,6 @@ class Observation:
     other_versions: Mapping[str, str] = field(default_factory=dict)  # by kind: that it serves it in others than flk's
     answered: frozenset[Need] = frozenset()  # the requests that were made for this observation
     unread: Mapping[Need, str] = field(default_factory=dict)  # those of them that failed, with the error
-    # From an archive:
-    place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist
-    archived: float = 0.0  # when the objects were seen last that do not exist any more
-    seen_by: str = ""  # the command that saw the job last: "flk status"
-    diff: str = ""  # of git, from the commit of the job to the code that was submitted, without secrets
-    states: Sequence[StateChange] = ()  # oldest first
-    cause: FoundCause | None = None  # of the last state before the deletion; None: nothing was wrong
 
     @property
     def name(self) -> str:
@@ -102,8 +89,8 @@ class Observation:
         """UID of the job; empty if it is not known."""
         return str(self.job["metadata"].get("uid", "") if self.job else self.entry.uid if self.entry else "")
 
-    def has_read(self, what: str, name: str = "") -> bool:
-        """Return whether this was asked for and answered: else nothing follows from what is not there."""
+    def has_read(self, what: What, name: str = "") -> bool:
+        """Return whether this was asked for and answered. If not, nothing follows from what is not there."""
         made = [need for need in self.answered if (need.what, need.name) == (what, name)]
         return any(need not in self.unread for need in made)
 
@@ -111,37 +98,6 @@ class Observation:
         """Return time and text of the last lines of a pod; the times are empty where they are not known."""
         lines, times = self.logs.get(pod, ()), self.log_times.get(pod, ())
         return [*zip(times if len(times) == len(lines) else [""] * len(lines), lines, strict=True)]
-
-
-def from_archive(archived: Observation) -> Observation:
-    """Return an archived observation as the current observation of a job that is gone."""
-    gone = archived.time if archived.gone is None else archived.gone
-    seen = archived.cause.time if archived.cause else archived.time
-    return replace(archived, gone=gone, archived=seen, logs=_ends(archived), log_times={})
-
-
-def with_archive(seen: Observation, archived: Observation) -> Observation:
-    """Return this observation of an existing job with the pods, events, lines and record that only an archive has."""
-    pods = {pod["metadata"]["name"]: pod for pod in (*archived.pods, *seen.pods)}
-    known = {event["metadata"]["name"] for event in seen.events}
-    events = [event for event in archived.events if event["metadata"]["name"] not in known]
-    # A job that has failed since it was archived has another cause.
-    cause = archived.cause if archived.cause and archived.cause.phase == FAILED else None
-    return replace(
-        seen,
-        pods=[*pods.values()],
-        events=sorted([*events, *seen.events], key=event_time),
-        record=seen.record or archived.record,
-        replaced_pods={**archived.replaced_pods, **seen.replaced_pods},
-        logs={**_ends(archived), **seen.logs},
-        place=archived.place,
-        archived=cause.time if cause else archived.time,
-        cause=cause,
-    )
-
-
-def _ends(archived: Observation) -> Mapping[str, Sequence[str]]:
-    return {pod: lines[-LOG_LINES:] for pod, lines in archived.logs.items()}
 
 
 def unnamed_pod(index: int) -> str:

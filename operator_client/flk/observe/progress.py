@@ -89,3 +89,14 @@ def _read(line: str) -> tuple[float, int, MetricsLine] | None:
     match = _METRICS.fullmatch(line.rstrip())
     found = metrics_line.parse(match["json"]) if match else None
     return (found.time(timestamp(match["time"] + "Z")), int(match["rank"] or 0), found) if match and found else None
+
+
+STAMP: Final = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)) ")
+
+
+def split_stamp(line: bytes) -> tuple[str, str]:
+    """Return the time stamp and the text of a line of a log; the first is empty for a message of the kubelet."""
+    match = STAMP.match(line)
+    if match is None:
+        return "", line.decode(errors="replace")
+    return match[1].decode(), line[match.end() :].decode(errors="replace")

@@ -3,78 +3,67 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from flk import labels
-from flk.errors import ApiError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
+from flk.errors import ApiError, FlkError, ForbiddenError, UsageError
 from flk.kube import Object, RequestTarget, Resource
-from flk.observe import archive
 from flk.observe.client import JobClient, container_of
 from flk.observe.model import PodPhase, PodState
-from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
-from flk.observe.observation import Need, Observation, from_archive, with_archive
-from flk.observe.pods import one_line
-from flk.observe.resources import CLAIMS, NODES, PENDING_WORKLOADS, POD_GROUPS, PODS, VOLUMES, WORKLOADS
-from flk.observe.shared import SharedAnswers
+from flk.observe.needs import OF_LAUNCHERS, OF_LOGS, needs, with_answer
+from flk.observe.observation import Need, Observation, What, unnamed_pod
+from flk.observe.resources import CLAIMS, CONFIG_MAPS, NODES, PENDING_WORKLOADS, POD_GROUPS, VOLUMES, WORKLOADS
+from flk.observe.source import Reply, Source
 from flk.observe.view import JobView
-from flk.targets import Target, target_of
+from flk.targets import Target
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import gang_of
-from flk.units import short_duration
+from flk_runtime.contract.record import ArchivedRecord
 
 # Seconds between two requests while the pods change, and the longest pause to which they double while they do not.
 EVENTS_EVERY: Final = (5.0, 20.0)  # for the events of a job that does not run undisturbed
 RECORD_EVERY: Final = (1.0, 10.0)  # for the record: a new attempt need not change a pod
-_HOLDS_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"  # of pods
 _VOLCANO: Final = "scheduling.volcano.sh"  # whose PodGroups jobs have that another tool made
 
 
-def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> JobView:
-    """Return the view of a job now, with what is archived of pods that are gone, or of the job itself.
-
-    ``note`` is called if the job is gone. Raises JobNotFoundError if there is none and nothing is archived of one.
-    """
-    try:
-        seen = _observed(client, name)
-    except JobNotFoundError:
-        archived = archive.find(client, name)
-        if archived is None:
-            raise
-        ago = short_duration(client.now() - archived.time)
-        note(f"job {name} is gone; this is what {archived.seen_by or 'flk'} kept of it {archived.place} {ago} ago")
-        return JobView(from_archive(archived), client.commands)
-    return view_of(client, seen, Reader(client))
+def view_job(client: JobClient, name: str) -> JobView:
+    """Return the view of a job now. Raises JobNotFoundError if there is none."""
+    return view_of(client, _observed(client, name), Reader(client))
 
 
 def view_of(client: JobClient, seen: Observation, reader: Reader) -> JobView:
-    """Return the view of a job that was observed, with what is archived of pods that are gone."""
+    """Return the view of a job that was observed. If its pods are gone, the launchers may have archived the record."""
     view = reader.view(seen)
     ended = "Failed" in view.conditions or "Succeeded" in view.conditions
-    if ended and any(pod.phase == PodPhase.MISSING for pod in view.pods):
-        archived = archive.find(client, view.name, view.uid)
+    if ended and not view.records and any(pod.phase == PodPhase.MISSING for pod in view.pods):
+        archived = find_record(client, view.name, view.uid)
         if archived is not None:
-            return JobView(with_archive(view.around, archived), client.commands)
+            return JobView(replace(view.seen, record=archived.record), client.commands)
     return view
 
 
 def view_with_ranks(client: JobClient, name: str) -> JobView:
     """Return the view of a job now, in which pods of the latest attempt have its ranks. Raises JobNotFoundError."""
     view = JobView(_observed(client, name))
-    return Reader(client).view(view.around) if view.resizable else view
+    return Reader(client).view(view.seen) if view.resizable else view
 
 
-def given_pod(view: JobView, pod: str) -> int:
-    """Return the index of the pod that ``--pod`` names, by its name or its index. Raises UsageError for no pod."""
-    names = [state.name for state in view.pods]
-    base = pod if pod in names else view.target.base_name(pod)
+def given_pod(job: str, names: Sequence[str], target: Target, pod: str) -> int:
+    """Return the index of the pod that ``--pod`` names, by its name or its index, among the names of a job's pods.
+
+    Raises UsageError for no pod.
+    """
+    base = pod if pod in names else target.base_name(pod)
     index = int(pod) if pod.isascii() and pod.isdigit() and len(pod) < 10 else -1
     index = names.index(base) if base in names else index
+    if not names:
+        raise UsageError(f"--pod: job {job} has no pods")
     if not 0 <= index < len(names):
         last = len(names) - 1
-        raise UsageError(f"--pod: job {view.name} has pods {names[0]} to {names[-1]} (0 to {last}), no {pod}")
+        raise UsageError(f"--pod: job {job} has pods {names[0]} to {names[-1]} (0 to {last}), no {pod}")
     return index
 
 
@@ -89,7 +78,8 @@ def pod_of(client: JobClient, name: str, rank: int | None = None, pod: str | Non
         raise UsageError("--rank and --pod exclude each other")
     seen = _observed(client, name)
     bare = JobView(Observation(seen.job))  # here all names are without random suffixes
-    return _existing(client, name, JobView(seen).pods[given_pod(bare, pod.rpartition("/")[2])])
+    index = given_pod(name, [state.name for state in bare.pods], bare.target, pod.rpartition("/")[2])
+    return _existing(client, name, JobView(seen).pods[index])
 
 
 def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
@@ -136,73 +126,61 @@ def _existing(client: JobClient, name: str, pod: PodState) -> PodState:
 
 
 class Reader:
-    """Makes views of one job, one after the other, with the answers to the requests that each needs."""
+    """Makes views of one job, one after the other, with the replies to the requests that each needs."""
 
-    def __init__(self, client: JobClient, shared: SharedAnswers | None = None) -> None:
-        """``shared`` has what many jobs need, so that it is not read for each of them."""
-        self._client, self._shared = client, shared
-        self._answers: dict[Need, Answer] = {}  # as they were read last
+    def __init__(self, client: JobClient, source: Source | None = None, *, logs: bool = True) -> None:
+        """``source`` is the API server by default. Without ``logs``, no log is read, which takes a request for each."""
+        self._client, self._source, self._logs = client, source or Source(client), logs
+        self._replies: dict[Need, Reply] = {}  # as they were read last
         self._backoffs = {True: _Backoff(*RECORD_EVERY), False: _Backoff(*EVENTS_EVERY)}  # by: of the launchers
 
     def view(self, seen: Observation) -> JobView:
         """Return the view of a job that was observed, after the requests that it needs."""
-        before, self._answers = self._answers, {}
+        before, self._replies = self._replies, {}
         due: dict[bool, bool] = {}
         view = JobView(seen, self._client.commands)
-        while wanted := needs(view):
+        # What is read may show what else is needed: events name a volume, whose claim names a PersistentVolume.
+        while wanted := [need for need in needs(view) if self._logs or need.what not in OF_LOGS]:
             for need in wanted:
                 frequent = need.what in OF_LAUNCHERS
                 if frequent not in due:
                     due[frequent] = self._backoffs[frequent].due(seen.pods)
                 known = before.get(need)
                 if known is None or due[frequent]:
-                    asked = self._ask(need, seen)
+                    asked = self._ask(need, view)
                     known = known if known and asked.error else asked
-                self._answers[need] = known
+                self._replies[need] = known
                 seen = with_answer(seen, need, known)
             view = JobView(seen, self._client.commands)
-        left = {need: answer for need, answer in before.items() if not due.get(need.what in OF_LAUNCHERS)}
-        self._answers = left | self._answers
+        left = {need: reply for need, reply in before.items() if not due.get(need.what in OF_LAUNCHERS)}
+        self._replies = left | self._replies
         return view
 
-    def _ask(self, need: Need, seen: Observation) -> Answer:
+    def _ask(self, need: Need, view: JobView) -> Reply:
         """Make a request. One that fails, as in an outage, is answered by its error."""
-        shared, kind = self._shared, target_of(seen.job or {}).name
-        try:
-            if shared is None or need.what not in ("events", "nodes", "controllers", "other_pods", "foreign_pods"):
-                return self._answer(need, seen)
-            if need.what == "events":
-                return Answer(items=shared.events(need.kind, need.name))
-            answer: Answer = shared.once((need, kind), lambda: self._answer(need, seen))
-            return answer
-        except ApiError as error:
-            return Answer(error=one_line(error))
-
-    def _answer(self, need: Need, seen: Observation) -> Answer:
-        client = self._client
+        client, source, namespace = self._client, self._source, view.namespace
         match need.what:
-            case "events":
-                return Answer(items=client.list_events(need.kind, need.name))
-            case "record" | "peer" | "metrics" | "log":
-                return Answer(lines=self._log(need, seen))
-            case "nodes" if not need.name:
-                return list_all(client, RequestTarget(NODES))
-            case "nodes":
-                return _get(client, RequestTarget(NODES, None, need.name))
-            case "claims":
-                return _get(client, client.target(CLAIMS, need.name))
-            case "volumes":
-                return _get(client, RequestTarget(VOLUMES, None, need.name))
-            case "workloads":
-                return list_all(client, client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
-            case "pending_workloads":
-                return list_pending(client, client.namespace, need.name)
-            case "pod_groups":
-                return _get(client, client.target(pod_groups_of(seen.job or {}), need.name))
-            case "other_pods" | "foreign_pods":
-                return list_other_pods(client, need)
+            case What.EVENTS:
+                return source.events(need.kind, namespace, need.name)
+            case What.NODES if not need.name:
+                return source.list_all(RequestTarget(NODES))
+            case What.NODES:
+                return source.get(RequestTarget(NODES, None, need.name))
+            case What.CLAIMS:
+                return source.get(RequestTarget(CLAIMS, namespace, need.name))
+            case What.VOLUMES:
+                return source.get(RequestTarget(VOLUMES, None, need.name))
+            case What.WORKLOADS:
+                return source.list_all(RequestTarget(WORKLOADS, namespace), labels.KUEUE_JOB_UID, view.uid)
+            case What.PENDING_WORKLOADS:
+                reply = source.get(RequestTarget(PENDING_WORKLOADS, namespace, need.name))
+                return replace(reply, items=[item for found in reply.items for item in found.get("items") or []])
+            case What.POD_GROUPS:
+                return source.get(RequestTarget(pod_groups_of(view.job), namespace, need.name))
+            case What.CONTROLLERS:
+                return source.once((need, view.target.name), lambda: list_controllers(client, view.target))
             case _:
-                return list_controllers(client, target_of(seen.job or {}))
+                return Source(client).once(need, lambda: Reply(lines=self._log(need, view.seen)))
 
     def _log(self, need: Need, seen: Observation) -> list[str]:
         pod = next(pod for pod in seen.pods if pod["metadata"]["name"] == need.name)
@@ -212,38 +190,7 @@ class Reader:
         return read(timestamps=need.what in OF_LAUNCHERS)
 
 
-def list_all(client: JobClient, target: RequestTarget, **query: str) -> Answer:
-    """Return the objects of a collection that a query chooses; none where the user may not read them.
-
-    Raises ApiError if the API server fails: then nothing is known of them.
-    """
-    try:
-        return Answer(items=client.api.list_all(target, query)[0])
-    except ForbiddenError:
-        return Answer(unreadable=frozenset({target.resource.plural}))
-    except MissingApiError as error:
-        return _not_served(target, error)
-
-
-def list_other_pods(client: JobClient, need: Need) -> Answer:
-    """Return the pods of all jobs of flk, or (``foreign_pods``) pods of other tools that hold a node.
-
-    They are of all namespaces, or of the client's where the user may not read all.
-    """
-    query = {"labelSelector": labels.JOB}
-    if need.what == "foreign_pods":
-        query = {"labelSelector": f"!{labels.JOB}", "fieldSelector": _HOLDS_A_NODE}
-    found = list_all(client, RequestTarget(PODS), **query)
-    return list_all(client, client.target(PODS), **query) if found.unreadable else found
-
-
-def list_pending(client: JobClient, namespace: str, queue: str) -> Answer:
-    """Return all Workloads that wait in a LocalQueue of a namespace, in Kueue's order."""
-    answer = _get(client, RequestTarget(PENDING_WORKLOADS, namespace, queue))
-    return replace(answer, items=[each for found in answer.items for each in found.get("items") or []])
-
-
-def list_controllers(client: JobClient, target: Target) -> Answer:
+def list_controllers(client: JobClient, target: Target) -> Reply:
     """Return the Deployments of the controllers that create the pods, by the names of their checks."""
     found: dict[str, list[Object]] = {}
     unreadable = set()
@@ -252,36 +199,13 @@ def list_controllers(client: JobClient, target: Target) -> Answer:
             found[controller.check] = client.list_deployments(controller)
         except ForbiddenError:
             unreadable.add(f"deployments of {controller.name}")
-    return Answer(controllers=found, unreadable=frozenset(unreadable))
+    return Reply(controllers=found, unreadable=frozenset(unreadable))
 
 
 def pod_groups_of(job: Object) -> Resource:
     """Return the kind of the PodGroup of a job, which its scheduler of gangs reads."""
     gang = gang_of(job)
     return POD_GROUPS[gang.group if gang else _VOLCANO]
-
-
-def without(resource: Resource, name: str) -> Answer:
-    """Return the answer where there is no object of that name."""
-    return Answer(missing=frozenset({f"{resource.plural}/{name}"}))
-
-
-def _get(client: JobClient, target: RequestTarget) -> Answer:
-    missing = without(target.resource, target.name or "")
-    try:
-        return Answer(items=[client.api.call("get", target)])
-    except ForbiddenError:
-        return Answer(unreadable=frozenset({target.resource.subresource or target.resource.plural}))
-    except MissingApiError as error:
-        return _not_served(target, error)
-    except ApiError as error:
-        return missing if error.status == 404 else Answer()
-
-
-def _not_served(target: RequestTarget, error: MissingApiError) -> Answer:
-    """Return the answer where there are no such objects, and where they have versions that flk does not know."""
-    said = {target.resource.plural: str(error)}
-    return Answer(other_versions=said) if error.served else Answer(not_served=said)
 
 
 class _Backoff:
@@ -303,3 +227,25 @@ class _Backoff:
             return False
         self._read, self._pause = now, min(2 * self._pause, self._longest)
         return True
+
+
+FIRST_POD: Final = unnamed_pod(0)
+
+
+def find_record(client: JobClient, name: str, uid: str | None = None) -> Observation | None:
+    """Return the record that the launchers have archived of a job; None without one, and if it may not be read."""
+    try:
+        found = client.api.list_all(client.target(CONFIG_MAPS), {"labelSelector": f"{labels.RECORDS}=true"})[0]
+    except FlkError:
+        return None
+    entries = [
+        entry
+        for config_map in found
+        for text in (config_map.get("data") or {}).values()
+        if (entry := ArchivedRecord.from_json(text)) and entry.job == name and uid in (None, entry.uid)
+    ]
+    if not entries:
+        return None
+    newest = max(entries, key=lambda entry: entry.updated)
+    logs = {FIRST_POD: newest.lines}
+    return Observation(None, time=newest.updated, record=newest.record, entry=newest, logs=logs)

@@ -15,7 +15,7 @@ from flk.commands import Commands
 from flk.errors import UnreadableError
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
-from flk.observe.observation import Observation, event_time, involved, unnamed_pod
+from flk.observe.observation import Observation, What, event_time, involved, unnamed_pod
 from flk.observe.pods import (
     CLOCK_SKEW,
     FIRST_SIGNAL,
@@ -67,7 +67,7 @@ class JobView:
 
         Raises UnreadableError for numbers of pods and ranks that no job has.
         """
-        self.around = seen
+        self.seen = seen
         self.job: Object = seen.job or {}  # empty if only the launchers' record is left
         self.events, self.now, self.gone = seen.events, seen.time, seen.gone
         self._meta: Object = self.job.get("metadata") or {}
@@ -106,7 +106,7 @@ class JobView:
     @property
     def uid(self) -> str:
         """UID of the job; empty if it is not known."""
-        return self.around.uid
+        return self.seen.uid
 
     @property
     def deletion_began(self) -> float:
@@ -120,7 +120,7 @@ class JobView:
     @property
     def name(self) -> str:
         """Name of the job."""
-        return self.around.name
+        return self.seen.name
 
     @property
     def namespace(self) -> str:
@@ -130,7 +130,7 @@ class JobView:
     @property
     def created(self) -> float:
         """When the job was created, in seconds since the epoch."""
-        entry = self.around.entry
+        entry = self.seen.entry
         return entry.created if entry else timestamp(self._meta.get("creationTimestamp"))
 
     @property
@@ -147,7 +147,7 @@ class JobView:
     def from_flk(self) -> bool:
         """Whether flk's launcher starts the ranks: the manifest is flk's."""
         environment = {variable.get("name") for variable in self.container.get("env") or []}
-        return self.around.entry is not None or labels.JOB in self.labels or JOB in environment
+        return self.seen.entry is not None or labels.JOB in self.labels or JOB in environment
 
     @cached_property
     def workers(self) -> int:
@@ -189,7 +189,7 @@ class JobView:
     @property
     def unread_record(self) -> str:
         """Why the log of pod 0, which has the record, could not be read; empty: it was, or it was not asked for."""
-        failed = [error for need, error in self.around.unread.items() if need.what == "record"]
+        failed = [error for need, error in self.seen.unread.items() if need.what is What.RECORD]
         first = self.objects.get(self.pods[0].name) if failed else None
         return failed[0] if first is not None and has_log(first) else ""
 
@@ -197,7 +197,7 @@ class JobView:
         """Return the last lines of a pod's log, without those from before the attempt that runs now."""
         last = self.record.attempts[-1] if self.record and self.record.attempts else None
         began = last.started if last is not None and last.ended is None and last.failure is None else 0.0
-        lines = self.around.lines_of(pod_name)
+        lines = self.seen.lines_of(pod_name)
         return [text for time, text in lines if not time or timestamp(time) >= began]
 
     @property
@@ -234,8 +234,8 @@ class JobView:
         """Whether the job has succeeded: its operator says so, or all its workers have."""
         if "Succeeded" in self.conditions:
             return True
-        if self.around.entry is not None:
-            return self.around.entry.record.outcome == "succeeded"
+        if self.seen.entry is not None:
+            return self.seen.entry.record.outcome == "succeeded"
         all_succeeded = bool(self.pods) and all(pod.phase == PodPhase.SUCCEEDED for pod in self.pods)
         return all_succeeded and list(self.roles) == [WORKER]
 
@@ -384,7 +384,7 @@ class JobView:
     @property
     def launchers_wait(self) -> bool:
         """Whether the launcher of a pod says that it waits for others."""
-        return any(lines and WAITS.search(lines[-1]) for lines in self.around.logs.values())
+        return any(lines and WAITS.search(lines[-1]) for lines in self.seen.logs.values())
 
     @property
     def awaits_controller(self) -> bool:

@@ -14,8 +14,8 @@ from flk import labels
 from flk.health import cause_of, diagnose, page
 from flk.jobs.state import State
 from flk.kube import Object
-from flk.observe.archive.redaction import kept_job
-from flk.observe.observation import StateChange, event_time, involved
+from flk.observe.observation import event_time, involved
+from flk.observe.redaction import kept_job
 from flk.observe.view import JobView
 from flk.report.model import Excerpt, Moment, Report, Submitted
 from flk.terminal import one_line, printable
@@ -43,26 +43,21 @@ def build(
     *,
     telemetry: Telemetry | None,
     excerpts: Sequence[Excerpt],
-    states: Sequence[StateChange] = (),
     diff: str = "",
     why_no_logs: str = "",
 ) -> Report:
-    """Return the report about a job. ``states`` are the archived changes of its state, oldest first.
-
-    ``diff``: see `Submitted`.
-    """
+    """Return the report about a job. ``diff``: see `Submitted`."""
     cause = cause_of(state.cause.code) if state.cause else None
-    around = view.around
     report = Report(
         made=view.now,
         version=VERSION,
-        seen=around.archived if around.place and around.archived else view.now,
-        place=around.place,
+        seen=view.now,
+        gone=view.gone is not None,
         state=state,
         answer=diagnose(view),
         explanation=page(cause) if cause else "",
         submitted=_submitted(view, diff),
-        moments=_moments(view, state, states, telemetry),
+        moments=_moments(view, state, telemetry),
         pods=sorted(view.pods, key=lambda pod: (pod.is_up, pod.index))[:PODS],
         telemetry=telemetry,
         excerpts=[Excerpt(each.title, [printable(line)[:LINE] for line in each.lines[-LINES:]]) for each in excerpts],
@@ -75,7 +70,7 @@ def build(
 def _submitted(view: JobView, diff: str) -> Submitted:
     job: Object = kept_job(view.job) if view.job else {}
     annotations = (job.get("metadata") or {}).get("annotations") or {}
-    container = JobView(replace(view.around, job=job), view.commands).container if job else {}
+    container = JobView(replace(view.seen, job=job), view.commands).container if job else {}
     try:
         spec = foreign.parse_object(annotations.get(labels.SPEC) or "{}")
     except foreign.ForeignError:
@@ -114,12 +109,8 @@ def _flat(node: Any, path: str = "") -> list[tuple[str, str]]:
     return [(path, text if isinstance(text, str) else json.dumps(text))] if path else []
 
 
-def _moments(view: JobView, state: State, states: Sequence[StateChange], telemetry: Telemetry | None) -> list[Moment]:
+def _moments(view: JobView, state: State, telemetry: Telemetry | None) -> list[Moment]:
     found = [Moment(state.created, "state", f"created{f' by {state.owner}' if state.owner else ''}")]
-    found += [
-        Moment(each.time, "state", ": ".join(filter(None, [each.phase, each.message or each.reason])))
-        for each in states
-    ]
     for attempt in state.attempts:
         begin = f" at step {attempt.restored}" if attempt.restored is not None else ""
         source = f", from {attempt.restored_from}" if attempt.restored_from in ("memory", "storage") else ""

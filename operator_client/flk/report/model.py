@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.health import Report as Answer
+from flk.health import Diagnosis
 from flk.jobs.state import State
 from flk.observe.model import PodState
 from flk_runtime.contract.telemetry import Telemetry
@@ -54,9 +54,9 @@ class Report:
     made: float
     version: str  # of the flk that made it
     seen: float  # when the job was seen last
-    place: str  # where the objects are archived that do not exist any more; empty: all exist
+    gone: bool  # the job does not exist any more: the launchers' record tells of it
     state: State
-    answer: Answer  # of `flk why`
+    answer: Diagnosis  # of `flk why`
     explanation: str  # the page of the cause, as `flk explain` prints it; empty without a cause
     submitted: Submitted
     moments: list[Moment]  # oldest first

@@ -130,7 +130,7 @@ def test_a_handle_is_about_its_own_job_and_no_other_of_the_name(fake: Any, kubec
     for call in calls:
         with pytest.raises(flk.JobNotFoundError):
             call()
-    assert handle.why().place == "on this machine"  # and not of the job that is there
+    assert handle.why().as_of is not None  # and not of the job that is there
     for last in (handle.wait, lambda: list(handle.logs(follow=False)), lambda: list(handle.logs())):
         with pytest.raises(flk.JobDeletedError):
             last()

@@ -11,7 +11,7 @@ import pytest
 from flk.errors import UsageError
 from flk.manifest.environment import warnings
 from flk.manifest.files import select_files
-from flk.observe.archive.redaction import kept_job
+from flk.observe.redaction import kept_job
 from flk.secret_names import file_names_secret
 from flk.spec.job import validated
 from flk_runtime.contract.secrets import names_secret

@@ -10,9 +10,7 @@ from typing import Final
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.lifecycle.ending import watch_pods_end
-from flk.jobs.listing import Listed, list_observed
-from flk.jobs.many import in_parallel
-from flk.jobs.owner import is_of
+from flk.jobs.listing import ListedJob, in_parallel, is_of, list_observed
 from flk.jobs.state import Phase
 from flk.observe.client import JobClient, JobRef
 from flk.targets import TARGETS, target_of
@@ -43,7 +41,7 @@ class Selection:
             note(f"left alone, since another person may be {self.user} there: {names}; delete them by their names")
         return [JobRef(state.name, kinds[state.kind], state.uid) for state in chosen if state not in elsewhere]
 
-    def _chooses(self, listed: Listed, now: float) -> bool:
+    def _chooses(self, listed: ListedJob, now: float) -> bool:
         state = listed.state
         ended = state.phase in _ENDED
         if state.phase == Phase.TERMINATING or (self.finished and not ended):
@@ -73,7 +71,7 @@ def delete_jobs(
     deleted: list[JobRef] = []
 
     def delete(job: JobRef) -> JobRef:
-        own = client.of(job)
+        own = client.for_job(job)
         found = own.get_job(job.name)
         uid = found["metadata"]["uid"]
         if not dry_run:

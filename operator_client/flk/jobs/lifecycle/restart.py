@@ -18,8 +18,8 @@ from flk import labels
 from flk.errors import ApiError, FlkError, UsageError
 from flk.jobs.lifecycle.creation import OwnedObjects, check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
+from flk.jobs.lifecycle.ending import refuse_to_lose
 from flk.jobs.lifecycle.placement import avoiding, place, quarantined, refuse_other_nodes, report_absent
-from flk.jobs.lifecycle.progress import refuse_to_lose
 from flk.jobs.lifecycle.suspension import (
     end_of,
     is_suspended,
@@ -114,7 +114,12 @@ def _recreate(
     timeout: float | None,
     report: Callable[[str], None],
 ) -> str:
-    """Delete a job, and create it again. Its manifests are in a file in between."""
+    """Delete a job, and create it again. Its manifests are in a file in between.
+
+    The name has to be free before the new job can have it, so for a moment there is neither. Whatever ends flk in that
+    moment must not cost the user the job: so the server checks the manifests first, and they are on disk until the new
+    job exists.
+    """
     name = job["metadata"]["name"]
     own = _manifest(_as_queued(client, job, report), new_submission=True)
     _say_restarted(own["spec"])
@@ -126,6 +131,7 @@ def _recreate(
         if "exceeded quota" not in str(error):  # the job that is there may count in the quota
             raise
     path = _write(client, name, manifests)
+    # The file creates another submission than flk does: create_job takes what has its own for its own.
     own["metadata"]["annotations"][labels.SUBMISSION] = str(uuid.uuid4())
     name_secret(own)
     try:

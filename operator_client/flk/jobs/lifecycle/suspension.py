@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from flk import labels
 from flk.errors import FlkError, JobDeletedError, UsageError
-from flk.jobs.lifecycle.ending import watch_pods_end
+from flk.jobs.lifecycle.ending import loses_checkpoints, refuse_to_lose, watch_pods_end
 from flk.jobs.lifecycle.placement import (
     avoiding,
     change_job,
@@ -21,13 +21,15 @@ from flk.jobs.lifecycle.placement import (
     refuse_other_nodes,
     report_absent,
 )
-from flk.jobs.lifecycle.progress import loses_checkpoints, refuse_to_lose
+from flk.jobs.state import derive
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.observation import Observation
 from flk.observe.pods import phase_of
 from flk.observe.reader import view_job
+from flk.observe.view import JobView
 from flk.targets import target_of
+from flk_runtime.contract.ranges import plural
 
 
 def suspend(
@@ -201,3 +203,23 @@ def changeable_job(client: JobClient, name: str) -> Object:
             hint=stopping_hint(client),
         )
     return job
+
+
+def scale(client: JobClient, name: str, pods: int) -> int:
+    """Give a job ``pods`` pods. Return how many it should have had before.
+
+    Raises UsageError if the job is not elastic, has ended, is in a queue, or may not have as many pods, and
+    JobNotFoundError if there is none.
+    """
+    job = changeable_job(client, name)
+    state = derive(JobView(Observation(job)))
+    if state.min_size >= state.max_size:
+        raise UsageError(
+            f"job {name} is not elastic: it trains with {plural(state.max_size - state.spares, 'pod')} and no others",
+            hint="submit it with --elastic MIN:MAX, as in --elastic 2:4",
+        )
+    if not state.min_size <= pods <= state.max_size:
+        raise UsageError(f"PODS: must be from {state.min_size} to {state.max_size} for job {name} (is {pods})")
+    if pods != state.replicas:
+        change_job(client, job, target_of(job).scaling(job, pods))
+    return state.replicas

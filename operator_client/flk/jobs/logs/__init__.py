@@ -5,10 +5,8 @@
 `JobHandle.logs` use it.
 """
 
-from flk.jobs.logs.dump import dump
-from flk.jobs.logs.first_error import first_error
-from flk.jobs.logs.lines import LogLine, LogOptions
-from flk.jobs.logs.position import LogPosition
+from flk.jobs.logs.dump import dump, first_error
+from flk.jobs.logs.lines import LogLine, LogOptions, LogPosition
 from flk.jobs.logs.stream import follow
 
 __all__ = ["LogLine", "LogOptions", "LogPosition", "dump", "first_error", "follow"]

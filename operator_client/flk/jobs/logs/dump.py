@@ -1,29 +1,32 @@
-"""Show the logs that are there now, pod by pod, and the archived lines of pods that are gone."""
+"""Show the logs that are there now, pod by pod, and the kept lines of pods that are gone."""
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobDeletedError, JobNotFoundError, UsageError
-from flk.jobs.archive_writer import ArchiveWriter
-from flk.jobs.logs.folding import Folder
-from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, in_short
+from flk.health.exceptions import LoggedError, find_errors
+from flk.jobs.answer import Answer, Lines, answered, get_state, last_answer
+from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
 from flk.jobs.logs.reader import IDLE
-from flk.jobs.state import derive
-from flk.jobs.wait import get_state, raise_for_state
+from flk.jobs.wait import raise_for_state
 from flk.kube import Object
-from flk.observe import archive
 from flk.observe.client import JobClient
-from flk.observe.observation import Observation, from_archive
+from flk.observe.observation import Observation
 from flk.observe.pods import phase_of
 from flk.observe.pool import ReadPool
-from flk.observe.stamps import split_stamp
+from flk.observe.progress import split_stamp
+from flk.observe.reader import Reader, view_of
 from flk.observe.view import JobView
-from flk.units import short_duration, timestamp
+from flk.targets import DEFAULT, TARGETS
+from flk.units import timestamp
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.ranges import numbered, plural
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
 FOLDED: Final = 100_000  # lines among which equal ones are folded
@@ -54,92 +57,87 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
     try:
         job = client.get_job(name)
     except JobNotFoundError:
-        kept = archive.find(client, name)
-        if kept is None:
+        last = last_answer(client, name)
+        if last is None:
             raise
-        ago = f"{short_duration(client.now() - kept.time)} ago"
-        if kept.logs:
-            chosen, wanted = choose_kept(client, kept, options)
-            yield LogLine(f"job {name} is gone; these are its last lines, which flk kept {kept.place} {ago}", note=True)
+        when = last.as_of(client.now())
+        if last.lines:
+            chosen, wanted = choose_kept(client, last, options)
+            yield LogLine(f"job {name} is gone; these are its last lines, {when}", note=True)
             for pod in wanted:
-                yield from kept_lines(client, kept, chosen, pod)
+                yield from kept_lines(client, last, chosen, pod)
         else:
-            seen = f"{kept.seen_by or 'flk'} saw it last {ago}"
-            yield LogLine(f"job {name} is gone, and flk has kept no lines of it; {seen}", note=True)
-        state = derive(JobView(from_archive(kept)))
-        if state.was_deleted:  # before it had ended
-            raise_for_state(state, client)
+            yield LogLine(f"job {name} is gone, and flk has kept no lines of it; it was seen last {when}", note=True)
+        if last.state.was_deleted:  # before it had ended
+            raise_for_state(last.state, client)
         return
-    chosen = LineFilter(JobView(Observation(job)), options)
+    chosen = LineFilter.of(JobView(Observation(job)), options)
     every = client.pods_of(job)
     pods = [pod for pod in every if chosen.wants(pod)]
     found = {chosen.base_name(pod["metadata"]["name"]) for pod in pods}
-    writer = ArchiveWriter(client, partial=True)
-    now = Observation(job, every, client.now())
-    writer.observe(now, derive(JobView(now)))
-    told = False
-    try:
-        for line in _read(client, sorted(pods, key=chosen.order), chosen, writer):
-            told = True
-            yield line
-    finally:
-        writer.close()
-    if pods and not told and all(phase_of(pod) == "Pending" for pod in pods):
-        yield LogLine(f"there is no line yet: job {name} is {get_state(client, name).headline}", note=True)
+    last = last_answer(client, name, job["metadata"]["uid"])
+    read: dict[str, Lines] = {}  # whole logs, whose last lines are kept
+    shown = False
+    for line in _read(client, sorted(pods, key=chosen.order), chosen, read):
+        shown = True
+        yield line
+    view = view_of(client, Observation(job, every, client.now()), Reader(client))
+    state = answered(client, view, lines=read).state
+    if pods and not shown and all(phase_of(pod) == "Pending" for pod in pods):
+        yield LogLine(f"there is no line yet: job {name} is {state.headline}", note=True)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
     if gone:
-        kept = archive.find(client, name, job["metadata"]["uid"])
-        known = [pod for pod in kept.logs if chosen.base_name(pod) in gone] if kept is not None else []
+        known = [pod for pod in last.lines if chosen.base_name(pod) in gone] if last is not None else []
         verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
-        if kept is not None and known and (refusal := _unanswered(kept, chosen, known)):
+        if last is not None and known and (refusal := _unanswered(chosen)):
             yield LogLine(f"{in_short(known)} {verb} gone; {refusal}", note=True)
-        elif kept is not None and known:
-            yield LogLine(f"{in_short(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
+        elif last is not None and known:
+            when = last.as_of(client.now())
+            yield LogLine(f"{in_short(known)} {verb} gone; these are {whose} last lines, {when}", note=True)
             for pod in known:
-                yield from kept_lines(client, kept, chosen, pod)
+                yield from kept_lines(client, last, chosen, pod)
         elif not pods:
-            yield LogLine(f"there is no pod with a log: job {name} is {get_state(client, name).headline}", note=True)
+            yield LogLine(f"there is no pod with a log: job {name} is {state.headline}", note=True)
 
 
-def choose_kept(client: JobClient, kept: Observation, options: LogOptions) -> tuple[LineFilter, list[str]]:
+def choose_kept(client: JobClient, last: Answer, options: LogOptions) -> tuple[LineFilter, list[str]]:
     """Return the filter for the lines that are kept of a job that is gone, and the pods that it chooses, in order.
 
     Raises UsageError for an option that these lines do not answer.
     """
-    chosen = LineFilter(JobView(kept), options)
-    wanted = [pod for pod in kept.logs if chosen.wants_index(chosen.index_of(pod))]
-    if refusal := _unanswered(kept, chosen, wanted):
+    target = next((target for target in TARGETS.values() if target.kind == last.state.kind), DEFAULT)
+    name = last.state.name
+    chosen = LineFilter(options, name, last.pods, target, 0)
+    if refusal := _unanswered(chosen):
         option, _, why = refusal.partition(": ")
-        shown = client.commands.flk("logs", kept.name)
-        raise UsageError(f"{option}: job {kept.name} is gone; {why}", hint=f"{shown} shows them")
-    return chosen, sorted(wanted, key=chosen.index_of)
+        raise UsageError(f"{option}: job {name} is gone; {why}", hint=f"{client.commands.flk('logs', name)} shows them")
+    return chosen, sorted(filter(lambda pod: chosen.wants_index(chosen.index_of(pod)), last.lines), key=chosen.index_of)
 
 
-def _unanswered(kept: Observation, chosen: LineFilter, pods: Iterable[str]) -> str:
-    """Return the option that the kept lines of these pods do not answer, and why; empty if there is none."""
+def _unanswered(chosen: LineFilter) -> str:
+    """Return the option that kept lines do not answer, and why; empty if there is none."""
     options = chosen.options
     if options.container not in ("", chosen.container):
         return f"--container: flk has kept lines of the container {chosen.container} only"
     if options.previous:
         return "--previous: flk has kept the last lines of the pods, not those of earlier containers"
-    if options.since is not None and any(kept.logs[pod] and pod not in kept.log_times for pod in pods):
-        return "--since: flk has kept its lines without their times"
     return ""
 
 
-def kept_lines(client: JobClient, kept: Observation, chosen: LineFilter, pod: str) -> Iterator[LogLine]:
+def kept_lines(client: JobClient, last: Answer, chosen: LineFilter, pod: str) -> Iterator[LogLine]:
     """Yield the chosen ones among the lines that are kept of a pod."""
-    lines, options = kept.lines_of(pod), chosen.options
+    options = chosen.options
+    lines = [(time, text) for time, text in last.lines[pod]]
     if options.since is not None:
         begin = client.now() - options.since
         lines = [(time, text) for time, text in lines if timestamp(time) >= begin]
     yield from chosen.lines(pod).chosen(options.last(lines))
 
 
-def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: ArchiveWriter) -> Iterator[LogLine]:
+def _read(client: JobClient, pods: list[Object], chosen: LineFilter, read: dict[str, Lines]) -> Iterator[LogLine]:
     """Yield the chosen lines of existing pods, in this order, then a note for each reason why logs cannot be read.
 
-    The last lines of whole logs are archived.
+    ``read`` gets the lines of whole logs.
     """
     options, remaining = chosen.options, iter(pods)
     failure, readable = None, False
@@ -168,7 +166,7 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: Arc
                 continue
             readable = True
             if options.of_ranks and options.tail is None and options.since is None:
-                writer.set_lines(name, lines)
+                read[name] = lines
             yield from chosen.lines(name).chosen(lines)
     for reason, names in unread.items():
         verb = "has" if len(names) == 1 else "have"
@@ -181,3 +179,136 @@ def read_log(client: JobClient, pod: Object, options: LogOptions) -> list[tuple[
     """Return time and text of the lines that a pod's log has now. Raises ApiError."""
     with client.stream_log(pod, IDLE, container=options.container, timestamps=True, **options.query()) as lines:
         return options.last([split_stamp(line) for line in lines])
+
+
+LINES: Final = 2000  # last lines of each pod that are searched
+PODS: Final = 256  # pods whose logs are searched, those that failed first
+BEFORE, AFTER = 20, 100  # lines that are shown before the error, and from its beginning
+WITHOUT_ERROR: Final = 40  # last lines of a rank that ended without an error message
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The lines of one rank or launcher in one attempt, and the first error in them."""
+
+    lines: list[LogLine]
+    error: LoggedError | None
+
+    @property
+    def name(self) -> str:
+        """The rank, or the pod of lines without a rank."""
+        return self.lines[0].tag.strip("[] ")
+
+    @property
+    def time(self) -> tuple[str, float]:
+        """When the error was printed; sorts as time does."""
+        stamp = self.lines[self.error.begin].time if self.error else ""
+        return stamp[:19], float("0" + stamp[19:].rstrip("Z").partition("+")[0] if stamp[19:20] == "." else "0")
+
+
+def first_error(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine, None, None]:
+    """Yield the lines of the rank that failed first, around its error, then notes about the errors of other ranks.
+
+    The launchers' record says which rank it was. Without a record it is the rank with the first error in the logs that
+    is not a consequence of a peer's end. For pods that are gone, flk searches the lines that it has kept. Raises
+    JobNotFoundError if there is no such job and nothing is kept of one.
+    """
+    outputs, failure = _read_outputs(client, name, options)
+    first = _of_failure(outputs, failure) or min(
+        (output for output in outputs if output.error),
+        key=lambda output: (output.error is not None and output.error.secondary, output.time),
+        default=None,
+    )
+    if first is None:
+        details = failure.details.splitlines() if failure else []
+        yield from (LogLine(line, tag=f"[rank {failure.rank}] ", rank=failure.rank) for line in details if failure)
+        what = f"the launchers' record: {failure.summary}" if failure else f"no rank of job {name} has printed an error"
+        yield LogLine(what, note=True)
+        return
+    error = first.error
+    begin = max(0, error.begin - BEFORE) if error else max(0, len(first.lines) - WITHOUT_ERROR)
+    yield from first.lines[begin : error.begin + AFTER if error else None]
+    if failure is not None:
+        yield LogLine(failure.summary, note=True)
+    yield from _others(outputs, first)
+
+
+def _others(outputs: list[_Output], first: _Output) -> Iterator[LogLine]:
+    """Yield a note for the errors that are consequences, and one for each other kind of error."""
+    consequences = [output for output in outputs if output is not first and output.error and output.error.secondary]
+    if consequences:
+        errors = [output.error.summary for output in consequences if output.error]
+        example = max(errors, key=errors.count)
+        yield LogLine(
+            f"{plural(len(consequences), 'other rank')} failed as a consequence ({_names(consequences)}), most with: "
+            f"{example}",
+            note=True,
+        )
+    kinds: dict[str, list[_Output]] = defaultdict(list)
+    for output in outputs:
+        if output is not first and output.error and not output.error.secondary:
+            kinds[output.error.summary].append(output)
+    for summary, same in list(kinds.items())[:5]:
+        yield LogLine(f"{_names(same)} printed an error later: {summary}", note=True)
+
+
+def _names(outputs: list[_Output]) -> str:
+    """Return ranks and pods in short: ``ranks 0-2``."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for output in outputs:
+        kind, number = output.name.split(" ")
+        kinds[kind].append(int(number))
+    return ", ".join(numbered(kind, of) for kind, of in sorted(kinds.items(), reverse=True))
+
+
+def _of_failure(outputs: list[_Output], failure: Failure | None) -> _Output | None:
+    """Return the output of the rank that a failure names, None if there is none."""
+    if failure is None or failure.rank is None:
+        return None
+    of_rank = [output for output in outputs if output.lines[0].rank == failure.rank]
+    return max(of_rank, key=lambda output: output.lines[0].attempt, default=None)
+
+
+def _read_outputs(client: JobClient, name: str, options: LogOptions) -> tuple[list[_Output], Failure | None]:
+    """Return the output of each rank in its last attempt, and the failure that the job's state names."""
+    lines: dict[str, list[LogLine]] = defaultdict(list)
+    plain = replace(options, ranks=frozenset(), grep=None, tail=LINES, previous=False)
+    try:
+        job = client.get_job(name)
+    except JobNotFoundError:
+        last = last_answer(client, name)
+        if last is None:
+            raise
+        chosen, wanted = choose_kept(client, last, plain)
+        for pod in wanted:
+            for line in kept_lines(client, last, chosen, pod):
+                lines[line.tag].append(line)
+        return _outputs(lines), last.state.failure
+    chosen = LineFilter.of(JobView(Observation(job)), plain)
+    pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
+    pods.sort(key=lambda pod: (phase_of(pod) != "Failed", chosen.index(pod)))
+    with ReadPool(DUMPED) as pool:
+        for found in pool.map(lambda pod: _read_pod(client, pod, chosen), pods[:PODS]):
+            for line in found:
+                lines[line.tag].append(line)
+    return _outputs(lines), get_state(client, name).failure
+
+
+def _read_pod(client: JobClient, pod: Object, chosen: LineFilter) -> list[LogLine]:
+    try:
+        return list(chosen.lines(pod["metadata"]["name"]).chosen(read_log(client, pod, chosen.options)))
+    except ForbiddenError:
+        raise
+    except ApiError:
+        return []  # its container has not started, or its node does not answer
+
+
+def _outputs(lines: dict[str, list[LogLine]]) -> list[_Output]:
+    """Return the output of each rank and launcher in the last attempt that it has lines of."""
+    outputs = []
+    for found in lines.values():
+        last = [line for line in found if line.attempt == found[-1].attempt]
+        errors = find_errors([line.message for line in last])
+        primary = next((error for error in errors if not error.secondary), errors[0] if errors else None)
+        outputs.append(_Output(last, primary))
+    return outputs

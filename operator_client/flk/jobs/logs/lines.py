@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from time import monotonic
 from typing import Any, Final
 
 from flk.errors import UsageError
 from flk.kube import Object
+from flk.observe.progress import STAMP
 from flk.observe.reader import given_pod
 from flk.observe.view import JobView
+from flk.targets import Target
 from flk.terminal import printable
 from flk_runtime.contract import log_format
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.ranges import format_ranges, plural
 
 _RECORDS: Final = 10  # lines more that are read of the end of a log, where there may be so many records
 _TAG: Final = re.compile(r"\[(rank|pod) (\d{1,9})\] ")
@@ -102,16 +108,37 @@ def in_short(pods: list[str]) -> str:
 class LineFilter:
     """The pods and lines of one job that options choose. Raises UsageError for a rank or a pod that the job lacks."""
 
-    def __init__(self, view: JobView, options: LogOptions, before: LineFilter | None = None) -> None:
-        """``before`` is the filter at an earlier time: what it has chosen stays chosen when the job has fewer pods."""
-        self.options, self.job = options, view.name
-        self._target, self._processes = view.target, view.processes
-        self.container = view.target.container  # the one that trains
-        self.fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
+    def __init__(
+        self,
+        options: LogOptions,
+        job: str,
+        names: Sequence[str],
+        target: Target,
+        processes: int,
+        before: set[int] | None = None,
+    ) -> None:
+        """``names`` are those of the pods, ``processes`` the ranks in each; 0: a rank may be in any pod.
+
+        ``before`` are the pods that were chosen when the job had more of them.
+        """
+        self.options, self.job, self.names = options, job, names
+        self.container = target.container  # the one that trains
+        self.fixed_ranks = processes > 0  # each rank is in the same pod in all attempts
+        self._target, self._processes = target, processes
+        self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(names)}
+        self._chosen = {given_pod(job, names, target, pod) for pod in options.pods} if before is None else before
+
+    @classmethod
+    def of(cls, view: JobView, options: LogOptions, before: LineFilter | None = None) -> LineFilter:
+        """Return the filter for a job. What the filter ``before`` has chosen stays when the job has fewer pods."""
+        last = view.sizes[1] * view.processes - 1
+        absent = [rank for rank in sorted(options.ranks) if rank > last]
+        if absent and before is None:
+            raise UsageError(f"--rank: job {view.name} has ranks 0 to {last}, no rank {absent[0]}")
         names = [pod.name for pod in view.pods]
-        self.names: list[str] = names if before is None else names + before.names[len(names) :]
-        self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}
-        self._chosen: set[int] = _given_pods(view, options) if before is None else before._chosen
+        names += before.names[len(names) :] if before else []
+        processes = 0 if view.resizable else view.processes
+        return cls(options, view.name, names, view.target, processes, before._chosen if before else None)
 
     def index(self, pod: Object) -> int:
         """Return the position of a pod in its job."""
@@ -144,15 +171,6 @@ class LineFilter:
     def lines(self, name: str) -> PodLines:
         """Return the parser of the log of the pod of that name."""
         return PodLines(self, name, self.index_of(name))
-
-
-def _given_pods(view: JobView, options: LogOptions) -> set[int]:
-    """Return the indexes of the pods that options name. Raises UsageError for a rank or a pod that the job lacks."""
-    last = view.sizes[1] * view.processes - 1
-    absent = [rank for rank in sorted(options.ranks) if rank > last]
-    if absent:
-        raise UsageError(f"--rank: job {view.name} has ranks 0 to {last}, no rank {absent[0]}")
-    return {given_pod(view, pod) for pod in options.pods}
 
 
 class PodLines:
@@ -205,3 +223,134 @@ class PodLines:
             "time": time,
             "attempt": self._attempt,
         }
+
+
+DELAY: Final = 0.3  # seconds that a line waits for equal ones of other ranks
+HELD: Final = 5000  # lines that wait at most
+
+
+@dataclass
+class _Group:
+    """Equal lines of different ranks, at the place of the first of them."""
+
+    number: int  # counts all groups
+    line: LogLine
+    tags: set[str]
+    since: float
+
+
+class Folder:
+    """Holds lines briefly and joins equal ones. The lines of each rank keep their order."""
+
+    def __init__(self, *, delay: float = DELAY, held: int = HELD, clock: Callable[[], float] = monotonic) -> None:
+        self._delay, self._held, self._clock = delay, held, clock
+        self._groups: deque[_Group] = deque()
+        # Waiting groups by message, of ranks and of launchers, in order.
+        self._equal: dict[tuple[bool, str], list[_Group]] = defaultdict(list)
+        self._last: dict[str, int] = {}  # by tag: the number of the last group that has a line of it
+        self._count = 0
+
+    def add(self, line: LogLine) -> Iterator[LogLine]:
+        """Take a line, and yield those that have waited long enough."""
+        group = self._group_for(line)
+        if group is None:
+            self._count += 1
+            group = _Group(self._count, line, set(), self._clock())
+            self._groups.append(group)
+            if not line.note:
+                self._equal[_key(line)].append(group)
+        group.tags.add(line.tag)
+        self._last[line.tag] = group.number
+        yield from self.due()
+
+    def due(self) -> Iterator[LogLine]:
+        """Yield the lines that have waited long enough."""
+        oldest = self._clock() - self._delay
+        while self._groups and (self._groups[0].since <= oldest or len(self._groups) > self._held):
+            yield self._pop()
+
+    def rest(self) -> Iterator[LogLine]:
+        """Yield all lines that wait."""
+        while self._groups:
+            yield self._pop()
+
+    def _group_for(self, line: LogLine) -> _Group | None:
+        """Return the first waiting group with this message that comes after all earlier lines of the same rank."""
+        if line.note:
+            return None
+        groups = self._equal.get(_key(line), [])
+        place = bisect_right(groups, self._last.get(line.tag, 0), key=lambda group: group.number)
+        return groups[place] if place < len(groups) else None
+
+    def _pop(self) -> LogLine:
+        group = self._groups.popleft()
+        if not group.line.note:
+            waiting = self._equal[_key(group.line)]
+            del waiting[0]
+            if not waiting:
+                del self._equal[_key(group.line)]
+        return replace(group.line, tag=_joined(group.tags)) if len(group.tags) > 1 else group.line
+
+
+def _key(line: LogLine) -> tuple[bool, str]:
+    return line.tag.startswith("[rank"), line.message
+
+
+def _joined(tags: Iterable[str]) -> str:
+    """Return one tag for several of a kind: ``[rank 0] `` and ``[rank 1] `` are ``[ranks 0-1] ``."""
+    kinds, numbers = zip(*(tag.strip("[] ").split(" ") for tag in tags), strict=True)
+    return f"[{kinds[0]}s {format_ranges(sorted(map(int, numbers)))}] "
+
+
+class LogPosition:
+    """How far one log has been read. ``cut``: the first request leaves out its beginning, as ``--tail`` does."""
+
+    def __init__(self, *, cut: bool = False) -> None:
+        self._cut = cut
+        self._first = b""  # the first line, if lines before it were left out
+        self._skips = False  # these lines come after a resumption, and then the first line
+        self._recent: deque[tuple[bytes, bytes]] = deque()  # second and line, of the last two seconds
+        self._repeated: Counter[bytes] = Counter()  # lines that come again after a resumption
+        self._second = b""
+        self._zone = b"Z"
+
+    def resume(self) -> str:
+        """Return the time to request the log from, empty for its beginning. Expects the lines since then again."""
+        if not self._second:
+            return ""
+        self._repeated = Counter(line for _, line in self._recent)
+        since = _second_before(self._second)
+        self._skips = self._first[: len(since)] >= since
+        return (since + self._zone).decode()
+
+    def accept(self, line: bytes) -> bool:
+        """Return whether a line, with its time stamp, is new: it was not seen, or left out, before a resumption."""
+        match = STAMP.match(line)
+        if match is None:
+            return True  # a message of the kubelet
+        if self._skips:
+            self._skips = line != self._first and match[2] <= self._first[: len(match[2])]
+            if self._skips:
+                return False
+        if self._repeated.get(line):
+            self._repeated[line] -= 1
+            return False
+        second, self._zone = match[2], match[3]
+        if second > self._second:
+            self._second = second
+            oldest = _second_before(second)
+            while self._recent and self._recent[0][0] < oldest:
+                self._recent.popleft()
+        self._recent.append((second, line))
+        if self._cut and not self._first:
+            self._first = line
+        return True
+
+
+def stamp_of(seconds: float) -> str:
+    """Return the whole second of a time since the epoch, as the API takes it."""
+    return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _second_before(second: bytes) -> bytes:
+    return (datetime.fromisoformat(second.decode()) - timedelta(seconds=1)).isoformat().encode()

@@ -1,4 +1,10 @@
-"""Follow the logs of all pods of a job: one merged stream that ends with the job."""
+"""Follow the logs of all pods of a job: one merged stream that ends with the job.
+
+One thread watches the job and starts a reader for each pod, the readers put lines into a queue, and the caller's thread
+takes them out, so that a slow terminal holds up no watch. The end is the hard part: a job has ended before its last
+lines have come, since each kubelet hands them on in its own time. So the stream goes on as long as more logs become
+complete, and then says which ones may be cut.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,17 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
 from flk.errors import WaitTimeoutError
-from flk.jobs.archive_writer import ArchiveWriter
-from flk.jobs.logs.folding import Folder
-from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions, in_short
-from flk.jobs.logs.poller import RATE, ROUND, Poller
-from flk.jobs.logs.reader import PodLog, PodReader
+from flk.health import diagnose
+from flk.jobs.answer import LINE_LIMIT, LINES_OF_A_POD, Answer, keep, lines_of_a_pod
+from flk.jobs.logs.lines import Folder, LineFilter, LogLine, LogOptions, in_short
+from flk.jobs.logs.reader import RATE, ROUND, PodLog, PodReader, Poller
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
 from flk.observe.client import JobClient
@@ -43,14 +49,13 @@ def follow(
     options: LogOptions,
     *,
     timeout: float | None = None,
-    note: Callable[[str], None] = lambda text: None,
 ) -> Generator[LogLine, None, None]:
     """Yield all lines of a job, those that are there first, until it has ended and its last line has come.
 
-    The observations are archived; ``note`` is called if that is impossible. Raises JobNotFoundError if there is no
-    such job, and WaitTimeoutError after ``timeout`` seconds.
+    The last answer about the job is kept. Raises JobNotFoundError if there is no such job, and WaitTimeoutError after
+    ``timeout`` seconds.
     """
-    lines = _merged(client, name, options, timeout, note)
+    lines = _merged(client, name, options, timeout)
     folder = Folder() if options.fold else None
     for line in lines:
         if folder is None:
@@ -64,12 +69,10 @@ def follow(
         yield from folder.rest()
 
 
-def _merged(
-    client: JobClient, name: str, options: LogOptions, timeout: float | None, note: Callable[[str], None]
-) -> Iterator[LogLine | None]:
+def _merged(client: JobClient, name: str, options: LogOptions, timeout: float | None) -> Iterator[LogLine | None]:
     """Yield the lines of all pods as they come, and None after a moment without one."""
     until = None if timeout is None else time.monotonic() + timeout
-    merger = _Merger(client, name, options, ArchiveWriter(client, note))
+    merger = _Merger(client, name, options)
     try:
         while True:
             if until is not None and time.monotonic() >= until:
@@ -94,10 +97,10 @@ def _merged(
 class _Merger:
     """A thread that follows a job and starts a reader for the log of every pod."""
 
-    def __init__(self, client: JobClient, name: str, options: LogOptions, writer: ArchiveWriter) -> None:
+    def __init__(self, client: JobClient, name: str, options: LogOptions) -> None:
         self.lines: queue.Queue[LogLine | None] = queue.Queue(QUEUED)  # None is the end
         self.error: Exception | None = None
-        self._client, self._name, self._options, self._writer = client, name, options, writer
+        self._client, self._name, self._options = client, name, options
         self._closed = threading.Event()
         self._logs: dict[str, PodLog] = {}  # by the pods' UIDs
         self._readers: list[PodReader] = []
@@ -105,14 +108,22 @@ class _Merger:
         self._names: set[str] = set()  # of pods whose log is or was read
         self._noted: set[str] = set()  # notes that are given once
         self._record: JobRecord | None = None  # the last one in the logs
+        self._view: JobView | None = None  # the last one before the job was deleted
+        self._kept = LINES_OF_A_POD[1]  # lines of each pod
+        self._tails: dict[str, deque[tuple[str, str]]] = {}  # time and text of the last lines, by pod
         self._ended = math.inf  # when the job was seen to have ended, by the API server's clock
         self._last_line = 0.0  # when the last line came that is not younger than that
         threading.Thread(target=self._run, daemon=True, name="flk-logs").start()
 
     def close(self) -> None:
-        """Have all threads end, and write what was kept."""
+        """Have all threads end, and keep the last answer."""
         self._closed.set()
-        self._writer.close()
+        if self._view is None:
+            return
+        seen = self._view.seen
+        view = JobView(replace(seen, record=self._record or seen.record), self._client.commands)
+        lines = {pod: list(tail) for pod, tail in self._tails.copy().items()}
+        keep(self._client, Answer(derive(view), diagnose(view), view.now, view), lines)
 
     def _run(self) -> None:
         try:
@@ -138,15 +149,14 @@ class _Merger:
                 if self._closed.is_set() or self._failed():
                     return
                 if seen.gone is not None or seen.job is None:
-                    self._writer.observe(seen)
                     self._note("deleted", f"job {self._name} was deleted")
                     return
-                chosen = LineFilter(JobView(Observation(seen.job)), self._options, chosen)
+                chosen = LineFilter.of(JobView(Observation(seen.job)), self._options, chosen)
+                self._kept = lines_of_a_pod(len(chosen.names))
                 for pod in sorted(seen.pods, key=chosen.order):
                     self._start(pod, chosen)
-                view = reader.view(seen)
+                self._view = view = reader.view(seen)
                 state = derive(view)
-                self._writer.observe(replace(view.around, record=self._record or view.around.record), state)
                 if self._is_complete(state):
                     return
                 if state.phase in _WAITING and state.message:
@@ -224,7 +234,7 @@ class _Merger:
         if record := parse_record(line):
             self._record = record
         else:
-            self._writer.add_line(pod, line, stamp)
+            self._tails.setdefault(pod, deque(maxlen=self._kept)).append((stamp, line[:LINE_LIMIT]))
 
     def _note(self, key: str, text: str) -> None:
         """Pass a note on, unless a note with this key was passed on before."""

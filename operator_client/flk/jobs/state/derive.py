@@ -59,7 +59,7 @@ def derive(view: JobView) -> State:
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
         unread=seen.unread_record,
-        progress=list(seen.around.progress),
+        progress=list(seen.seen.progress),
     )
     cause = next(iter(find(seen)), None)
     base = replace(base, cause=cause)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import html
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Final
 
 from flk.observe.model import Finding, PodState
 from flk.observe.progress import Progress
+from flk.terminal import printable
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Goodput, QuarantinedNode, SlowRank
 
@@ -126,7 +129,7 @@ class State:
 
     def _repr_html_(self) -> str:
         """Return how a notebook shows the state."""
-        from flk.jobs.state.html import pairs_table
+        from flk.jobs.state.model import pairs_table
 
         first = max(self.progress, key=lambda progress: progress.step, default=None)
         step = "" if first is None else f"{first.step:,}" + (f" of {first.total:,}" if first.total else "")
@@ -163,7 +166,7 @@ class JobList(list[State]):
     """A list of states, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        from flk.jobs.state.html import rows_table
+        from flk.jobs.state.model import rows_table
 
         names = ("namespace", "name", "phase", "pods", "created", "owner", "reason")
         rows = [
@@ -175,3 +178,26 @@ class JobList(list[State]):
 
 def _time(seconds: float | None) -> str:
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC" if seconds else ""
+
+
+def pairs_table(rows: Sequence[tuple[str, str]]) -> str:
+    """Return a table with a name and a text in each row; rows without a text are left out."""
+    return _table([_head([name]) + _cells([text]) for name, text in rows if text])
+
+
+def rows_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table with the names of its columns in the first row."""
+    return _table([_head(names), *map(_cells, rows)])
+
+
+def _table(rows: Sequence[str]) -> str:
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def _head(names: Sequence[str]) -> str:
+    return "".join(f"<th>{html.escape(name)}</th>" for name in names)
+
+
+def _cells(texts: Sequence[str]) -> str:
+    texts = [html.escape(printable(" ".join(text.split()))) for text in texts]
+    return "".join(f'<td style="text-align: left">{text}</td>' for text in texts)

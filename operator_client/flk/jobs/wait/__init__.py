@@ -1,22 +1,20 @@
 """Follow the states of jobs: until they end, get stuck, reach a goal or are deleted.
 
 `wait_for_all` follows them, `Quiet` chooses the states that are worth a line, `raise_for_state` turns the last one into
-an exit code. `get_state` is the state now. Commands and `JobHandle` import it.
+an exit code. Commands and `JobHandle` import it.
 """
 
 from flk.jobs.wait.conclusion import describe, progress_text, raise_for_state, run_time_text
 from flk.jobs.wait.follow import (
+    Goal,
     Outcome,
+    Quiet,
     Waited,
     follow_states,
-    get_state,
-    look,
     wait_for,
     wait_for_all,
     wait_until_finished,
 )
-from flk.jobs.wait.goal import Goal
-from flk.jobs.wait.quiet import Quiet
 
 __all__ = [
     "Goal",
@@ -25,8 +23,6 @@ __all__ = [
     "Waited",
     "describe",
     "follow_states",
-    "get_state",
-    "look",
     "progress_text",
     "raise_for_state",
     "run_time_text",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from flk.errors import JobDeletedError, JobFailedError, JobRunningError, JobStuckError, WaitTimeoutError
 from flk.jobs.state import Phase, State
-from flk.jobs.wait.follow import Outcome
-from flk.jobs.wait.goal import Goal
+from flk.jobs.wait.follow import Goal, Outcome
 from flk.observe.client import JobClient
 from flk.units import short_duration
 from flk_runtime.contract.exit_codes import ExitCode

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.errors import FlkError, UnreadableError
-from flk.jobs.archive_writer import ArchiveWriter, remember
+from flk.health import diagnose
+from flk.jobs.answer import Answer, keep, tails
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
-from flk.jobs.tails import TailReader
-from flk.jobs.wait.goal import Goal
-from flk.jobs.wait.quiet import Quiet
 from flk.kube import Object
 from flk.observe.client import JobClient, JobRef
 from flk.observe.follower import Follower
 from flk.observe.observation import Observation
 from flk.observe.pool import ReadPool
-from flk.observe.reader import Reader, view_job
-from flk.observe.shared import SharedAnswers
+from flk.observe.reader import Reader
+from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
+from flk.targets import TARGETS, Target, target_of
 from flk_runtime.contract.exit_codes import ExitCode
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
@@ -52,23 +52,6 @@ class Waited:
 
     state: State
     outcome: Outcome
-
-
-def get_state(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> State:
-    """Return the state of a job now. For a job that is gone, return the archived state and call ``note``.
-
-    The observation is archived. Raises JobNotFoundError if there is no job and nothing is archived of one.
-    """
-    return look(client, name, note)[1]
-
-
-def look(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> tuple[JobView, State]:
-    """Return the view of a job now, and its state, as `get_state` does."""
-    view = view_job(client, name, note)
-    state = derive(view)
-    if view.gone is None:
-        remember(client, view.around, state)
-    return view, state
 
 
 def wait_until_finished(client: JobClient, name: str, *, uid: str | None = None) -> State:
@@ -119,10 +102,10 @@ def wait_for_all(
     messages of flk about itself.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    client = client.ending(timeout)
+    client = client.with_deadline(timeout)
     note_once = functools.cache(note)  # what holds for a kind of jobs
     conclusions = {job: Conclusion(goal, fail_fast, report, watch, note_once) for job in jobs}
-    with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until, note_once)) as states:
+    with Follower(client, jobs) as follower, closing(_states(client, follower, jobs, until)) as states:
         for of, found in states:
             if isinstance(found, FlkError):
                 yield of, found
@@ -176,14 +159,14 @@ class Conclusion:
 
 
 def follow_states(client: JobClient, name: str) -> Iterator[State]:
-    """Yield the states of a job, at least one a second, until it was deleted. All observations are archived.
+    """Yield the states of a job, at least one a second, until it was deleted. The last one before that is kept.
 
     Raises JobNotFoundError if there is no such job at the beginning, and the error of the watch.
     """
     jobs = [client.ref(name)]
     with (
         Follower(client, jobs) as follower,
-        closing(_states(client, follower, jobs, None, lambda text: None)) as states,
+        closing(_states(client, follower, jobs, None)) as states,
     ):
         for _, found in states:
             if isinstance(found, FlkError):
@@ -196,46 +179,46 @@ def follow_states(client: JobClient, name: str) -> Iterator[State]:
 
 @dataclass
 class _Followed:
-    """One job that is followed, and what archives it."""
+    """One job that is followed, and what was seen of it last."""
 
     client: JobClient
     job: JobRef
     reader: Reader
-    writer: ArchiveWriter
-    tails: TailReader
     last: State | None = None
+    view: JobView | None = None  # before it was deleted
 
     def take(self, view: JobView) -> _Seen:
-        """Archive what was seen of the job, and return its state."""
-        seen = view.around
+        """Return the state of the job that was seen."""
+        seen = view.seen
         job = seen.job if seen.gone is None else None
         if job is None:
             namespace, code = self.client.namespace, int(ExitCode.RUNNING)
             last = self.last or State(self.job.name, namespace, self.job.uid, Phase.PENDING, code)
             self.last = deleted(last, name_reused=seen.name_reused, now=seen.gone)
         else:
-            self.last = derive(view)
-        self.writer.observe(seen, self.last)
-        if job is not None:
-            self.tails.consider(seen.pods)
+            self.last, self.view = derive(view), view
         return self.last, job
+
+    def keep(self, timeout: float) -> None:
+        """Keep the last answer about the job, with the lines of its pods that are read within ``timeout`` seconds."""
+        if self.view is None or self.last is None:
+            return
+        state = self.last if not self.last.was_deleted else derive(self.view)
+        lines = {} if self.last.was_deleted else tails(self.client, self.view.seen.pods, timeout)
+        keep(self.client, Answer(state, diagnose(self.view), self.view.now, self.view), lines)
 
 
 def _states(
-    client: JobClient, follower: Follower, jobs: Sequence[JobRef], until: float | None, note: Callable[[str], None]
+    client: JobClient, follower: Follower, jobs: Sequence[JobRef], until: float | None
 ) -> Generator[tuple[Sequence[JobRef], _Seen | FlkError], None, None]:
     """Yield the states of the jobs, and the errors of those that are followed no longer, each with all that have it.
 
-    Ends when no job is followed, and when time.monotonic() has reached ``until``. All observations are archived.
+    Ends when no job is followed, and when time.monotonic() has reached ``until``. The last answers are kept.
     """
     several = len(jobs) > 1
-    shared = SharedAnswers(client) if several else None
-    pool, tails = ReadPool(), ReadPool()
-    followed: dict[JobRef, _Followed] = {}
-    for job in jobs:
-        own = client.of(job)
-        writer = ArchiveWriter(own, note)
-        followed[job] = _Followed(own, job, Reader(own, shared), writer, TailReader(own, writer, tails))
+    shared = ListSource(client, kept=KEPT) if several else None
+    pool = ReadPool()
+    followed = {job: _Followed(client.for_job(job), job, Reader(client.for_job(job), shared)) for job in jobs}
     try:
         yield from _errors(follower)
         for seen in follower.updates(until):
@@ -254,10 +237,7 @@ def _states(
         pool.shutdown()
         end = time.monotonic() + (_LAST if several else _TAILS)
         for one in followed.values():
-            one.tails.close(max(0.0, end - time.monotonic()))
-            one.writer.flush()
-        tails.shutdown()
-        followed[jobs[-1]].writer.close()
+            one.keep(max(0.0, end - time.monotonic()))
 
 
 def _errors(follower: Follower) -> Iterator[tuple[Sequence[JobRef], FlkError]]:
@@ -284,3 +264,123 @@ def _reads(
         else functools.partial(JobView, each, followed[job].client.commands)
         for job, each in seen.items()
     }
+
+
+FIRST_PAUSE: Final = 60.0  # seconds after which a state that was reported before may be reported again
+LONGEST_PAUSE: Final = 3600.0  # the pause doubles with each report, up to this
+
+
+@dataclass
+class _Report:
+    time: float
+    pause: float
+
+
+class Quiet:
+    """Remembers what was reported. States that alternate, as in a restart loop, are reported ever more rarely."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._current: tuple[str, ...] | None = None
+        self._reports: dict[tuple[str, ...], _Report] = {}
+
+    def is_news(self, state: State) -> bool:
+        """Return whether the state should be reported. Numbers that count up are no news, nor are longer messages."""
+        last_cause = state.attempts[-2].cause if len(state.attempts) > 1 else ""
+        key = (state.phase.value, state.reason, last_cause)
+        if key == self._current:
+            return False
+        self._current = key
+        now, report = self._clock(), self._reports.get(key)
+        if report is None:
+            self._reports[key] = _Report(now, FIRST_PAUSE)
+            return True
+        if now - report.time < report.pause:
+            return False
+        report.time, report.pause = now, min(2 * report.pause, LONGEST_PAUSE)
+        return True
+
+
+_DELETION: Final = ("delete", "deleted")
+_SLIP: Final = 2  # letters more or less that a misspelt name has at most
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A phase, or (``condition``) a condition of the job's object with its status."""
+
+    text: str  # as the user has written it
+    phase: Phase | None = None
+    condition: str = ""
+    status: str = "True"
+
+    @classmethod
+    def parse(cls, text: str) -> Goal:
+        """Return the goal in ``Running``, ``delete`` or ``condition=Succeeded``. Raises ValueError for others."""
+        kind, equals, rest = text.partition("=")
+        if equals and kind == "condition" and rest:
+            condition, _, status = rest.partition("=")
+            goal = cls(text, None, condition.lower(), status or "True")
+            known = _conditions(*TARGETS.values())
+            near = _nearest(goal.condition, known)
+            if near and goal.condition not in known and _is_slip(goal.condition, near):
+                names = ", ".join(known.values())
+                raise ValueError(f"jobs have no condition {condition}: did you mean {known[near]}? flk knows {names}")
+            return goal
+        if text.lower() in _DELETION:
+            return cls(text, Phase.DELETED)
+        for phase in Phase:
+            if text.lower() == phase.value.lower():
+                return cls(text, phase)
+        phases = ", ".join(phase.value for phase in Phase)
+        raise ValueError(f"must be {phases}, delete, or condition=TYPE (is {text!r})")
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether the goal is the deletion of the job, which a job that has ended may still reach."""
+        return self.phase == Phase.DELETED
+
+    def doubt(self, job: Object) -> str:
+        """Return what to say of a condition that nothing known sets in an object like ``job``; empty for others."""
+        target = target_of(job)
+        known = _conditions(target)
+        if self.phase is not None or self.condition in known:
+            return ""
+        near = _nearest(self.condition, known)
+        hint = f"did you mean {known[near]}?" if near else f"flk knows {', '.join(known.values())}"
+        return f"flk knows nothing that sets {self.text} in a {target.kind}, and waits until something does; {hint}"
+
+    def is_met(self, state: State, job: Object | None) -> bool:
+        """Return whether the job has reached the goal. ``job`` is None once it was deleted."""
+        if self.is_deletion:
+            return job is None
+        if self.phase is not None:
+            # A short job may end before flk sees it run.
+            ran = self.phase == Phase.RUNNING and state.phase == Phase.SUCCEEDED
+            return state.phase == self.phase or ran
+        if job is None:
+            return False
+        names = target_of(job).condition_names()  # in PyTorchJobs, which may be given for every kind
+        return any(
+            self.condition in (c["type"].lower(), names.get(c["type"], "").lower()) and c.get("status") == self.status
+            for c in (job.get("status") or {}).get("conditions") or []
+        )
+
+
+def _conditions(*targets: Target) -> dict[str, str]:
+    """Return the names of the conditions of these kinds, and those that they have in PyTorchJobs, by small letters.
+
+    Other controllers may add conditions of their own.
+    """
+    pairs = (pair for target in targets for pair in target.condition_names().items())
+    return {name.lower(): name for pair in pairs for name in pair}
+
+
+def _nearest(condition: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like a condition, if one is; empty otherwise."""
+    return next(iter(difflib.get_close_matches(condition, known, n=1, cutoff=0.8)), "")
+
+
+def _is_slip(condition: str, near: str) -> bool:
+    """Whether a condition is a known one misspelt. A controller's own may have a known name with more words to it."""
+    return abs(len(condition) - len(near)) <= _SLIP and condition not in near and near not in condition

@@ -459,7 +459,7 @@ def test_an_error_of_the_watch_does_not_hide_what_was_done(
         raise ForbiddenError("no permission to watch pods", hint="ask the cluster's administrator")
         yield
 
-    monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", broken)
     code, _, stderr = run(command, *names)
     begun = {"delete": "is being deleted and not gone yet", "suspend": "is suspended, and its pods have not ended yet"}
     assert code == 1

@@ -11,7 +11,7 @@ import pytest
 from flk.cli.data_output import DataOutput
 from flk.cli.list_watch import watch_list
 from flk.errors import ApiError, UnreachableError
-from flk.jobs.listing import Listed
+from flk.jobs.listing import ListedJob
 from tests.support.api_server import JOBS
 from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs
@@ -22,18 +22,17 @@ class Client:
         return jobs.NOW
 
 
-def watched(*lists: Sequence[Any], form: str = "text", everywhere: bool = False) -> list[list[str]]:
-    """Watch lists of jobs; an exception is raised in the place of one. Ctrl-C ends it. Return what was kept."""
-    kept: list[list[str]] = []
+def watched(*lists: Sequence[Any], form: str = "text", everywhere: bool = False) -> None:
+    """Watch lists of jobs; an exception is raised in the place of one. Ctrl-C ends it."""
     remaining, now = list(lists), [0.0]
 
-    def read() -> list[Listed]:
+    def read() -> list[ListedJob]:
         if not remaining:
             raise KeyboardInterrupt
         listed: Any = remaining.pop(0)
         if isinstance(listed, Exception):
             raise listed
-        return [Listed(job.seen(), job.state()) for job in listed]
+        return [ListedJob(job.seen(), job.state()) for job in listed]
 
     def sleep(pause: float) -> None:
         now[0] += pause
@@ -43,14 +42,12 @@ def watched(*lists: Sequence[Any], form: str = "text", everywhere: bool = False)
         watch_list(
             client,
             read,
-            lambda listed: kept.append([each.state.name for each in listed]),
             DataOutput.parse(form),
             all_namespaces=everywhere,
             nothing="there are no jobs in namespace team",
             sleep=sleep,
             clock=lambda: now[0],
         )
-    return kept
 
 
 def test_a_line_for_each_change(capsys: Any) -> None:
@@ -72,7 +69,7 @@ def test_a_line_for_each_change(capsys: Any) -> None:
 
 
 def test_in_all_namespaces_and_as_json(capsys: Any) -> None:
-    assert watched([jobs.running("gpt")], [jobs.running("gpt")], [], everywhere=True) == [["gpt"], [], []]
+    watched([jobs.running("gpt")], [jobs.running("gpt")], [], everywhere=True)
     assert capsys.readouterr().out.splitlines() == [
         "team/gpt is running, 3 of 3 pods",
         "team/gpt is not in the list any more",

@@ -16,7 +16,7 @@ from flk.cli.profile_text import profile_text
 from flk.errors import ApiError, JobNotFoundError, UsageError
 from flk.jobs import profiling
 from flk.jobs.copying import Container, Copied
-from flk.jobs.trace import summarize
+from flk.jobs.profiling import summarize
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import pytest
 from flk.cli.why import text
 from flk.health import CAUSES, diagnose, find
 from flk.jobs.state import Phase, derive
-from flk.observe.needs import RECORD_LINES, Answer, needs, with_answer
-from flk.observe.observation import Need
+from flk.observe.needs import RECORD_LINES, needs, with_answer
+from flk.observe.observation import Need, What
+from flk.observe.source import Reply
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -69,8 +69,8 @@ def suspended() -> JobBuilder:
 def ignored_by_kueue(**around: Any) -> JobView:
     """A job of a cluster whose Kueue has been asked for the job's Workload and has none."""
     seen = suspended().seen()
-    for need in needs(JobView(replace(seen, answered=frozenset({Need("events", "gpt", "PyTorchJob")})))):
-        seen = with_answer(seen, need, Answer())
+    for need in needs(JobView(replace(seen, answered=frozenset({Need(What.EVENTS, "gpt", "PyTorchJob")})))):
+        seen = with_answer(seen, need, Reply())
     return JobView(replace(seen, **around))
 
 
@@ -100,18 +100,6 @@ def in_need_of_a_node(reason: str, message: str) -> JobBuilder:
     job = unscheduled("3 Insufficient cpu").event(reason, message, "Pod", POD)
     job.events[-1] |= {"source": {"component": "cluster-autoscaler"}, "type": "Normal"}
     return job
-
-
-def deadlocked() -> JobView:
-    """Two jobs that each hold a node and lack the other's."""
-    first, second = JobBuilder(2), JobBuilder(2, name="rival")
-    said = condition("PodScheduled", "Unschedulable", "0/2 nodes are available: 2 Insufficient cpu.", "False")
-    for job in (first, second):
-        job.pod(0).pod(1, "Pending", {}, node="", conditions=[said])
-    others = [deepcopy(pod) for job in (first, second) for pod in job.pods.values()]
-    for each, name in zip(others, ("gpt", "gpt", "rival", "rival"), strict=True):
-        each["metadata"] |= {"namespace": "team", "labels": {"flk.dev/job": name}}
-    return first.view(other_pods=others)
 
 
 def with_unhealthy_device() -> JobBuilder:
@@ -205,7 +193,6 @@ BUILT: dict[str, tuple[Callable[[], JobView], str, str]] = {
         f"{POD}: no node can take it, and cluster-autoscaler can add none now (1 max node group size reached)",
         "test_fake_nodes.py",
     ),
-    "Deadlocked": (deadlocked, "1 of its 2 pods hold nodes", "test_gang.py"),
     "Deleted": (
         lambda: JobView(replace(JobBuilder().all("pod").seen(), gone=NOW)),
         "the job was deleted before it had ended",
@@ -304,7 +291,7 @@ def test_kueue_that_ignores_the_job_leaves_it_stuck() -> None:
     [
         {"time": NOW - 1},  # Kueue has its time
         {"answered": frozenset()},  # nobody has asked for Workloads
-        {"unread": {Need("workloads"): "the API server did not answer"}},
+        {"unread": {Need(What.WORKLOADS): "the API server did not answer"}},
         {"unreadable": frozenset({"workloads"})},
         {"other_versions": {"workloads": "v9"}},
         {"workloads": [{"metadata": {"name": "w"}, "status": {}}]},
@@ -318,9 +305,9 @@ def test_a_job_whose_workload_may_exist_waits_in_its_queue(around: dict[str, Any
 
 def test_a_job_in_a_queue_of_another_scheduler_is_suspended_by_somebody() -> None:
     view = ignored_by_kueue()
-    view.around.job["metadata"]["labels"].clear()  # type: ignore[index]
-    view.around.job["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "gold"}  # type: ignore[index]
-    assert "QueueIgnoresJobs" not in [cause.code for cause in find(JobView(view.around))]
+    view.seen.job["metadata"]["labels"].clear()  # type: ignore[index]
+    view.seen.job["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "gold"}  # type: ignore[index]
+    assert "QueueIgnoresJobs" not in [cause.code for cause in find(JobView(view.seen))]
 
 
 def test_only_a_new_job_has_a_new_secret_of_its_own() -> None:
@@ -432,8 +419,10 @@ UNRESOLVED = "[pod 1] waiting for the launcher of pod 0 at gpt-worker-0:29400 si
 def test_a_service_that_is_refused_is_why_the_name_does_not_resolve(refusal: str, code: str, said: str) -> None:
     job = JobBuilder(2).all("pod").condition("Running")
     wait = {"gpt-worker-0": [LEADER_WAITS], POD: [UNRESOLVED]}
-    about = Need("events", "gpt", "PyTorchJob")
-    assert about in needs(job.view(logs=wait, answered=frozenset({Need("record", "gpt-worker-0", lines=RECORD_LINES)})))
+    about = Need(What.EVENTS, "gpt", "PyTorchJob")
+    assert about in needs(
+        job.view(logs=wait, answered=frozenset({Need(What.RECORD, "gpt-worker-0", lines=RECORD_LINES)}))
+    )
     assert [finding.code for finding in find(job.view(logs=wait))] == ["NameNotResolved"]
     job.event("FailedCreateService", f'Error creating: services "gpt-worker-0" is forbidden: {refusal}')
     finding = find(job.view(logs=wait))[0]

@@ -268,5 +268,5 @@ def test_foreign_job_blames_the_rank_that_raised(tmp_path: Path) -> None:
 
 def replace_logs(job: JobBuilder, logs: dict[str, list[str]]) -> Any:
     view = job.view(logs=logs)
-    view.around = replace(view.around, logs={**logs, "gpt-worker-2": []})
+    view.seen = replace(view.seen, logs={**logs, "gpt-worker-2": []})
     return view

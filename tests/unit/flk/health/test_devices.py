@@ -10,8 +10,9 @@ import pytest
 from flk.health import find
 from flk.health.why import diagnose
 from flk.jobs.state import Phase, derive
-from flk.observe.needs import Answer, needs, with_answer
-from flk.observe.observation import Need
+from flk.observe.needs import needs, with_answer
+from flk.observe.observation import Need, What
+from flk.observe.source import Reply
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -151,8 +152,8 @@ def test_a_pod_that_left_a_tainted_device_was_not_on_a_lost_node() -> None:
 
 def test_the_node_of_a_failure_is_read_if_it_may_be_at_fault() -> None:
     seen = ended(CUDA).seen()
-    assert needs(JobView(seen)) == [Need("nodes", NODE)]
-    assert needs(JobView(with_answer(seen, Need("nodes", NODE), Answer([node()])))) == []
+    assert needs(JobView(seen)) == [Need(What.NODES, NODE)]
+    assert needs(JobView(with_answer(seen, Need(What.NODES, NODE), Reply([node()])))) == []
     assert needs(ended(replace(CUDA, type="ValueError", message="no label")).view()) == []
 
 

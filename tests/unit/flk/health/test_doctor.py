@@ -188,34 +188,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.OK,
         "fits into 1 quota",
     ),
-    "limit range max": (
-        "limit range",
-        {"limit_ranges": limits(max={"memory": "4Gi"})},
-        pods(2, CPU),
-        Level.FAILED,
-        "a container may have at most 4Gi memory, and the job asks for 8Gi",
-    ),
-    "limit range min": (
-        "limit range",
-        {"limit_ranges": limits("Pod", min={"cpu": "5"})},
-        pods(2, CPU),
-        Level.FAILED,
-        "must request at least 5 cpu, and the job's requests 4",
-    ),
-    "limit range default below the request": (
-        "limit range",
-        {"limit_ranges": limits(default={"cpu": "1"})},
-        pods(2, CPU),
-        Level.FAILED,
-        "sets a limit of 1 cpu, less than the request of 4",
-    ),
-    "limit range default": (
-        "limit range",
-        {"limit_ranges": limits(default={"cpu": "6"})},
-        pods(2, CPU),
-        Level.WARNING,
-        "limits each container to 6 cores",
-    ),
     "pod security": (
         "admission",
         {"admission": Unreadable(f'pods "flk-doctor-x" is forbidden: {VIOLATION}'), "nodes": [node()]},
@@ -236,20 +208,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         pods(),
         Level.UNKNOWN,
         'was not checked: admission webhook "policy.example.com" does not support dry run',
-    ),
-    "service account": (
-        "service account",
-        {"named": {("serviceaccounts", "ci"): MISSING}},
-        pods(spec={"serviceAccountName": "ci"}),
-        Level.FAILED,
-        "there is no ServiceAccount ci",
-    ),
-    "priority class": (
-        "priority",
-        {"named": {("priorityclasses", "high"): MISSING}},
-        pods(spec={"priorityClassName": "high"}),
-        Level.FAILED,
-        "there is no PriorityClass high",
     ),
     "queue": (
         "queue",
@@ -484,13 +442,13 @@ def test_nothing_is_wrong_with_a_small_job() -> None:
 
 
 def test_where_nothing_can_be_created_a_job_is_not_checked() -> None:
-    """Such a namespace lacks the ServiceAccount, among others."""
-    absent = {("serviceaccounts", "default"): MISSING}
+    """Such a namespace lacks all that the job names."""
     gone = Unreadable("there is no namespace team", missing=True, remedy="list them")
-    results = examine(replace(CLUSTER, accepted=gone, named=absent), pods(1))
+    full = quota(pods=("1", "1"))
+    results = examine(replace(CLUSTER, accepted=gone, quotas=full), pods(2))
     assert [r.check for r in results if r.level is Level.FAILED] == ["namespace"]
-    results = examine(replace(CLUSTER, accepted=FORBIDDEN, named=absent), pods(1))
-    assert [r.check for r in results if r.level is Level.FAILED] == ["service account"]
+    results = examine(replace(CLUSTER, accepted=FORBIDDEN, quotas=full), pods(2))
+    assert [r.check for r in results if r.level is Level.FAILED] == ["quota"]
 
 
 def test_a_refusal_of_the_api_server_that_repeats_a_check_is_not_told() -> None:

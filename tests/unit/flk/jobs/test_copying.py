@@ -19,7 +19,7 @@ import pytest
 
 from flk.errors import ApiError, FlkError, UnreachableError, UsageError
 from flk.jobs import copying
-from flk.jobs.received import Received
+from flk.jobs.copying import Received
 from flk.kube.sockets import STDERR, STDOUT
 from flk.observe.client import JobClient
 

@@ -181,7 +181,7 @@ def test_the_pod_of_a_rank_that_does_not_exist(fake: Any, client: JobClient) -> 
 
 
 def test_the_log_of_a_rank_marks_attempts_only_in_the_pods_where_it_was() -> None:
-    chosen = LineFilter(elastic().all("pod").view(), LogOptions(ranks=frozenset({1})))
+    chosen = LineFilter.of(elastic().all("pod").view(), LogOptions(ranks=frozenset({1})))
     logs = {1: ["flk-attempt 1", "rank 1", "flk-attempt 2", "rank 0"], 2: ["flk-attempt 2", "flk-attempt 3", "rank 1"]}
     shown = [
         line.text

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from flk.jobs import archive_writer
 from flk.jobs.listing import list_observed
 from flk.jobs.state import derive
 from flk.observe import pods
@@ -26,7 +25,6 @@ from tests.support.api_server import EVENTS, JOBS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
-from tests.unit.flk.health.test_deadlock import half_started
 from tests.unit.flk.observe.test_needs import pending_workload
 
 
@@ -34,7 +32,7 @@ from tests.unit.flk.observe.test_needs import pending_workload
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often functions were called that take time for each job."""
     found: Counter[str] = Counter()
-    for where, name in ((JobView, "__init__"), (archive_writer, "kept_job"), (pods, "_variables")):
+    for where, name in ((JobView, "__init__"), (pods, "_variables")):
         before = getattr(where, name)
 
         def call(*args: Any, name: str = name, before: Callable[..., Any] = before) -> Any:
@@ -45,16 +43,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def test_each_job_of_a_list_is_interpreted_and_copied_once(
-    fake: FakeApiServer, run: Run, counted: Counter[str]
-) -> None:
+def test_each_job_of_a_list_is_interpreted_once(fake: FakeApiServer, run: Run, counted: Counter[str]) -> None:
     for number in range(5):
         JobBuilder(2, name=f"runs-{number}").all("pod").condition("Running").add_to(fake)
         fake.written[f"runs-{number}-worker-0"] = "[rank 0] hello"
     code, stdout, _ = run("list")
     assert (code, stdout.count("Running")) == (0, 5)
     # Twice more with its record. No pod says where it is in the network.
-    assert counted == {"__init__": 15, "kept_job": 5}
+    assert counted == {"__init__": 15}
     assert len([path for path in fake.asked("GET") if not path.endswith("/log")]) < 10
     assert len([path for path in fake.asked("GET") if path.endswith("/log")]) == 5
 
@@ -68,7 +64,7 @@ def test_a_job_of_a_list_that_needs_its_events_is_interpreted_again_with_them(
         builder.add_to(fake)
     code, stdout, _ = run("list")
     assert (code, stdout.count("Suspended")) == (0, 10)  # phase and reason
-    assert counted == {"__init__": 10, "kept_job": 5}
+    assert counted == {"__init__": 10}
 
 
 def _queued(name: str) -> JobBuilder:
@@ -153,7 +149,7 @@ def test_the_list_says_of_a_recorded_job_what_its_status_says(
     """Their logs are missing here: a list reads none. What tells without a log is found as it was recorded."""
     view = recorded.load(recorded.FOLDER / f"{case}.json")
     owner = [{"kind": "PyTorchJob", "name": view.name, "uid": view.uid, "controller": True}]
-    around = view.around
+    around = view.seen
     fake.objects[CLAIMS] = {}
     if around.not_served:
         del fake.objects["/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"]
@@ -175,19 +171,6 @@ def test_the_list_says_of_a_recorded_job_what_its_status_says(
     found, recorded_state = _phases(run, view.name), derive(view)
     if not around.logs and not around.record:
         assert found == [(recorded_state.phase, recorded_state.reason)]
-
-
-def test_the_list_says_that_two_jobs_hold_a_part_of_their_nodes(fake: FakeApiServer, run: Run) -> None:
-    for name in ("gpt", "bert"):
-        job = half_started(name)
-        for pod in job.pods.values():
-            pod["metadata"]["labels"]["flk.dev/job"] = name
-        job.add_to(fake)
-    fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": [], "metadata": {"resourceVersion": "1"}}
-    assert [reason for _, reason in _phases(run, "bert", "gpt")] == ["Deadlocked", "Deadlocked"]
-    fake.requests.clear()
-    run("list")
-    assert fake.asked("GET").count("/api/v1/pods") == 2  # those of flk, and those of others
 
 
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
@@ -217,18 +200,6 @@ def test_a_node_that_is_gone_is_one_of_all_nodes(fake: FakeApiServer, run: Run) 
     fake.requests.clear()
     run("list")
     assert [path for path in fake.asked("GET") if "nodes" in path] == ["/api/v1/nodes"]
-
-
-def test_a_job_without_others_has_no_pods_of_other_tools_read(fake: FakeApiServer, run: Run) -> None:
-    job = half_started("gpt")
-    for pod in job.pods.values():
-        pod["metadata"]["labels"]["flk.dev/job"] = "gpt"
-    job.add_to(fake)
-    fake.objects["/api/v1/nodes"] = {}
-    for command in (("status", "gpt"), ("list",)):
-        fake.requests.clear()
-        run(*command)
-        assert fake.asked("GET").count("/api/v1/pods") == 1
 
 
 def test_the_list_says_the_place_in_a_queue_which_is_read_once_for_all_of_its_jobs(

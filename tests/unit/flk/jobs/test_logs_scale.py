@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flk.jobs.logs import LogOptions, follow
-from flk.jobs.logs.poller import THREADS
+from flk.jobs.logs.reader import THREADS
 from flk.jobs.logs.stream import FOLLOWED
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect

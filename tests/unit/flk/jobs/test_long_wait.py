@@ -196,19 +196,18 @@ def shifted(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.delenv("http_proxy", raising=False)
     for module in (
-        "flk.observe.watches",
+        "flk.observe.follower",
         "flk.observe.follower",
         "flk.observe.reader",
         "flk.jobs.wait.follow",
-        "flk.jobs.archive_writer",
         "flk.kube.client",
         "flk.kube.credentials",
     ):
         monkeypatch.setattr(f"{module}.time", clock)
     updates = Follower.updates
     monkeypatch.setattr(Follower, "updates", lambda self, until: updates(self, until, 10.0))  # a tenth of the states
-    monkeypatch.setattr("flk.observe.watches.queue", clock.queue())
-    monkeypatch.setattr("flk.observe.watches.list_and_watch", functools.partial(watch_by_clock, clock))
+    monkeypatch.setattr("flk.observe.follower.queue", clock.queue())
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", functools.partial(watch_by_clock, clock))
     monkeypatch.setattr("flk.jobs.wait.follow.Quiet", lambda: Quiet(clock.monotonic))
     client = JobClient(ApiClient(connect(), sleep=clock.sleep))
     monkeypatch.setattr("flk.observe.client.JobClient.connect", lambda *_: client)

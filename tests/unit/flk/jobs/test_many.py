@@ -11,7 +11,7 @@ from flk.errors import ApiError
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.client import JobClient
-from flk.observe.shared import SharedAnswers
+from flk.observe.source import ListSource
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.api_server import EVENTS, JOBS, PODS, FakeApiServer
 from tests.support.commands import Run
@@ -96,7 +96,7 @@ def test_an_error_of_the_watch_is_told_once_of_all_jobs(many: FakeApiServer, run
         raise ApiError("the API server is gone")
         yield
 
-    monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", broken)
     code, _, stderr = run("wait", "-l", "team=nlp")
     assert (code, stderr) == (
         ExitCode.ERROR,
@@ -104,23 +104,19 @@ def test_an_error_of_the_watch_is_told_once_of_all_jobs(many: FakeApiServer, run
     )
 
 
-def test_events_of_a_namespace_are_read_once_and_again_when_they_are_old(fake: FakeApiServer, kubeconfig: Any) -> None:
+def test_events_are_read_once_for_all_jobs_and_again_when_they_are_old(fake: FakeApiServer, kubeconfig: Any) -> None:
     JobBuilder(1, name="a").event("FailedCreatePod", "no room").add_to(fake)
-    shared = SharedAnswers(JobClient(ApiClient(connect())))
-    found = [event["reason"] for event in shared.events("PyTorchJob", "a")]
-    assert (found, shared.events("PyTorchJob", "b")) == (["FailedCreatePod"], [])
+    lists = ListSource(JobClient(ApiClient(connect())))
+    found = [event["reason"] for event in lists.events("PyTorchJob", "team", "a").items]
+    assert (found, lists.events("PyTorchJob", "team", "b").items) == (["FailedCreatePod"], [])
     assert len(fake.requests) == 1
-    old = SharedAnswers(JobClient(ApiClient(connect())), kept=-1.0)
-    assert [len(old.events("PyTorchJob", "a")) for _ in range(2)] == [1, 1]
+    old = ListSource(JobClient(ApiClient(connect())), kept=-1.0)
+    assert [len(old.events("PyTorchJob", "team", "a").items) for _ in range(2)] == [1, 1]
     assert len(fake.requests) == 3
 
 
-def test_events_that_the_api_server_does_not_give_are_asked_for_once_by_all_jobs(
-    fake: FakeApiServer, kubeconfig: Any
-) -> None:
+def test_what_the_api_server_does_not_give_is_asked_for_once_by_all_jobs(fake: FakeApiServer, kubeconfig: Any) -> None:
     fake.refused[EVENTS] = (400, "no")
-    shared = SharedAnswers(JobClient(ApiClient(connect())))
-    for job in ("a", "b"):
-        with pytest.raises(ApiError, match="no"):
-            shared.events("PyTorchJob", job)
+    lists = ListSource(JobClient(ApiClient(connect())))
+    assert ["no" in lists.events("PyTorchJob", "team", job).error for job in ("a", "b")] == [True, True]
     assert len(fake.requests) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from flk import __main__ as program
 from flk import labels
-from flk.jobs.owner import current_owner
+from flk.jobs.listing import current_owner
 from tests.support.api_server import JOBS, FakeApiServer
 from tests.support.jobs import JobBuilder
 

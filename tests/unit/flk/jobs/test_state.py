@@ -11,7 +11,7 @@ import pytest
 
 from flk.jobs import state as states
 from flk.jobs.state import Phase
-from flk.observe.observation import Need, Observation
+from flk.observe.observation import Need, Observation, What
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -346,7 +346,7 @@ def killed_container() -> JobBuilder:
     "around",
     [
         {"answered": frozenset()},
-        {"unread": {Need("events", "gpt-worker-2", "Pod"): "the API server did not answer"}},
+        {"unread": {Need(What.EVENTS, "gpt-worker-2", "Pod"): "the API server did not answer"}},
         {"time": NOW + 3600},
     ],
     ids=["not asked for", "not read", "forgotten"],

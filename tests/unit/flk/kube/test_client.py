@@ -169,7 +169,7 @@ def test_requests_end_soon_after_the_time_that_a_client_has(
     every = ApiClient(access, sleep=pauses.append)
     fake.fail(503, times=20)
     with pytest.raises(ApiError, match="tried"):
-        every.ending(seconds).call("list", ALL)
+        every.with_deadline(seconds).call("list", ALL)
     assert longest - 0.2 < waits[0] <= longest
     assert pauses == [pause for pause in BACKOFFS if not seconds or pause < seconds]
     fake.faults.clear()
@@ -181,9 +181,9 @@ def test_what_is_asked_to_find_a_version_ends_in_the_time_that_a_client_has(
     fake: Any, client: ApiClient, pauses: list[float]
 ) -> None:
     del fake.objects[ALL.path]
-    fake.refused["/apis/kubeflow.org"] = (503, "busy")
+    fake.refused["/apis"] = (503, "busy")
     with pytest.raises(ApiError, match="tried"):
-        client.ending(5.0).call("list", ALL)
+        client.with_deadline(5.0).call("list", ALL)
     assert pauses == [pause for pause in BACKOFFS if pause < 5]
 
 
@@ -301,6 +301,7 @@ def test_cluster_without_a_kind_of_jobs(fake: Any, client: ApiClient, target: st
     with pytest.raises(MissingApiError, match=f"does not serve {kinds}") as caught:
         client.call("create", where, body={})
     assert "install" in caught.value.hint
+    fake.faults.clear()
     fake.fail(404, fake.status(404, f'{target}s "gpt" not found', kind=f"{target}s", name="gpt"))
     with pytest.raises(JobNotFoundError, match="there is no job gpt in namespace team"):
         client.call("patch", where, body={})

@@ -11,39 +11,6 @@ JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", jobs="JobSets", ins
 QUEUES = Resource("kueue.x-k8s.io", "v1beta2", "localqueues", others=("v1beta1",))
 GROUPS = Resource("scheduling.k8s.io", "v1beta1", "podgroups", others=("v1alpha3", "v1alpha2"))
 
-# As an API server of Kubernetes 1.34 with JobSet answers.
-RECORDED = {
-    "/apis/jobset.x-k8s.io": {
-        "kind": "APIGroup",
-        "apiVersion": "v1",
-        "name": "jobset.x-k8s.io",
-        "versions": [{"groupVersion": "jobset.x-k8s.io/v1alpha2", "version": "v1alpha2"}],
-        "preferredVersion": {"groupVersion": "jobset.x-k8s.io/v1alpha2", "version": "v1alpha2"},
-    },
-    "/apis/jobset.x-k8s.io/v1alpha2": {
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": "jobset.x-k8s.io/v1alpha2",
-        "resources": [
-            {"name": "jobsets", "singularName": "jobset", "namespaced": True, "kind": "JobSet", "verbs": ["get"]},
-            {"name": "jobsets/status", "singularName": "", "namespaced": True, "kind": "JobSet", "verbs": ["get"]},
-        ],
-    },
-    "/apis/scheduling.k8s.io": {
-        "kind": "APIGroup",
-        "apiVersion": "v1",
-        "name": "scheduling.k8s.io",
-        "versions": [{"groupVersion": "scheduling.k8s.io/v1", "version": "v1"}],
-        "preferredVersion": {"groupVersion": "scheduling.k8s.io/v1", "version": "v1"},
-    },
-    "/apis/scheduling.k8s.io/v1": {
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": "scheduling.k8s.io/v1",
-        "resources": [{"name": "priorityclasses", "namespaced": False, "kind": "PriorityClass", "verbs": ["get"]}],
-    },
-}
-
 
 @pytest.fixture
 def client(fake: FakeApiServer, kubeconfig: Any) -> ApiClient:
@@ -66,15 +33,49 @@ def test_a_kind_is_used_in_the_version_that_the_cluster_serves(
     assert client.served(QUEUES).version == version
 
 
-def test_the_version_is_looked_up_once_and_only_if_the_first_one_is_not_served(
-    fake: FakeApiServer, client: ApiClient
+def test_discovery_is_asked_once_and_kept_for_the_next_command(
+    fake: FakeApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.objects |= {collection(QUEUES, "v1beta1"): {}, collection(GROUPS, "v1beta1"): {}}
     for _ in range(3):
+        assert client.serves(QUEUES)
+        assert not client.serves(JOBSETS)
         client.list_all(RequestTarget(GROUPS, "team"))
         client.list_all(RequestTarget(QUEUES, "team"))
-    documents = [path for path in fake.asked("GET") if "/namespaces/" not in path]
-    assert documents == ["/apis/kueue.x-k8s.io", "/apis/kueue.x-k8s.io/v1beta1"]
+    assert fake.asked("GET").count("/apis") == 1
+    another = ApiClient(connect())
+    assert not another.serves(JOBSETS)
+    another.list_all(RequestTarget(QUEUES, "team"))  # in its version, without a first request that is refused
+    assert fake.asked("GET").count("/apis") == 1
+    assert collection(QUEUES, "v1beta2") not in fake.asked("GET")
+    monkeypatch.setattr("flk.kube.discovery.KEPT", -1.0)
+    assert not ApiClient(connect()).serves(JOBSETS)
+    assert fake.asked("GET").count("/apis") == 2
+
+
+def test_a_kind_that_was_just_installed_is_found_when_it_is_needed(fake: FakeApiServer, client: ApiClient) -> None:
+    assert not client.serves(JOBSETS)
+    fake.objects[collection(JOBSETS, "v1alpha2")] = {}
+    assert ApiClient(connect()).served(JOBSETS) == JOBSETS
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"[]", b'{"time": 1e12, "groups": 5}', b'{"groups": {}}'])
+def test_a_damaged_file_counts_as_none(fake: FakeApiServer, client: ApiClient, content: bytes) -> None:
+    fake.objects[collection(JOBSETS, "v1alpha2")] = {}
+    path = client._discovery._path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    assert client.serves(JOBSETS)
+
+
+def test_a_server_that_names_groups_only_is_asked_for_the_kinds_themselves(
+    fake: FakeApiServer, client: ApiClient
+) -> None:
+    """As Kubernetes 1.25 does, which has no aggregated discovery."""
+    groups = [{"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta1"}]}]
+    fake.documents["/apis"] = {"kind": "APIGroupList", "groups": groups}
+    assert (client.serves(QUEUES), client.serves(JOBSETS)) == (True, False)
+    assert client.served(QUEUES).version == "v1beta1"
 
 
 def test_an_object_is_created_in_the_version_that_the_cluster_serves(fake: FakeApiServer, client: ApiClient) -> None:
@@ -97,19 +98,18 @@ def test_a_version_that_flk_does_not_know_is_refused_by_name(fake: FakeApiServer
 
 
 def test_a_group_that_has_other_kinds_does_not_serve_this_one(fake: FakeApiServer, client: ApiClient) -> None:
-    fake.documents |= RECORDED
-    assert client.served(JOBSETS) == JOBSETS
+    fake.objects[f"/apis/{GROUPS.group}/v1beta1/priorityclasses"] = {}
     with pytest.raises(MissingApiError, match=r"does not serve podgroups.scheduling.k8s.io"):
         client.served(GROUPS)
     # Of its own groups the API server knows that they have no such kind.
-    where = RequestTarget(GROUPS, "team")
     fake.fail(404, fake.status(404, "the server could not find the requested resource"))
     with pytest.raises(MissingApiError, match=r"does not serve podgroups.scheduling.k8s.io"):
-        client.list_all(where)
+        client.list_all(RequestTarget(GROUPS, "team"))
 
 
-def test_where_the_versions_may_not_be_read_the_first_error_counts(fake: FakeApiServer, client: ApiClient) -> None:
-    fake.refused["/apis/jobset.x-k8s.io"] = (403, 'User "ada" cannot get path "/apis/jobset.x-k8s.io"')
+def test_where_discovery_may_not_be_read_every_kind_is_asked_for(fake: FakeApiServer, client: ApiClient) -> None:
+    fake.refused["/apis"] = (403, 'User "ada" cannot get path "/apis"')
+    assert client.serves(JOBSETS)
     with pytest.raises(MissingApiError, match=r"does not serve JobSets \(API jobset.x-k8s.io/v1alpha2\)"):
         client.list_all(RequestTarget(JOBSETS, "team"))
 

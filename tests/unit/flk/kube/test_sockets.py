@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import re
-import select
 import socket
 import ssl
 import struct
@@ -16,11 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from urllib3.util.ssltransport import SSLTransport
+import urllib3
 
-from flk.errors import ApiError, ForbiddenError, UnreachableError
+from flk.errors import ApiError, ForbiddenError, NoConfigError, UnreachableError
 from flk.kube import sockets
-from flk.kube.kubeconfig import Context
 from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed, PodConnection
 from flk.observe.client import JobClient
 from flk.observe.resources import EXEC, PORT_FORWARD
@@ -38,10 +36,8 @@ class Server:
         self.refusals: list[int] = []  # statuses of the next answers
         self.messages: list[bytes] = []
         self.stays_open = False
-        self.redirect = ""  # the address to which every request is redirected
         self.heads: list[str] = []  # of all requests
-        self.proxies = ""  # "http": it is a proxy to itself; "socks": a SOCKS proxy
-        self.forwards = ""  # it is a proxy to this address
+        self.proxies = ""  # "http": it is a proxy to itself
         self.tls: ssl.SSLContext | None = None  # with which connections begin
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -64,20 +60,10 @@ class Server:
         if self.tls:
             connection = self.tls.wrap_socket(connection, server_side=True)
             self._kept.append(connection)
-        if self.proxies == "socks":
-            self._agree_on_socks(connection)
         head = self._head(connection)
         if self.proxies == "http":
             connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             head = self._head(connection)
-        if self.forwards:
-            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            self._forward(connection, socket.create_connection(self.forwards.split(":")))
-            return
-        if self.redirect:
-            connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {self.redirect}\r\n\r\n".encode())
-            connection.close()
-            return
         if self.refusals:
             status = self.refusals.pop(0)
             body = json.dumps(failure(status, 'User "anna" cannot get resource "pods/exec"')).encode()
@@ -96,25 +82,6 @@ class Server:
             connection.sendall(b"\x82\x7f" + struct.pack(">Q", len(message)) + message)
         if not self.stays_open:
             connection.close()
-
-    def _agree_on_socks(self, connection: socket.socket) -> None:
-        """Answer a greeting and a request to connect by name (RFC 1928), and keep the name."""
-        self._read(connection, self._read(connection, 2)[1])
-        connection.sendall(b"\5\0")
-        length = self._read(connection, 5)[4]
-        self.heads.append(self._read(connection, length + 2)[:-2].decode())
-        connection.sendall(b"\5\0\0\1" + bytes(6))
-
-    @staticmethod
-    def _forward(client: socket.socket, behind: socket.socket) -> None:
-        other = {client: behind, behind: client}
-        with client, behind:
-            while True:
-                for source in select.select(list(other), [], [])[0]:
-                    data = source.recv(1 << 16)
-                    if not data:
-                        return
-                    other[source].sendall(data)
 
     @staticmethod
     def _read(connection: socket.socket, size: int) -> bytes:
@@ -202,57 +169,44 @@ def test_a_proxy_gets_its_own_credentials(
     assert "anna" not in server.heads[1]
 
 
-def test_a_socks_proxy_makes_the_connection(
-    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("proxy", "said"), [("socks5h", "the proxy socks5h"), ("https", "the proxy https")])
+def test_a_proxy_that_the_package_does_not_know_is_refused(
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, proxy: str, said: str
 ) -> None:
-    server.proxies, server.messages = "socks", [on(STATUS, DONE)]
-    monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
-    client = connect("http://api.example.com")
-    assert client.execute(POD, ["true"], 60).code == 0
-    server.messages = OF_A_PORT
-    assert received(client) == b"hello"
-    assert server.heads[::2] == ["api.example.com"] * 2
-    assert "Host: api.example.com" in server.heads[1]
-    assert "/portforward?ports=8080" in server.heads[3]
+    monkeypatch.setenv("HTTP_PROXY", f"{proxy}://{server.address}")
+    with pytest.raises(NoConfigError, match=f"uses {said}://, which flk cannot do for exec, cp and port-forward"):
+        connect("http://api.example.com").execute(POD, ["true"], 60)
 
 
-def test_an_https_proxy_is_spoken_to_in_tls(
-    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made = make_certificate(tmp_path, "test", alternative="DNS:localhost,DNS:api.example.com")
-    monkeypatch.setenv("SSL_CERT_FILE", str(made.path))
-    monkeypatch.setenv("HTTPS_PROXY", f"https://anna:se%40cret@localhost:{server.address.rpartition(':')[2]}")
-    behind = Server()
-    server.forwards = behind.address
-    behind.messages = [on(STATUS, DONE)]
-    for each in (server, behind):
-        each.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        each.tls.load_cert_chain(made.path, made.key)
-    opened: list[SSLTransport] = []
-    transport = sockets._transport
-    monkeypatch.setattr(sockets, "_transport", lambda access: opened.append(found := transport(access)) or found)
-    client = connect("https://api.example.com")
-    assert client.execute(POD, ["true"], 60).code == 0
-    behind.messages = OF_A_PORT
-    assert received(client) == b"hello"
-    assert [each.fileno() for each in opened] == [-1, -1]  # closed
-    behind.close()
-    for head in server.heads:
-        assert "CONNECT api.example.com:443" in head
-        assert base64.b64encode(b"anna:se@cret").decode() in head
-    assert "container=pytorch" in behind.heads[0]
-    assert "/portforward?ports=8080" in behind.heads[1]
-
-
-def test_a_redirect_gets_no_credentials(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Context, "is_secure", True)
-    other = Server()
-    server.redirect = f"ws://{other.address}/"
-    with pytest.raises(ApiError):
+def test_impersonation_is_refused(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = urllib3.HTTPHeaderDict({"Authorization": "Bearer x", "Impersonate-User": "ada"})
+    monkeypatch.setattr(client.api.access, "headers", lambda: headers)
+    with pytest.raises(NoConfigError, match="context fake impersonates a user") as caught:
         client.execute(POD, ["true"], 60)
-    other.close()
-    assert "Bearer" in server.heads[0]
-    assert other.heads == []
+    assert caught.value.hint == "kubectl exec, cp and port-forward can"
+    assert server.heads == []
+
+
+def test_certificates_are_those_of_the_kubeconfig(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_certificate(tmp_path, "test", alternative="IP:127.0.0.1")
+    server.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.tls.load_cert_chain(made.path, made.key)
+    server.messages = [on(STATUS, DONE)]
+    path = write_kubeconfig(tmp_path / "config", f"https://{server.address}")
+    config = json.loads(path.read_text())
+    config["clusters"][0]["cluster"]["certificate-authority-data"] = base64.b64encode(made.path.read_bytes()).decode()
+    path.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    client = JobClient.connect()
+    assert client.execute(POD, ["true"], 60).code == 0
+    server.messages, server.stays_open = OF_A_PORT, True
+    assert received(client) == b"hello"
+    del config["clusters"][0]["cluster"]["certificate-authority-data"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(UnreachableError, match="certificate"):
+        JobClient.connect().execute(POD, ["true"], 60)
 
 
 def test_a_command_that_does_not_end(server: Server, client: JobClient) -> None:
@@ -267,17 +221,12 @@ def test_a_connection_that_breaks(server: Server, client: JobClient) -> None:
         client.execute(POD, ["cat"], 60)
 
 
-@pytest.mark.parametrize("proxies", ["", "socks"])
 def test_the_system_looks_whether_the_other_end_of_a_silent_connection_is_gone(
-    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, proxies: str
+    server: Server, client: JobClient
 ) -> None:
-    server.proxies = proxies
-    if proxies:
-        monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
-    client = connect("http://api.example.com" if proxies else f"http://{server.address}")
     where = client.target(EXEC, "train-worker-0")
     remote = sockets.RemoteCommand(client.api.access, where, ["cat"], container="pytorch")
-    transport = remote._socket.sock
+    transport = remote._client.sock.sock
     assert transport.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     idle = next(name for name in ("TCP_KEEPIDLE", "TCP_KEEPALIVE") if hasattr(socket, name))
     options = [getattr(socket, name) for name in (idle, "TCP_KEEPINTVL", "TCP_KEEPCNT")]

@@ -168,7 +168,7 @@ def test_an_outage_before_the_first_list_is_waited_out_where_the_server_has_answ
     assert told(changes(client), 2) == ["list", "201"]
     fake.fail(status, times=12)
     with pytest.raises(ApiError):  # whose time is over
-        next(changes(client.ending(1e-9)))
+        next(changes(client.with_deadline(1e-9)))
 
 
 def test_outage_ends(fake: Any, client: JobClient) -> None:
@@ -301,7 +301,7 @@ def test_deletion_is_seen(fake: Any, client: JobClient) -> None:
 
 def test_another_job_under_the_name_is_a_deletion(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job("job-2"))
-    own = client.of(JobRef("gpt", uid="job-1"))
+    own = client.for_job(JobRef("gpt", uid="job-1"))
     last = next(seen for seen in islice(follow_job(own, "gpt"), 20) if seen.gone is not None)
     assert last.name_reused
 
@@ -332,7 +332,7 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
         while target.resource == resources.PODS and not ended.wait(0.001):
             yield Changed(pod("pod-1"))
 
-    monkeypatch.setattr("flk.observe.watches.list_and_watch", endless)
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", endless)
     updates = follow_job(client, "gpt")
     assert [next(updates).job is not None for _ in range(2)] == [True, True]
     ended.set()
@@ -345,6 +345,6 @@ def test_error_of_any_kind_in_a_watch_is_raised(fake: Any, client: JobClient, mo
         raise KeyError("metadata")
         yield
 
-    monkeypatch.setattr("flk.observe.watches.list_and_watch", broken)
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", broken)
     with pytest.raises(KeyError):
         next(follow_job(client, "gpt"))

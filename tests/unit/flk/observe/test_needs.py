@@ -12,10 +12,11 @@ from flk.cli import status_text
 from flk.health import find
 from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
-from flk.observe.needs import Answer, needs, with_answer
-from flk.observe.observation import Need, Observation
+from flk.observe.needs import needs, with_answer
+from flk.observe.observation import Need, Observation, What
 from flk.observe.progress import Progress
 from flk.observe.reader import view_job
+from flk.observe.source import Reply
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.log_format import RECORD_MARKER
@@ -27,9 +28,9 @@ def asked(seen: Observation) -> list[list[tuple[str, str]]]:
     """Return the requests of each round, if none of them finds anything."""
     rounds = []
     while wanted := needs(JobView(seen)):
-        rounds.append([(need.what, need.name) for need in wanted])
+        rounds.append([(need.what.value, need.name) for need in wanted])
         for need in wanted:
-            seen = with_answer(seen, need, Answer())
+            seen = with_answer(seen, need, Reply())
     return rounds
 
 
@@ -41,7 +42,7 @@ def test_a_job_that_runs_undisturbed_needs_its_record_only() -> None:
 def test_a_record_tells_that_a_job_runs_undisturbed() -> None:
     seen = jobs.running().seen()
     line = f"{MADE} [pod 0] {RECORD_MARKER}{record(None, outcome='running').to_json()}"
-    seen = with_answer(seen, needs(JobView(seen))[0], Answer(lines=[line, f"{MADE} [rank 0] step 1"]))
+    seen = with_answer(seen, needs(JobView(seen))[0], Reply(lines=[line, f"{MADE} [rank 0] step 1"]))
     assert seen.record is not None
     assert seen.logs == {"gpt-worker-0": ["[rank 0] step 1"]}
     assert needs(JobView(seen)) == []
@@ -51,10 +52,10 @@ def test_each_worker_of_diloco_shows_its_own_step_and_pods_that_print_none_that_
     job = JobBuilder(4).all("pod").condition("Running")
     job.container["env"] = [{"name": "FLK_WORKERS", "value": "2"}]
     seen, logs = job.seen(), {"gpt-worker-0": 7, "gpt-worker-2": 5}
-    assert {(need.what, need.name) for need in needs(JobView(seen))} >= {("metrics", "gpt-worker-2")}
+    assert {(need.what.value, need.name) for need in needs(JobView(seen))} >= {("metrics", "gpt-worker-2")}
     for need in needs(JobView(seen)):
         rank = int(need.name[-1])
-        seen = with_answer(seen, need, Answer(lines=[f'{MADE} [rank {rank}] {{"step": {logs[need.name]}}}']))
+        seen = with_answer(seen, need, Reply(lines=[f'{MADE} [rank {rank}] {{"step": {logs[need.name]}}}']))
     state = derive(JobView(seen))
     header, *rows = status_text.pods_table(state, wide=False)
     assert [row[header.index("STEP") :].split()[0] for row in rows] == ["7", "7", "5", "5"]
@@ -101,9 +102,9 @@ def test_a_pod_whose_volume_is_on_another_node_needs_the_claim_and_then_its_volu
     seen, answers = job.seen(), {"claims": [{"metadata": {"name": "local"}, "spec": {"volumeName": "pv-1"}}]}
     rounds = []
     while wanted := needs(JobView(seen)):
-        rounds.append([(need.what, need.name) for need in wanted])
+        rounds.append([(need.what.value, need.name) for need in wanted])
         for need in wanted:
-            seen = with_answer(seen, need, Answer(answers.get(need.what, [])))
+            seen = with_answer(seen, need, Reply(answers.get(need.what.value, [])))
     claims = next(number for number, round_ in enumerate(rounds) if ("claims", "local") in round_)
     assert ("volumes", "pv-1") in rounds[claims + 1]
     assert ("volumes", "pv-1") not in [need for round_ in asked(job.seen()) for need in round_]  # no claim was found
@@ -113,7 +114,7 @@ def test_events_of_an_earlier_job_of_the_name_are_left_out() -> None:
     seen = JobBuilder().seen()
     about = {"kind": "PyTorchJob", "name": "gpt", "uid": "another"}
     events = [{"metadata": {"name": "e"}, "involvedObject": about, "lastTimestamp": MADE}]
-    assert with_answer(seen, Need("events", "gpt", "PyTorchJob"), Answer(events)).events == []
+    assert with_answer(seen, Need(What.EVENTS, "gpt", "PyTorchJob"), Reply(events)).events == []
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
@@ -126,9 +127,9 @@ def test_what_waits_in_a_queue_is_read_in_the_version_that_the_cluster_serves(fa
     path = f"/apis/visibility.kueue.x-k8s.io/{version}/namespaces/team/localqueues/gold/pendingworkloads"
     fake.documents[path] = {"kind": "PendingWorkloadsSummary", "items": [{"metadata": {"name": "w"}}]}
     client = JobClient.connect(namespace="team")
-    assert [each["metadata"]["name"] for each in view_job(client, "gpt").around.pending_workloads] == ["w"]
+    assert [each["metadata"]["name"] for each in view_job(client, "gpt").seen.pending_workloads] == ["w"]
     fake.refused[path] = (403, 'localqueues "gold" is forbidden: User "ada" cannot get resource "localqueues"')
-    assert "pendingworkloads" in view_job(client, "gpt").around.unreadable
+    assert "pendingworkloads" in view_job(client, "gpt").seen.unreadable
 
 
 def pending_workload(job: str, cluster_queue: int, local_queue: int) -> dict[str, Any]:
@@ -166,7 +167,8 @@ def test_commands_say_the_place_in_the_queue_and_who_is_ahead(fake: Any, capsys:
 
 
 @pytest.mark.usefixtures("kubeconfig")
-def test_a_job_in_a_queue_waits_for_ever_where_there_is_no_kueue(fake: Any) -> None:
+def test_a_job_in_a_queue_waits_for_ever_where_there_is_no_kueue(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flk.kube.discovery.FRESH", -1.0)
     job = JobBuilder()
     job.job["spec"]["runPolicy"]["suspend"] = True
     job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
@@ -195,13 +197,13 @@ def test_the_metrics_of_a_further_worker_of_diloco_are_read(fake: Any) -> None:
     job.add_to(fake)
     for rank, step in enumerate((7, 5)):
         fake.written[f"gpt-worker-{rank}"] = f'[rank {rank}] {{"step": {step}}}\n'
-    found = view_job(JobClient.connect(namespace="team"), "gpt").around.progress
+    found = view_job(JobClient.connect(namespace="team"), "gpt").seen.progress
     assert [(each.rank, each.step) for each in found] == [(0, 7), (1, 5)]
 
 
 def test_what_may_not_be_read_is_known_and_not_asked_again() -> None:
     seen = jobs.unschedulable().seen()
-    need = Need("nodes")
-    seen = with_answer(seen, need, Answer(unreadable=frozenset({"nodes"})))
+    need = Need(What.NODES)
+    seen = with_answer(seen, need, Reply(unreadable=frozenset({"nodes"})))
     assert seen.unreadable == {"nodes"}
     assert need not in needs(JobView(seen))

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flk.observe.progress import read_progress, read_telemetry_of
+from flk.jobs.logs import LogPosition
+from flk.observe.progress import read_progress, read_telemetry_of, split_stamp
 
 
 def line(second: int, text: str) -> str:
@@ -60,3 +61,13 @@ def test_two_lines_of_a_step_are_told_together() -> None:
     assert (found.step, found.loss, found.step_time) == (10, 2.25, 2.0)
     samples = read_telemetry_of(lines, 0.0).history
     assert [(each.step, each.loss, each.tokens_per_s) for each in samples] == [(9, 2.5, None), (10, 2.25, 8.0)]
+
+
+def test_time_stamps_are_taken_off() -> None:
+    text = "hello 2026-01-01T00:00:00Z "
+    assert split_stamp(f"2026-01-01T00:00:01.123Z {text}".encode()) == ("2026-01-01T00:00:01.123Z", text)
+
+
+def test_words_of_the_kubelet_have_none() -> None:
+    assert split_stamp(b"unable to retrieve container logs") == ("", "unable to retrieve container logs")
+    assert LogPosition().accept(b"unable to retrieve container logs")

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from flk.errors import JobNotFoundError
-from flk.jobs.archive_writer import remember
-from flk.jobs.logs import LogOptions, dump
+from flk.jobs.answer import keep, look
 from flk.observe.client import JobClient
-from flk.observe.observation import Observation
 from flk.report.collect import collect
-from tests.support.api_server import JOBS
-from tests.support.jobs import JobBuilder
 from tests.support.reports import job
 
 
@@ -44,32 +40,21 @@ def test_a_job_in_the_cluster(fake: Any, client: JobClient) -> None:
     assert "[rank 0] ValueError: no ünïcode" in report.excerpts[0].lines
 
 
-def test_a_deleted_job_has_what_was_archived(fake: Any, client: JobClient) -> None:
+def test_the_diff_of_a_submission_from_here(fake: Any, client: JobClient) -> None:
     add(fake)
-    made = fake.objects[JOBS]["gpt"]
-    remember(client, Observation(made, diff="-a\n+b\n"))
-    list(dump(client, "gpt", LogOptions()))  # `flk logs` keeps lines
-    collect(client, "gpt")
-    fake.delete_all()
-    notes: list[str] = []
-    report = collect(client, "gpt", notes.append)
-    assert report.place == "on this machine"
+    keep(client, look(client, "gpt"), diff="-a\n+b\n")
+    report = collect(client, "gpt")
     assert report.submitted.options["resources.gpu"] == "8"
     assert report.submitted.commit.endswith("-dirty")
     assert report.submitted.diff == "-a\n+b\n"
-    assert [each.step for each in report.telemetry.history] == [1, 2, 3] if report.telemetry else False
-    assert "is gone" in notes[0]
 
 
-def test_a_job_that_was_deleted_while_it_ran_has_its_last_lines(fake: Any, client: JobClient) -> None:
-    JobBuilder(1).all("pod").condition("Running").add_to(fake)
-    fake.written["gpt-worker-0"] = '[rank 0] {"step": 7, "loss": 2.5}\n'
-    list(dump(client, "gpt", LogOptions()))
+def test_a_deleted_job_without_a_record_in_the_cluster(fake: Any, client: JobClient) -> None:
+    add(fake)
+    collect(client, "gpt")
     fake.delete_all()
-    report = collect(client, "gpt")
-    assert report.excerpts[-1].lines == ['[rank 0] {"step": 7, "loss": 2.5}']
-    assert [each.step for each in report.telemetry.history] == [7] if report.telemetry else False
-    assert "logs" not in report.missing
+    with pytest.raises(JobNotFoundError, match="its launchers have kept no record in the cluster"):
+        collect(client, "gpt")
 
 
 def test_a_job_that_never_was(fake: Any, client: JobClient) -> None:

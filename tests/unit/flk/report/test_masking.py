@@ -7,7 +7,7 @@ import json
 import pytest
 
 from flk import labels
-from flk.observe.archive.redaction import masked, secrets_of
+from flk.observe.redaction import masked, secrets_of
 from flk.report.build import build
 from flk.report.model import Excerpt
 from flk.report.page import page_of

@@ -12,7 +12,7 @@ import pytest
 
 from flk.errors import MissingApiError
 from flk.health import find
-from flk.jobs.choice import chosen
+from flk.jobs.submission import chosen
 from flk.manifest import make_bundle, render
 from flk.observe.client import JobClient
 from flk.observe.resources import POD_GROUPS

@@ -10,7 +10,7 @@ import pytest
 
 from flk.errors import ApiError, ConflictError, MissingApiError
 from flk.jobs.lifecycle.creation import create_job, dry_run
-from flk.jobs.lifecycle.secret import objects_with_uid
+from flk.jobs.submission import objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, STARTED, SUBMISSION
@@ -211,9 +211,12 @@ def test_the_server_answers_a_dry_run_for_an_archive_that_it_has(fake: Any, clie
     assert owners(fake, "flk-code-0") == ["one"]
 
 
-def test_a_job_in_a_queue_is_refused_where_there_is_no_kueue(fake: Any, client: JobClient) -> None:
+def test_a_job_in_a_queue_is_refused_where_there_is_no_kueue(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flk.kube.discovery.FRESH", -1.0)
     queued = rendered(replicas=1, queue="gold")
-    fake.refused["/apis/kueue.x-k8s.io"] = (403, "")
+    fake.refused["/apis"] = (403, "")
     create_job(client, queued)  # whether there is Kueue is not known
     fake.objects[JOBS].clear()
     fake.refused.clear()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flk.errors import ApiError
-from flk.jobs.trace import read_trace, summarize
+from flk.jobs.profiling import read_trace, summarize
 
 
 def span(name: str, begin: float, end: float, category: str = "cpu_op", thread: int = 1) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk.jobs.logs.folding import Folder
-from flk.jobs.logs.lines import LogLine
+from flk.jobs.logs.lines import Folder, LogLine
 
 
 def line(rank: int, message: str) -> LogLine:

@@ -1,4 +1,4 @@
-"""Strip secrets and unused fields of objects before they are archived."""
+"""Hide the secrets of a job in what flk keeps and shows of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ _FILE_OF_DIFF: Final = re.compile(r"diff --git a/.* b/(.+)")
 # A copy of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _SHELL_COMMANDS: Final = {"setup": SETUP, "on_restart": ON_RESTART}  # variables of the options that are commands
-_NOT_OF_CONTAINERS: Final = ("env", "envFrom", "command", "args", "lifecycle")
 
 
 def secrets_of(job: Object | None) -> list[str]:
@@ -132,22 +131,6 @@ def _kept_value(name: object, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return hidden_in_shell_command(value) if name in _SHELL_COMMANDS.values() else without_password(value)
-
-
-def kept_pod(pod: Object) -> Object:
-    """Return a pod without the commands and the environment of its containers."""
-    spec = dict(pod.get("spec") or {})
-    for kind in ("containers", "initContainers"):
-        if kind in spec:
-            spec[kind] = [{k: v for k, v in c.items() if k not in _NOT_OF_CONTAINERS} for c in spec[kind]]
-    return {"metadata": _metadata(pod), "spec": spec, "status": pod.get("status") or {}}
-
-
-def kept_event(event: Object) -> Object:
-    """Return an event without the metadata that only the API server needs."""
-    return {key: value for key, value in event.items() if key != "metadata"} | {
-        "metadata": {"name": event.get("metadata", {}).get("name", "")}
-    }
 
 
 def _metadata(item: Object) -> Object:

@@ -9,10 +9,9 @@ import pytest
 
 from flk.kube import ApiClient, Changed, Listed, list_and_watch
 from flk.kube.resources import RequestTarget, Resource
-from flk.observe import watches
+from flk.observe import follower as watches
 from flk.observe.client import JobClient, JobRef
-from flk.observe.follower import Follower
-from flk.observe.watches import Watches
+from flk.observe.follower import Follower, Watches
 from flk.targets import DEFAULT
 
 PODS = RequestTarget(Resource("", "v1", "pods"), "team")
