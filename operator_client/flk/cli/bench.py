@@ -127,7 +127,7 @@ class _Watched(io.TextIOBase):
 
 
 def _text(result: BenchResult) -> Iterator[str]:
-    from flk.cli.table import table
+    from flk.cli.output import table
 
     data = result.data
     predicted = data.get("predicted") or {}

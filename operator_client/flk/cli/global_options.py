@@ -36,8 +36,8 @@ def _connection(  # its signature is what the decorators add
         typer.Option(
             "--request-timeout",
             metavar="DURATION",
-            help="Time for one request with all its attempts: 10s, 1m; 0 for no limit. Default: 5s for an answer to a "
-            "read, 30s to a list, 35s to a write, 30s for attempts while the server is busy.",
+            help="Time for one request with all its attempts: 10s, 1m; 0 for no limit. Default: 5s to 35s, by the "
+            "request.",
         ),
     ] = None,
     as_user: Annotated[str, typer.Option("--as", metavar="USER", help="User to impersonate.")] = "",
@@ -45,9 +45,6 @@ def _connection(  # its signature is what the decorators add
         list[str] | None, typer.Option("--as-group", metavar="GROUP", help="Group to impersonate. Repeatable.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each request on stderr.")] = False,
-    show_kubectl: Annotated[
-        bool, typer.Option("--show-kubectl", help="Show on stderr the kubectl command for each request.")
-    ] = False,
 ) -> None: ...
 
 
@@ -113,7 +110,6 @@ def _connect(
     as_user: str | None,
     as_group: list[str] | None,
     verbose: bool | None,
-    show_kubectl: bool | None,
     **chosen: str | None,
 ) -> _Observer | None:
     """Set the options of connections. ``chosen`` are fields of Connection."""
@@ -124,7 +120,7 @@ def _connect(
     if server and not server.startswith(("https://", "http://")):
         raise UsageError("--server: must be an address such as https://api.example.com:6443")
     limit = seconds(request_timeout, "--request-timeout")
-    observe = _Observer(bool(verbose), bool(show_kubectl)) if verbose or show_kubectl else None
+    observe = _Observer() if verbose else None
     named = {name: value or "" for name, value in chosen.items()}
     connection = Connection(
         server=server or "", user=as_user or "", groups=tuple(as_group or ()), caller=caller, **named
@@ -134,26 +130,18 @@ def _connect(
 
 
 class _Observer:
-    """Prints requests, and each kubectl command once: flk asks for some things again and again."""
+    """Prints requests as they are answered."""
 
-    def __init__(self, verbose: bool, show_kubectl: bool) -> None:
-        self._verbose, self._show_kubectl = verbose, show_kubectl
-        self._shown: set[str] = set()
+    def __init__(self) -> None:
+        self._closed = False
 
     def close(self) -> None:
         """Stop printing: threads of a command that has ended may still be sending a request."""
-        self._verbose = self._show_kubectl = False
+        self._closed = True
 
     def __call__(self, exchange: Exchange) -> None:
-        from flk.kube import kubectl_command
         from flk.terminal import one_line
 
-        if self._verbose:
-            milliseconds = exchange.seconds * 1000
-            line = f"{exchange.method} {exchange.url}: {exchange.outcome} after {milliseconds:.0f} ms"
+        if not self._closed:
+            line = f"{exchange.method} {exchange.url}: {exchange.outcome} after {exchange.seconds * 1000:.0f} ms"
             sys.stderr.write(f"flk: {one_line(line)}\n")  # in one piece: threads send requests at once
-        if self._show_kubectl:
-            command = kubectl_command(exchange.verb, exchange.target, exchange.query, exchange.body, exchange.flags)
-            if command not in self._shown:
-                self._shown.add(command)
-                sys.stderr.write(f"{one_line(command)}\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+from flk.cli.output import table
 from flk.cli.screen import cut, width_of
-from flk.cli.table import table
 from flk.terminal import printable
 from flk.units import short_duration
 from flk_runtime.contract.ranges import plural

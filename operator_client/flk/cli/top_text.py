@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from flk.cli.output import table
 from flk.cli.screen import cut
-from flk.cli.table import table
 from flk.observe.progress import Progress
 from flk.terminal import printable
 from flk.units import bytes_text, short_duration

@@ -31,9 +31,9 @@ def why(
     if output == "text":
         sys.stdout.write(text(answer, client.now()))
     else:
-        from flk.cli.data_output import DataOutput
+        from flk.cli.output import data_text
 
-        sys.stdout.write(DataOutput(output).text(answer.to_dict()))
+        sys.stdout.write(data_text(answer.to_dict(), output))
     return state.code if state.was_deleted else None
 
 

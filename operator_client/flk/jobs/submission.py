@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from flk.errors import UnreachableError
 from flk.jobs.archive_writer import remember
 from flk.jobs.choice import chosen
 from flk.jobs.handle import JobHandle
-from flk.jobs.lifecycle import create_job, delete_expired
+from flk.jobs.lifecycle import create_job
 from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.owner import cluster_user, current_owner
 from flk.kube import Object
@@ -44,18 +43,6 @@ class Submission:
     def name(self) -> str:
         """The job's name."""
         return str(self.job.name)
-
-    def delete_expired(self, job: JobHandle, report: Callable[[str], None] = lambda text: None) -> None:
-        """Delete jobs of the namespace whose TTL has passed, if this submission, which has created ``job``, has a TTL.
-
-        ``report`` is called with a line about each of them.
-        """
-        try:
-            for name in delete_expired(self.client) if self.job.ttl is not None else ():
-                report(f"deleted job {name}: it has ended, and its TTL has passed")
-        except KeyboardInterrupt as interrupt:
-            interrupt.args = (self._goes_on(job.client),)
-            raise
 
     def create(self) -> JobHandle:
         """Create the job with all its objects, and let it start. See `flk.jobs.lifecycle` for errors and Ctrl-C.
@@ -109,18 +96,15 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     """Create ``job`` in a cluster and return a handle on it.
 
     The files that the job needs are looked up below ``root``. ``context`` and ``namespace`` default to the current
-    context of the kubeconfig and its namespace. If ``job`` has a TTL, jobs of the namespace whose TTL has passed are
-    deleted. Warns (UserWarning) of what is probably a mistake. Raises UsageError if the job or its files cannot be
-    submitted, ApiError if the API server refuses it.
+    context of the kubeconfig and its namespace. Warns (UserWarning) of what is probably a mistake. Raises UsageError if
+    the job or its files cannot be submitted, ApiError if the API server refuses it.
     """
     folder = Path(root).resolve()
     submission = prepare(with_files(job, folder), folder, JobClient.connect(context, namespace))
     bundle = submission.bundle
-    for sentence in filter(None, (*mistakes(submission.job), bundle.unread, bundle.lost_saves(submission.job))):
+    for sentence in filter(None, (*mistakes(submission.job), bundle.unread)):
         warnings.warn(sentence, stacklevel=2)
-    created = submission.create()
-    submission.delete_expired(created)
-    return created
+    return submission.create()
 
 
 def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from typing import IO
 
 from flk.errors import FlkError, UsageError
 from flk.local import gpus
-from flk.local.places import checkpoints_of_this_run, made, memory, pods_folder
+from flk.local.places import checkpoints_of_this_run, memory
 from flk.local.python import interpreter
 from flk.local.variables import free_port, launcher_variables
 from flk.spec.job import Job
@@ -48,15 +47,10 @@ class _Pod:
 class LocalRun:
     """A job on this machine. ``run`` returns the exit code of the job's pods."""
 
-    def __init__(self, job: Job, folder: Path, code: bytes | None = None) -> None:
-        """``job`` has a name; its ranks start in ``folder``.
-
-        With ``code``, an archive of the files that would travel, each pod has a folder of its own with these files
-        instead, as in a cluster: see `pods_folder`. It begins anew with a pod that takes the place of a killed one.
-        """
+    def __init__(self, job: Job, folder: Path) -> None:
+        """``job`` has a name; its ranks start in ``folder``."""
         self._job = job
         self._folder = folder
-        self._code = code
         if sys.platform not in ("linux", "darwin"):
             raise UsageError(
                 f"`flk run` needs Linux or macOS, because its launchers do (this is {sys.platform})",
@@ -89,7 +83,7 @@ class LocalRun:
             memory(self._job) as in_memory,
             self._handled_signals(),
         ):
-            shared = launcher_variables(self._job, self._folder, Path(scratch), self._python, self._code)
+            shared = launcher_variables(self._job, self._folder, Path(scratch), self._python)
             self._base = shared | in_memory
             self._ports = [free_port() for _ in range(self._job.workers)]
             if self._on_cpus:
@@ -101,19 +95,9 @@ class LocalRun:
             finally:
                 self._kill()
 
-    def _folder_of(self, index: int) -> Path:
-        """The folder in which the ranks of a pod start."""
-        if self._code is None:
-            return self._folder
-        folder = pods_folder(self._job, self._folder) / str(index)
-        shutil.rmtree(folder, ignore_errors=True)
-        # A rank of the killed launcher may still have written.
-        return made(folder, "--pod-folders needs a folder that you can write")
-
     def _start(self, index: int) -> None:
-        folder = self._folder_of(index)
         values = self._base | {
-            pod_env.WORK: str(folder),
+            pod_env.WORK: str(self._folder),
             pod_env.RDZV_ENDPOINT: f"127.0.0.1:{self._ports[index * self._job.workers // self._job.replicas]}",
             pod_env.POD_INDEX: str(index),
             user_env.POD_NAME: f"{self._job.name}-worker-{index}",
@@ -128,7 +112,7 @@ class LocalRun:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=folder,
+            cwd=self._folder,
             env=values,
             start_new_session=True,
         )

@@ -1,13 +1,10 @@
 """Change jobs in a cluster: create a job with all its objects, scale, suspend and resume it, restart it, delete it.
 
-`delete_expired` deletes the jobs whose TTL has passed.
-
 `flk.jobs.submission` and commands import it.
 """
 
 from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.jobs.lifecycle.deletion import delete_jobs
-from flk.jobs.lifecycle.expiry import delete_expired
 from flk.jobs.lifecycle.progress import losses
 from flk.jobs.lifecycle.restart import restart
 from flk.jobs.lifecycle.scaling import scale
@@ -15,7 +12,6 @@ from flk.jobs.lifecycle.suspension import resume, suspend, wait_for_all_pods_to_
 
 __all__ = [
     "create_job",
-    "delete_expired",
     "delete_jobs",
     "dry_run",
     "losses",
