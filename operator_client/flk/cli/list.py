@@ -94,8 +94,9 @@ def list_(
 def _text(states: list[State], output: str, now: float, *, all_namespaces: bool) -> str:
     """Return the list in a format. ``wide`` has the sentences of the causes."""
     from flk.cli.output import items_text, table
+    from flk.cli.screen import phase_style
     from flk.observe.resources import qualified
-    from flk.terminal import printable_lines
+    from flk.terminal import printable, styled
     from flk.units import short_duration
 
     if output in ("json", "yaml"):
@@ -115,7 +116,11 @@ def _text(states: list[State], output: str, now: float, *, all_namespaces: bool)
         ]
         for state in states
     ]
-    return printable_lines(table(header, rows, without=() if all_namespaces else ("NAMESPACE",)))
+    head, *lines = table(header, rows, without=() if all_namespaces else ("NAMESPACE",))
+    shown = [printable(line) for line in lines]
+    for number, phase in enumerate(str(state.phase) for state in states):
+        shown[number] = shown[number].replace(phase, styled(phase, phase_style(phase), sys.stdout), 1)
+    return "".join(f"{line}\n" for line in (head, *shown))
 
 
 def _phases(given: list[str]) -> set[str]:

@@ -33,13 +33,22 @@ def items_text(items: list[dict[str, Any]], form: str) -> str:
     return data_text({"schema": SCHEMA, "items": items}, form)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, without: Container[str] = ()) -> list[str]:
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, without: Container[str] = (), width: int = 0
+) -> list[str]:
     """Return lines whose columns are as wide as their widest cell, as kubectl's. An empty cell becomes ``-``.
 
-    Columns whose titles are among ``without`` are left out.
+    Columns whose titles are among ``without`` are left out. Where the table is wider than ``width`` (0: no limit), the
+    last cell of a row stands below it: it says why.
     """
     cells = [list(header), *([cell or "-" for cell in row] for row in rows)]
     shown = [column for column, title in enumerate(header) if title not in without]
+    if width and sum(max(len(row[column]) for row in cells) + 3 for column in shown) - 3 > width:
+        without = {title for title in header if title in without} | {header[shown[-1]]}
+        lines = table(header, rows, without=without)
+        last = [row[shown[-1]] for row in rows]
+        below = (["  " + cell] if cell else [] for cell in last)
+        return [lines[0], *(part for line, why in zip(lines[1:], below, strict=True) for part in (line, *why))]
     widths = {column: max(len(row[column]) for row in cells) for column in shown}
     return ["   ".join(row[column].ljust(width) for column, width in widths.items()).rstrip() for row in cells]
 

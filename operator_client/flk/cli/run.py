@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flk.cli.options import LoadedJob, note, takes_job
 from flk.errors import JobFailedError
 from flk.terminal import print_error
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
+
+if TYPE_CHECKING:
+    from flk.local.shown import Shown
+    from flk_runtime.contract.record import JobRecord
+
+_ENDS = {int(ExitCode.DONE): "succeeded", int(ExitCode.INTERRUPTED): "was interrupted"}
 
 
 @partial(takes_job, here=True)
@@ -42,6 +49,19 @@ def run(
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine{sizes}, {kept}")
     local = LocalRun(job, here)
     exit_code = local.run()
-    if local.record and local.record.failure:
-        print_error(JobFailedError(f"job {job.name} failed: {local.record.failure.summary}"))
+    record, name = local.shown.record, str(job.name)
+    if record and record.failure:
+        _print_failure(name, local.shown, record)
+        return exit_code
+    end = local.shown.end()
+    if end.startswith("after"):
+        end = f"{_ENDS.get(exit_code, 'ended')} {end}"
+    note(f"{name}: {end}" + (f"; {record.warning}" if record and record.warning else ""))
     return exit_code
+
+
+def _print_failure(name: str, shown: Shown, record: JobRecord) -> None:
+    reason = f"; {record.no_retry_reason}" if record.no_retry_reason else ""
+    failure = record.failure.summary if record.failure else ""
+    hint = f"the same command goes on at step {record.stored}" if record.stored else ""
+    print_error(JobFailedError(f"job {name} failed {shown.took}: {failure}{reason}", hint=hint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 import threading
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
     from flk.jobs.state import State
@@ -56,6 +56,18 @@ class ProgressLine:
             self._stream.write(_CLEAR + cut(text, width))
             self._stream.flush()
             self._shown = text
+
+
+_STYLES: Final = {
+    **dict.fromkeys(("Stuck", "Failed"), "bad"),
+    **dict.fromkeys(("Restarting", "Preempted", "Pending", "Queued", "Terminating"), "warn"),
+    "Succeeded": "good",
+}
+
+
+def phase_style(phase: str) -> str:
+    """Return the style of a phase of a job, as `flk.terminal.styled` takes it."""
+    return _STYLES.get(phase, "")
 
 
 def cut(text: str, width: int) -> str:

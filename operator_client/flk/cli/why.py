@@ -39,8 +39,9 @@ def why(
 
 def text(answer: Report, now: float) -> str:
     """Return the answer for people. Times are told as ages, as kubectl does."""
+    from flk.cli.screen import width_of, wrapped
     from flk.health import cause_of
-    from flk.terminal import printable_lines
+    from flk.terminal import printable, styled
     from flk.units import short_duration
 
     def ago(time: float) -> str:
@@ -69,7 +70,11 @@ def text(answer: Report, now: float) -> str:
             lines += [f"  {other.text}{count}{ago(other.time)}", f"    {other.why_not}"]
     if not answer.known:
         lines += ["", "examined:", *(f"  {item}" for item in answer.examined)]
-    return printable_lines(lines)
+    width = width_of(sys.stdout)
+    shown = [part for line in lines for part in wrapped(printable(line), width)]
+    if cause:
+        shown[0] = shown[0].replace(cause.code, styled(cause.code, "bad", sys.stdout), 1)
+    return "".join(f"{line}\n" for line in shown)
 
 
 def _beyond(said: str, headline: str) -> str:

@@ -23,13 +23,12 @@ from flk.errors import FlkError, UsageError
 from flk.local import gpus
 from flk.local.places import checkpoints_of_this_run, memory
 from flk.local.python import interpreter
+from flk.local.shown import Shown
 from flk.local.variables import free_port, launcher_variables
 from flk.spec.job import Job
 from flk_runtime.contract import platform, pod_env, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.log_format import is_record, parse_record
 from flk_runtime.contract.ranges import plural
-from flk_runtime.contract.record import JobRecord
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -68,8 +67,8 @@ class LocalRun:
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
         self._unwritten: FlkError | None = None  # why the output could not be written
-        self.record: JobRecord | None = None
-        """The last record of the launcher of pod 0."""
+        self.shown = Shown()
+        """What the run has said: its record, and the words with which it ends."""
 
     def run(self) -> int:
         """Start all launchers and wait until they have ended.
@@ -155,12 +154,13 @@ class LocalRun:
             raise self._unwritten
         if self._stopped_by is not None:
             return int(ExitCode.INTERRUPTED if self._stopped_by == signal.SIGINT else ExitCode.PREEMPTED)
-        if self.record and self.record.outcome != "running":
-            return self.record.code
+        record = self.shown.record
+        if record and record.outcome != "running":
+            return record.code
         return max(codes.values(), default=0)
 
     def _forward(self, source: IO[bytes], pod: _Pod, sink: IO[str]) -> None:
-        """Write complete lines to ``sink``, and keep records, which are not for people."""
+        """Write complete lines to ``sink``, without what is not for people."""
         fd = source.fileno()
         try:
             data = os.read(fd, 1 << 16)
@@ -171,11 +171,9 @@ class LocalRun:
             head, newline, tail = pod.rest[fd], b"", b""
         kept = []
         for line in head.split(b"\n") if head or newline else []:
-            text = line.decode(errors="replace")
-            if not is_record(text):
-                kept.append(text + "\n")
-            elif (record := parse_record(text)) and not (self.record and self.record.outcome == "failed"):
-                self.record = record
+            shown = self.shown.line(line.decode(errors="replace"), on_terminal=sink.isatty())
+            if shown is not None:
+                kept.append(f"{shown}\n")
         if kept:
             try:
                 sink.write("".join(kept))
