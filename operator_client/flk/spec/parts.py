@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flk import units
 from flk.spec import gpus
@@ -46,7 +46,7 @@ class Resources(StrictModel):
     ephemeral_storage: Annotated[Memory | None, Option("QUANTITY")] = Field(
         default=None, description="disk of the node for each pod's own files, request and limit: 100Gi"
     )
-    gpu: Annotated[int, OrText(gpus.TYPED.pattern), Option("N|TYPE:N", Form.NUMBER)] = Field(
+    gpu: Annotated[int, OrText(), Option("N|TYPE:N", Form.NUMBER)] = Field(
         default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod: 8, or with their type: H100:8"
     )
     gpu_type: Annotated[GpuType | None, Option()] = Field(
@@ -57,7 +57,7 @@ class Resources(StrictModel):
     )
 
     extended: Annotated[
-        dict[ExtendedResource, Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})]] | None,
+        dict[ExtendedResource, int] | None,
         Option("NAME=N", Form.NUMBERS, ("--resource",)),
     ] = Field(default=None, description="resource of another device plugin for each pod: amd.com/gpu, and how many")
 
