@@ -80,7 +80,7 @@ def list_(
         if (not phases or item.state.phase.value in phases) and (not mine or is_of(user, item.seen.job))
     ]
     states = sorted((item.state for item in listed), key=_KEYS[sort])
-    if states or output in ("json", "yaml"):
+    if states or output in ("json", "yaml", "name"):
         sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
     elif not all_namespaces and client.lacks_namespace():
         note(f"there is no namespace {client.namespace} in this cluster")

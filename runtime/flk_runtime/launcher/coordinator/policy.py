@@ -54,7 +54,8 @@ def decide(history: Sequence[Attempt], limits: Limits) -> Decision:
     meaning = failure.kind.meaning
     if meaning.retried_by is Retry.NOBODY:
         return replace(used, no_retry_reason=final_reason(failure))
-    if failure.type in _OF_THE_CODE and not last.step and not limits.retry_same:
+    begun = last.step or made_progress(history[-2] if history[1:] else None, last)
+    if failure.type in _OF_THE_CODE and not begun and not limits.retry_same:
         return replace(used, no_retry_reason="not retried: the code fails in this way at each start")
     times = _times_in_a_row(history)
     if meaning.final_after and not limits.retry_same and times >= meaning.final_after:

@@ -19,6 +19,8 @@ from flk.__main__ import PIPE_CLOSED, main
 from flk.errors import FlkError, JobFailedError
 from flk.manifest import bundle
 from flk.spec import overlay
+from flk.spec.job import Job
+from flk.spec.options import GROUPS, rows
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.commands import Run
@@ -210,9 +212,36 @@ def test_version(run: Run, words: list[str]) -> None:
 def test_help_lists_every_command(run: Run, words: list[str]) -> None:
     code, stdout, stderr = run(*words)
     assert (code, stderr) == (0, "")
-    width = max(map(len, cli.COMMANDS))
-    for name, (_, line) in cli.COMMANDS.items():
-        assert f"{name:<{width}}  {line}\n" in stdout
+    for name, (_, line, section) in cli.COMMANDS.items():
+        assert f"{section}:\n" in stdout
+        assert re.search(rf"\n  {name} +{re.escape(line)}\n", stdout)
+
+
+@pytest.mark.parametrize("command", ["submit", "run", "render", "plan", "bench"])
+def test_the_help_of_a_command_on_a_job_is_short_and_help_all_has_each_option_once(run: Run, command: str) -> None:
+    short, full = run(command, "--help")[1], run(command, "--help-all")[1]
+    shown, every = (re.findall(r"^  (-[^ ]+(?:, -[^ ]+)*)", text, re.MULTILINE) for text in (short, full))
+    assert len(shown) <= 20
+    assert len(every) == len(set(every)) >= len(shown)
+    assert set(shown) <= set(every)
+
+
+def test_each_flag_of_a_job_belongs_to_one_topic_of_the_help() -> None:
+    flags = [row.name for row in rows(Job) if row.option.metavar]
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(
+        [*flags, "module", "file", "env_file", "no_ship"]
+    )
+
+
+def test_on_this_machine_the_help_has_no_options_of_a_cluster(run: Run) -> None:
+    assert not {"--queue", "--target", "--image", "--ttl"} & set(run("run", "--help-all")[1].split())
+
+
+@pytest.mark.parametrize("word", ["stop", "cancel", "ps", "get", "describe", "version", "help", "apply"])
+def test_words_of_other_tools_name_the_command(run: Run, word: str) -> None:
+    code, _, stderr = run(word, "gpt")
+    assert (code, stderr.splitlines()[0]) == (2, f"error: there is no command '{word}'")
+    assert stderr.splitlines()[1].startswith("hint: flk ")
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -233,7 +262,7 @@ CHANGES = {
     "cp": "it writes only the path that it is given",
     "exec": "what happens is up to the command",
     "bench": "its jobs are its own, and it deletes them",
-    "doctor": "it creates pods only with --start-pods, and deletes them",
+    "doctor": "it creates nothing",
     "profile": "it leaves nothing in the pod",
 }
 
@@ -376,7 +405,7 @@ def test_a_script_with_an_error_of_syntax_is_said_before_it_is_submitted(
     Path("bad.py").write_text("print(")
     said = " here cannot read bad.py: '(' was never closed in line 1; the ranks fail at once unless theirs can\n"
     assert said in run("render", "bad.py")[2]
-    assert said in run("submit", "bad.py", "--dry-run", "client")[2]
+    assert said in run("submit", "bad.py", "--dry-run")[2]
     flk.submit(flk.Job(command=["bad.py"]))
     assert [said.strip() in str(warning.message) for warning in recwarn] == [True]
 
@@ -534,8 +563,8 @@ def test_the_exit_code_of_a_job_is_not_lost_with_its_output(tmp_path: Path, fake
     ("words", "formats"),
     [
         ("bench train.py", "text or json"),
-        ("doctor", "table or json"),
-        ("logs gpt", "text or jsonl"),
+        ("doctor", "text or json"),
+        ("logs gpt", "text or json"),
         ("plan train.py", "text, wide or json"),
         ("profile gpt", "text or json"),
         ("render train.py", "yaml or json"),

@@ -63,5 +63,5 @@ def test_nothing_is_made_up_of_a_job_of_which_only_a_record_is_left(fake: FakeAp
     assert [pod["name"] for pod in state["pods"]] == ["pod 0", "pod 1", "pod 2"]
     assert run("status", "gpt", "-o", "name")[1] == "gpt\n"
     assert "PyTorchJob" not in run("why", "gpt", "-o", "json")[1]
-    line = json.loads(run("logs", "gpt", "-o", "jsonl", "--pod", "0")[1])
+    line = json.loads(run("logs", "gpt", "-o", "json", "--pod", "0")[1])
     assert (line["pod"], line["message"]) == ("pod 0", "step 20")
