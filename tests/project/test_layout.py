@@ -81,22 +81,20 @@ COVERED = {
     "tests/unit/flk/cli/outputs/test_cp.py": "flk.cli.cp",
     "tests/unit/flk/cli/outputs/test_delete.py": "flk.cli.delete flk.jobs.lifecycle.deletion",
     "tests/unit/flk/cli/outputs/test_init.py": "flk.cli.init",
-    "tests/unit/flk/cli/outputs/test_list.py": "flk.cli.list flk.cli.list_text",
+    "tests/unit/flk/cli/outputs/test_list.py": "flk.cli.list",
     "tests/unit/flk/cli/outputs/test_several.py": "flk.cli.several",
     "tests/unit/flk/cli/outputs/test_logs.py": "flk.cli.log_output flk.cli.logs",
     "tests/unit/flk/cli/outputs/test_render.py": "flk.cli.render",
     "tests/unit/flk/cli/outputs/test_report.py": "flk.cli.report",
     "tests/unit/flk/cli/outputs/test_run.py": "flk.cli.run",
     "tests/unit/flk/cli/outputs/test_status.py": "flk.cli.status flk.cli.status_text",
-    "tests/unit/flk/cli/outputs/test_submit.py": "flk.cli.options flk.cli.submit flk.spec.overlay",
+    "tests/unit/flk/cli/outputs/test_submit.py": "flk.cli.options flk.cli.submit flk.jobs.submission flk.spec.overlay",
     "tests/unit/flk/cli/outputs/test_suspend.py": "flk.cli.suspend",
     "tests/unit/flk/cli/outputs/test_wait.py": "flk.cli.wait",
     "tests/unit/flk/cli/outputs/test_why.py": "flk.cli.explain flk.cli.why",
-    "tests/unit/flk/cli/test_cli.py": "flk.__main__ flk.cli",
+    "tests/unit/flk/cli/test_cli.py": "flk.__main__ flk.cli flk.cli.help flk.spec.options",
     "tests/unit/flk/cli/test_global_options.py": "flk.kube.kubectl flk.kube.options",
-    "tests/unit/flk/cli/test_jsonpath.py": "flk.cli.data_output flk.cli.table",
     "tests/unit/flk/cli/test_profile.py": "flk.cli.profile_text flk.jobs.profiling",
-    "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
     "tests/unit/flk/cli/test_stacks.py": "flk.jobs.stacks",
     "tests/unit/flk/health/test_built_causes.py": (
         "flk.health.gang flk.health.node flk.health.preparation flk.health.refusal"
@@ -109,11 +107,9 @@ COVERED = {
     "tests/unit/flk/health/test_devices.py": "flk.observe.suspects",
     "tests/unit/flk/health/test_doctor.py": (
         "flk.cli.doctor flk.health.admission flk.health.cluster flk.health.controllers flk.health.quota "
-        "flk.health.references flk.health.resources flk.health.rights flk.jobs.choice flk.targets.controllers "
-        "flk.trial"
+        "flk.health.references flk.health.resources flk.health.rights flk.jobs.choice flk.targets.controllers"
     ),
     "tests/unit/flk/jobs/lifecycle/test_creation.py": "flk.jobs.lifecycle.secret flk.manifest.rendezvous",
-    "tests/unit/flk/jobs/lifecycle/test_expiry.py": "flk.jobs.submission",
     "tests/unit/flk/jobs/lifecycle/test_suspension.py": "flk.cli.restart flk.jobs.lifecycle.restart",
     "tests/unit/flk/jobs/test_copying.py": "flk.jobs.received",
     "tests/unit/flk/jobs/test_handle.py": "flk.jobs.state.html",

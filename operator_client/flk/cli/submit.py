@@ -62,9 +62,9 @@ def submit(
         note(submission.bundle.unread)
     if dry_run:
         made = lifecycle.dry_run(submission.client, submission.manifests)
+        _show(output, submission, made)
         _check(submission)
         note(f"{submission.name}: nothing was created (dry run)")
-        _show(output, submission, made)
         return None
     job = submission.create()
     try:
