@@ -85,7 +85,9 @@ def signature(option: Any) -> str:
     metavar = str(option.metavar or str(option.name).upper())
     if option.param_type_name == "argument":
         return metavar
-    names = sorted([*option.opts, *option.secondary_opts], key=lambda word: (word.startswith("--"), len(word)))
+    long = [name for name in option.opts if name.startswith("--")]
+    short = [name for name in option.opts if name not in long]
+    names = [*short, *long[:1], *option.secondary_opts]  # a second long name is for those who know it
     return ", ".join(names) + ("" if option.is_flag else f" {metavar}")
 
 

@@ -177,7 +177,7 @@ class JobOptions(StrictModel):
         ),
     ] = Field(
         default=user_env.STRATEGY.default,
-        description=f"how the model is parallelized: {', '.join(STRATEGIES)} (the ranks choose)",
+        description=f"how the model is parallelized: {', '.join(STRATEGIES)}; auto: the ranks choose one",
     )
     diloco: Annotated[
         DiLoCo | None,

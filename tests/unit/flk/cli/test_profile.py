@@ -152,11 +152,11 @@ def test_a_program_that_does_not_start(cluster: Cluster, monkeypatch: pytest.Mon
     ("options", "message"),
     [
         ({"rank": "4"}, "job gpt has no rank 4; it has ranks 0 to 3"),
-        ({"rank": "x"}, "--rank: must be a number"),
-        ({"rank": "0,"}, "--rank: must be a number"),
+        ({"rank": "x"}, "--rank: must be ranks"),
+        ({"rank": "0,"}, "--rank: must be ranks"),
         ({"stacks": "5s", "memory": True}, "--stacks and --memory exclude each other"),
         ({"stacks": "0s"}, "--stacks: must be longer than 0s"),
-        ({"timeout": "0s"}, "--timeout: must be longer than 0s"),
+        ({"timeout": "0s"}, "--step-timeout: must be longer than 0s"),
         ({"to": Path("nowhere")}, "--to: there is no folder nowhere"),
     ],
 )
