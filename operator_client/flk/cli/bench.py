@@ -14,7 +14,7 @@ import typer
 
 from flk.cli.options import Context, LoadedJob, Namespace, note, output_format, seconds, takes_job
 from flk.errors import FlkError
-from flk.terminal import one_line
+from flk.terminal import one_line, print_error
 from flk.units import bytes_text
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -81,9 +81,11 @@ def _local(job: Job, folder: Path) -> tuple[int, BenchResult | None]:
     from flk.local.run import LocalRun
 
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine")
-    watched = _Watched()
+    watched, local = _Watched(), LocalRun(job, folder)
     with contextlib.redirect_stdout(watched):
-        code = LocalRun(job, folder).run()
+        code = local.run()
+    if failure := local.shown.failure(str(job.name)):
+        print_error(failure)
     return code, watched.result
 
 

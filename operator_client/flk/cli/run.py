@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flk.cli.options import LoadedJob, note, takes_job
-from flk.errors import JobFailedError
 from flk.terminal import print_error
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural
-
-if TYPE_CHECKING:
-    from flk.local.shown import Shown
-    from flk_runtime.contract.record import JobRecord
 
 _ENDS = {int(ExitCode.DONE): "succeeded", int(ExitCode.INTERRUPTED): "was interrupted"}
 
@@ -37,7 +32,11 @@ def run(
 
     job, here = loaded.job.named(), Path.cwd()
     if check:
-        return LocalRun(as_check(job), here).run()
+        checked = LocalRun(as_check(job), here)
+        exit_code = checked.run()
+        if failure := checked.shown.failure(str(job.name)):
+            print_error(failure)
+        return exit_code
     if job.volumes:
         note(f"volumes are not mounted on this machine: {', '.join(job.volumes)}")
     job = LoadedJob(job, loaded.root).started_in(here)
@@ -49,19 +48,11 @@ def run(
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine{sizes}, {kept}")
     local = LocalRun(job, here)
     exit_code = local.run()
-    record, name = local.shown.record, str(job.name)
-    if record and record.failure:
-        _print_failure(name, local.shown, record)
+    name, record = str(job.name), local.shown.record
+    if failure := local.shown.failure(name):
+        print_error(failure)
         return exit_code
     end = local.shown.end()
-    if end.startswith("after"):
-        end = f"{_ENDS.get(exit_code, 'ended')} {end}"
-    note(f"{name}: {end}" + (f"; {record.warning}" if record and record.warning else ""))
+    end = f" {_ENDS.get(exit_code, 'ended')} {end}" if end.startswith("after") else f": {end}"
+    note(f"job {name}{end}" + (f"; {record.warning}" if record and record.warning else ""))
     return exit_code
-
-
-def _print_failure(name: str, shown: Shown, record: JobRecord) -> None:
-    reason = f"; {record.no_retry_reason}" if record.no_retry_reason else ""
-    failure = record.failure.summary if record.failure else ""
-    hint = f"the same command goes on at step {record.stored}" if record.stored else ""
-    print_error(JobFailedError(f"job {name} failed {shown.took}: {failure}{reason}", hint=hint))

@@ -7,6 +7,7 @@ import re
 import time
 from typing import Final
 
+from flk.errors import JobFailedError
 from flk.units import short_duration
 from flk_runtime.contract import metrics_line
 from flk_runtime.contract.log_format import is_record, parse_record, parse_telemetry
@@ -26,6 +27,7 @@ class MetricsText:
 
     def __init__(self) -> None:
         self.last: MetricsLine | None = None
+        self.loss: float | None = None  # the last one that was told
         self.total: int | None = None  # steps of the whole job
         self._at = 0.0  # when the last metrics came
 
@@ -53,6 +55,7 @@ class MetricsText:
             left = (self.total - metrics.step) * (now - self._at) / (metrics.step - before.step)
             parts += [f"{short_duration(left)} left"] if left >= 1 else []
         self.last, self._at = metrics, now
+        self.loss = self.loss if metrics.loss is None else metrics.loss
         return "  ".join(parts)
 
 
@@ -86,6 +89,15 @@ class Shown:
             f" and {attempts} attempts" if attempts > 1 else ""
         )
 
+    def failure(self, name: str) -> JobFailedError | None:
+        """Return the error of a run of the job ``name`` that has failed; None of another one."""
+        record = self.record
+        if record is None or record.failure is None:
+            return None
+        reason = f"; {record.no_retry_reason}" if record.no_retry_reason else ""
+        hint = f"the same command goes on at step {record.stored}" if record.stored else ""
+        return JobFailedError(f"job {name} failed {self.took}: {record.failure.summary}{reason}", hint=hint)
+
     def end(self) -> str:
         """Return what is known at the end of a run that has not failed: time, steps, loss and checkpoint."""
         record, last, total = self.record, self._metrics.last, self._metrics.total
@@ -96,8 +108,8 @@ class Shown:
         if ended and ended.failure is None and ended.restored and (ended.step or 0) <= ended.restored:
             return f"nothing to do: the training is at step {step}{of}"
         parts = [f"step {step}{of}"] if step else []
-        if last and last.loss is not None:
-            parts.append(f"loss {last.loss:.4g}")
+        if self._metrics.loss is not None:
+            parts.append(f"loss {self._metrics.loss:.4g}")
         if record and record.saved is not None:
             where = "" if record.stored == record.saved else " in memory"
             parts.append(f"checkpoint of step {record.saved}{where}")

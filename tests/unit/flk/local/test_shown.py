@@ -50,4 +50,7 @@ def test_of_a_failed_job_the_time_and_the_attempts_are_said() -> None:
     shown = Shown()
     failed = Failure(Kind.EXCEPTION, 0, type="KeyError")
     shown.line(record(Attempt(1, 0.0, 1.0, failed), Attempt(2, 1.0, 2.0, failed), outcome="failed"), on_terminal=False)
-    assert shown.took == "after 0s and 2 attempts"
+    error = shown.failure("gpt")
+    assert error is not None
+    assert str(error).startswith("job gpt failed after 0s and 2 attempts: ")
+    assert Shown().failure("gpt") is None
