@@ -101,11 +101,12 @@ class Shown:
     def end(self) -> str:
         """Return what is known at the end of a run that has not failed: time, steps, loss and checkpoint."""
         record, last, total = self.record, self._metrics.last, self._metrics.total
-        attempts = record.attempts if record else []
-        steps = [step for attempt in attempts for step in (attempt.step, attempt.restored) if step is not None]
-        step, of = max([*steps, last.step if last else 0]), f" of {total}" if total else ""
-        ended = attempts[-1] if attempts else None
-        if ended and ended.failure is None and ended.restored and (ended.step or 0) <= ended.restored:
+        ended = record.attempts[-1] if record and record.attempts else None
+        restored = (ended and ended.restored) or 0
+        # An attempt that has succeeded tells no step of its own.
+        told = [last and last.step, record and record.saved, record and record.goodput and record.goodput.step]
+        step, of = max([restored, *(number for number in told if number)]), f" of {total}" if total else ""
+        if restored and step == restored and any(told):
             return f"nothing to do: the training is at step {step}{of}"
         parts = [f"step {step}{of}"] if step else []
         if self._metrics.loss is not None:

@@ -42,8 +42,10 @@ def test_the_end_says_time_steps_loss_and_checkpoint() -> None:
 
 def test_a_training_that_was_done_before_has_nothing_to_do() -> None:
     shown = Shown()
-    shown.line(record(Attempt(1, 0.0, restored=400)), on_terminal=False)
+    shown.line(record(Attempt(1, 0.0, restored=400), saved=400), on_terminal=False)
     assert shown.end() == "nothing to do: the training is at step 400"
+    shown.line('[rank 0] {"step": 410}', on_terminal=False)
+    assert shown.end() == "after 0s: step 410, checkpoint of step 400 in memory"
 
 
 def test_of_a_failed_job_the_time_and_the_attempts_are_said() -> None:
