@@ -67,7 +67,7 @@ class LocalRun:
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
         self._unwritten: FlkError | None = None  # why the output could not be written
-        self.shown = Shown()
+        self.shown = Shown(keeps=job.checkpoint is not None)
         """What the run has said: its record, and the words with which it ends."""
 
     def run(self) -> int:

@@ -60,10 +60,14 @@ class MetricsText:
 
 
 class Shown:
-    """The lines of all pods of a run, as they come. ``record`` is the last record of the launcher of pod 0."""
+    """The lines of all pods of a run, as they come. ``record`` is the last record of the launcher of pod 0.
 
-    def __init__(self) -> None:
+    ``keeps``: the checkpoints of the run outlive it.
+    """
+
+    def __init__(self, *, keeps: bool = True) -> None:
         self.record: JobRecord | None = None
+        self._keeps = keeps
         self._began = time.monotonic()
         self._metrics = MetricsText()
 
@@ -95,7 +99,7 @@ class Shown:
         if record is None or record.failure is None:
             return None
         reason = f"; {record.no_retry_reason}" if record.no_retry_reason else ""
-        hint = f"the same command goes on at step {record.stored}" if record.stored else ""
+        hint = f"the same command goes on at step {record.stored}" if record.stored and self._keeps else ""
         return JobFailedError(f"job {name} failed {self.took}: {record.failure.summary}{reason}", hint=hint)
 
     def end(self) -> str:
@@ -111,7 +115,7 @@ class Shown:
         parts = [f"step {step}{of}"] if step else []
         if self._metrics.loss is not None:
             parts.append(f"loss {self._metrics.loss:.4g}")
-        if record and record.saved is not None:
+        if self._keeps and record and record.saved is not None:
             where = "" if record.stored == record.saved else " in memory"
             parts.append(f"checkpoint of step {record.saved}{where}")
         return f"{self.took}: {', '.join(parts)}" if parts else self.took
