@@ -257,7 +257,7 @@ def test_a_script_with_an_error_of_syntax_is_said_before_it_is_submitted(
 
 def test_init_writes_a_file_that_renders_and_overwrites_none(run: Run) -> None:
     Path("main.py").touch()
-    assert run("init", "--replicas", "3") == (0, "", "flk: wrote flk.yaml\nflk: wrote flk.schema.json\n")
+    assert run("init", "--replicas", "3") == (0, "", "flk: wrote flk.yaml\n")
     assert "\ncommand: main.py\n" in Path("flk.yaml").read_text()
     code, stdout, stderr = run("render")
     assert (code, stderr) == (0, "flk: using flk.yaml\n")
