@@ -263,8 +263,8 @@ def test_init_writes_a_file_that_renders_and_overwrites_none(run: Run) -> None:
     assert (code, stderr) == (0, "flk: using flk.yaml\n")
     assert manifests(stdout)[0]["kind"] == "PyTorchJob"
     assert run("init") == (2, "", "error: flk.yaml exists already\nhint: --force overwrites it\n")
-    missing = "flk: there is no other.py here yet, which flk.yaml names\n"
-    assert run("init", "--force", "--no-schema", "other.py") == (0, "", f"flk: wrote flk.yaml\n{missing}")
+    missing = "flk: flk.yaml names other.py, which does not exist yet\n"
+    assert run("init", "--force", "other.py") == (0, "", f"flk: wrote flk.yaml\n{missing}")
 
 
 @pytest.mark.parametrize("script", ["my train.py", 'it\'s #1: "x".py'])
