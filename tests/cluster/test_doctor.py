@@ -1,4 +1,4 @@
-"""`flk doctor` in a real cluster: each check is seen failing, and `flk submit --check` says the same."""
+"""`flk doctor` in a real cluster: each check is seen failing, and `flk submit --dry-run` says the same."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_quota_limit_range_claim_and_key(doctor: Any, flk: Any, kubectl: Any, tm
     assert found["claim"][0] == "warning"
     assert "on one node at a time only (ReadWriteOnce)" in found["claim"][1]
 
-    checked = flk("submit", "--check", cwd=tmp_path)
+    checked = flk("submit", "--dry-run", cwd=tmp_path)
     assert checked.code == 104
     assert "check failed: limit range: a container may have at most 32Mi memory" in checked.stderr
     assert "canary-value" not in checked.stderr
@@ -107,13 +107,3 @@ def test_user_without_rights(doctor: Any, kubeconfig: Path, kubectl: Any, tmp_pa
     assert found["rights"][0] == "failed"
     assert "which flk submit" in found["rights"][1]
     assert {found[check][0] for check in ("operator", "quota", "limit range", "gpus", "capacity")} == {"unknown"}
-
-
-def test_start_of_the_pods(flk: Any, kubectl: Any, torch_image: str, tmp_path: Path) -> None:
-    """The pods run flk_runtime.check, here on an image without flk."""
-    (tmp_path / "train.py").write_text("print('never runs')\n")
-    (tmp_path / "flk.yaml").write_text(yaml.safe_dump({**JOB, "image": torch_image, "resources": {"cpu": "100m"}}))
-    result = flk("doctor", "--start-pods", cwd=tmp_path)
-    assert result.code == 0, result.stdout + result.stderr
-    assert "2 ranks in 2 pods met and did an all-reduce" in result.stdout
-    kubectl("wait", "--for=delete", "pytorchjobs", "--all", "--timeout=60s")

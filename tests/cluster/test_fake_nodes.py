@@ -195,9 +195,9 @@ class World:
         assert submitted.code == 0, submitted.stderr
 
     def check(self, gpus: int, **fields: Any) -> tuple[int, str]:
-        """The exit code of `flk submit --check`, and what it and `flk doctor` say of the capacity and the queue."""
+        """The exit code of `flk submit --dry-run`, and what it and `flk doctor` say of the capacity and the queue."""
         file = self.job(gpus, **fields)
-        checked = self.flk("submit", "--check", "--dry-run", "client", "--file", file, "--name", "checked")
+        checked = self.flk("submit", "--dry-run", "--file", file, "--name", "checked")
         found = json.loads(self.flk("doctor", "-o", "json").stdout)["checks"]
         said = [each["found"] for each in found if each["check"] in ("gpus", "capacity", "queue", "gang")]
         for each in found:
