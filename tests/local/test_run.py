@@ -90,7 +90,6 @@ def test_a_failing_rank_is_named_and_gives_the_code_of_the_contract(flk: Command
     code, _, stderr = flk("run", "train.py", "--replicas", "2", "--processes", "2", "--restarts", "0", "--name", "gpt")
     assert code == ExitCode.TRAINING
     last = stderr.splitlines()[-1]
-    told = (
     raised = "rank 2 in gpt-worker-1 raised KeyError: 'no such feature'"
     assert re.fullmatch(rf"error: job gpt failed after \d+s: {raised}; not retried: .*", last)
 

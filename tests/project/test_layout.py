@@ -82,6 +82,7 @@ COVERED = {
     "tests/unit/flk/cli/outputs/test_delete.py": "flk.cli.delete flk.jobs.lifecycle.deletion",
     "tests/unit/flk/cli/outputs/test_init.py": "flk.cli.init",
     "tests/unit/flk/cli/outputs/test_list.py": "flk.cli.list",
+    "tests/unit/flk/local/test_gpus.py": "flk.local.run",
     "tests/unit/flk/cli/outputs/test_several.py": "flk.cli.several",
     "tests/unit/flk/cli/outputs/test_logs.py": "flk.cli.log_output flk.cli.logs",
     "tests/unit/flk/cli/outputs/test_render.py": "flk.cli.render",
