@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
     from flk.errors import FlkError
@@ -41,14 +41,25 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+STYLES: Final = {"bold": "\x1b[1m", "good": "\x1b[32m", "bad": "\x1b[31m", "warn": "\x1b[33m", "dim": "\x1b[2m"}
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that shows colours. NO_COLOR and TERM=dumb ask for none."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """Return text in one of STYLES where a stream shows colours, else unchanged."""
+    return f"{STYLES[style]}{text}\x1b[0m" if style and has_colours(stream) else text
+
+
 def print_error(error: FlkError, *, hint: bool = True, about: str = "") -> None:
     """Print an error on stderr: a line of what went wrong and why, and (``hint``) a line of what to do next.
 
     ``about`` stands before it.
     """
-    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    red, cyan, plain = ("\033[31m", "\033[36m", "\033[0m") if coloured else ("", "", "")
-    advice = f"{cyan}hint:{plain} {one_line(error.hint)}\n" if error.hint and hint else ""
+    advice = f"{styled('hint:', 'good', sys.stderr)} {one_line(error.hint)}\n" if error.hint and hint else ""
     # In one piece: threads may print at once.
-    sys.stderr.write(f"{red}error:{plain} {about}{one_line(str(error))}\n{advice}")
+    sys.stderr.write(f"{styled('error:', 'bad', sys.stderr)} {about}{one_line(str(error))}\n{advice}")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`flk doctor` in a real cluster: each check is seen failing, and `flk submit --check` says the same."""
+"""`flk doctor` in a real cluster: each check is seen failing, and `flk submit --dry-run` says the same."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_logs_of_a_job_that_fails_and_then_is_gone(flk: Any, kubectl: Any, image
     args = ["--replicas", "2", "--cpu", "50m", "--restarts", "1", "--image", image, "--env", "FLK_RETRY_SAME_FAILURE=1"]
     made = flk("submit", "fails.py", "--name", "fails", *args, cwd=folder)
     assert made.code == 0, made.stderr
-    followed = flk("logs", "fails", "-o", "jsonl")
+    followed = flk("logs", "fails", "-o", "json")
     assert followed.code == 100, followed.stderr
     assert "rank 1 in fails-worker-1 raised ValueError: sample 371 has no label" in followed.stderr
     lines = [json.loads(line) for line in followed.stdout.splitlines()]

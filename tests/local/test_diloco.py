@@ -126,8 +126,6 @@ def test_rounds_of_one_step_of_sgd_equal_gradient_averaging(ranks: Ranks, worker
         assert each["values"] == pytest.approx(averaged[0]["values"], abs=1e-6)
 
 
-
-
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     often(

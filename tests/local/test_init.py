@@ -150,5 +150,3 @@ def test_a_peers_death_leaves_nobody_hanging(ranks: Ranks) -> None:
     assert [rank.code for rank in ended] == [0, 0, -signal.SIGKILL]
     assert "noticed" in ended[0].output
     assert "noticed" in ended[1].output
-
-

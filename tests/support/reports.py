@@ -135,8 +135,8 @@ def report(pods: int = 4, processes: int = 8, name: str = "gpt", **changes: Any)
     return replace(built, **changes)
 
 
-def largest(name: str = "gpt") -> Report:
+def largest() -> Report:
     """The report about a job of 1,000 pods, in which every list and text is as long as it may be."""
     lines = [Excerpt(title, ["x" * LINE] * LINES) for title in ("one", "two")]
-    made = report(1000, name=name, telemetry=telemetry(1000, 8, HISTORY_LIMIT), excerpts=lines)
+    made = report(1000, telemetry=telemetry(1000, 8, HISTORY_LIMIT), excerpts=lines)
     return replace(made, submitted=replace(made.submitted, diff="+x\n" * (DIFF_LIMIT // 3)))

@@ -8,6 +8,7 @@ or an exit code, or raises a FlkError. Only `flk.__main__` imports this package.
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -19,39 +20,55 @@ import typer.core
 import typer.main
 
 from flk.cli.global_options import takes_global_options, with_global_options
+from flk.cli.help import Command, rows
 from flk.commands import program_name
 from flk.errors import UsageError
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
 
+# Each command with its module, its help and the section of `flk --help` in which it stands.
 COMMANDS: Final = {
-    "init": ("flk.cli.init", "Write a commented flk.yaml to start from"),
-    "run": ("flk.cli.run", "Train on this machine, in the environment of the pods"),
-    "submit": ("flk.cli.submit", "Train in a cluster: create a PyTorchJob"),
-    "render": ("flk.cli.render", "Print the manifests that submit would create"),
-    "plan": ("flk.cli.plan", "Predict memory and speed of each strategy for a script"),
-    "bench": ("flk.cli.bench", "Measure each strategy with a script, in a cluster or here"),
-    "doctor": ("flk.cli.doctor", "Find what would prevent jobs from running"),
-    "status": ("flk.cli.status", "Show the status of a job, and why it ended"),
-    "why": ("flk.cli.why", "Say why a job does not run, or why it ended"),
-    "report": ("flk.cli.report", "Write an HTML file about a job, or serve it"),
-    "explain": ("flk.cli.explain", "Print what a cause means and what to do about it"),
-    "list": ("flk.cli.list", "List jobs"),
-    "logs": ("flk.cli.logs", "Show what every rank prints"),
-    "stacks": ("flk.cli.stacks", "Show what every rank of a running job is doing"),
-    "profile": ("flk.cli.profile", "Profile some steps of ranks of a running job"),
-    "top": ("flk.cli.top", "Watch jobs live: steps, throughput, ranks, pods"),
-    "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code"),
-    "exec": ("flk.cli.exec", "Run a command in the container of a rank"),
-    "cp": ("flk.cli.cp", "Copy files between this machine and the pod of a rank"),
-    "port-forward": ("flk.cli.port_forward", "Forward ports of this machine to the pod of a rank"),
-    "scale": ("flk.cli.scale", "Change the number of pods of an elastic job"),
-    "suspend": ("flk.cli.suspend", "End the pods of a job and keep the job"),
-    "resume": ("flk.cli.resume", "Start a suspended job again"),
-    "restart": ("flk.cli.restart", "Run a job anew from its last checkpoint"),
-    "delete": ("flk.cli.delete", "Delete jobs with their pods and ConfigMaps"),
+    "submit": ("flk.cli.submit", "Train in a cluster: create a PyTorchJob", "Start"),
+    "run": ("flk.cli.run", "Train on this machine, in the environment of the pods", "Start"),
+    "init": ("flk.cli.init", "Write a commented flk.yaml to start from", "Start"),
+    "render": ("flk.cli.render", "Print the manifests that submit would create", "Start"),
+    "status": ("flk.cli.status", "Show the status of a job, and why it ended", "See"),
+    "logs": ("flk.cli.logs", "Show what every rank prints", "See"),
+    "list": ("flk.cli.list", "List jobs", "See"),
+    "why": ("flk.cli.why", "Say why a job does not run, or why it ended", "See"),
+    "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code", "See"),
+    "top": ("flk.cli.top", "Watch jobs live: steps, throughput, ranks, pods", "See"),
+    "report": ("flk.cli.report", "Write an HTML file about a job", "See"),
+    "stacks": ("flk.cli.stacks", "Show what every rank of a running job is doing", "Debug"),
+    "profile": ("flk.cli.profile", "Profile some steps of ranks of a running job", "Debug"),
+    "exec": ("flk.cli.exec", "Run a command in the container of a rank", "Debug"),
+    "cp": ("flk.cli.cp", "Copy files between this machine and the pod of a rank", "Debug"),
+    "port-forward": ("flk.cli.port_forward", "Forward ports of this machine to the pod of a rank", "Debug"),
+    "doctor": ("flk.cli.doctor", "Find what would prevent jobs from running", "Debug"),
+    "explain": ("flk.cli.explain", "Print what a cause means and what to do about it", "Debug"),
+    "scale": ("flk.cli.scale", "Change the number of pods of an elastic job", "Change"),
+    "suspend": ("flk.cli.suspend", "End the pods of a job and keep the job", "Change"),
+    "resume": ("flk.cli.resume", "Start a suspended job again", "Change"),
+    "restart": ("flk.cli.restart", "Run a job again from its last checkpoint", "Change"),
+    "delete": ("flk.cli.delete", "Delete jobs with their pods and ConfigMaps", "Change"),
+    "plan": ("flk.cli.plan", "Predict memory and speed of each strategy for a script", "Plan"),
+    "bench": ("flk.cli.bench", "Measure each strategy with a script, in a cluster or here", "Plan"),
+}
+# Words of other tools, and what does the same here.
+_SYNONYMS: Final = {
+    "stop": "flk suspend JOB ends its pods and keeps the job, flk delete JOB deletes it",
+    "cancel": "flk delete JOB deletes a job, flk suspend JOB keeps it without pods",
+    "kill": "flk delete JOB deletes a job, flk suspend JOB keeps it without pods",
+    "ps": "flk list lists jobs",
+    "get": "flk list lists jobs, flk status JOB shows one",
+    "describe": "flk status JOB shows a job, flk why JOB says why it does not run",
+    "apply": "flk submit creates a job from a script or from flk.yaml",
+    "create": "flk submit creates a job from a script or from flk.yaml",
+    "version": "flk --version prints it",
+    "help": "flk --help lists the commands, flk COMMAND --help explains one",
 }
 _FUNCTIONS: Final = {"list": "list_", "exec": "exec_", "port-forward": "port_forward"}  # where names differ
+_WIDTH: Final = 120  # columns of a help, on a terminal that has so many
 _CLICK_ERROR: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
@@ -66,19 +83,25 @@ class Registry(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:
-            raise UsageError(f"there is no command {args[0]!r}", hint=_suggestion(args[0], [*COMMANDS], "flk --help"))
+            hint = _SYNONYMS.get(args[0]) or _suggestion(args[0], [*COMMANDS], "flk --help")
+            raise UsageError(f"there is no command {args[0]!r}", hint=hint)
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in sections, then the options."""
+        for section, names in itertools.groupby(COMMANDS, lambda name: COMMANDS[name][2]):
+            with formatter.section(section):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names], col_max=16)
+        options = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
+        with formatter.section("Options, also after a command that uses a cluster"):
+            formatter.write_dl(rows(options), col_max=32)
 
 
 def load(name: str) -> Any:
     """Import the command of that name and return it as a Typer command."""
     function = getattr(import_module(COMMANDS[name][0]), _FUNCTIONS.get(name, name))
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name=name, help=function.__doc__ or COMMANDS[name][1])(with_global_options(function))
+    app.command(name=name, cls=Command, help=function.__doc__ or COMMANDS[name][1])(with_global_options(function))
     return typer.main.get_command(app)
 
 
@@ -88,8 +111,7 @@ def application() -> Any:
         name="flk",
         cls=Registry,
         help="Train PyTorch on Kubernetes: submit a script as a PyTorchJob, follow it, and see why it ended.",
-        epilog="A first job: flk run --replicas 2   and in a cluster: flk submit --replicas 4. "
-        "The options above may also follow a command that uses a cluster.",
+        epilog="A first job: `flk run --replicas 2` here, `flk submit --replicas 4` in a cluster.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -105,7 +127,7 @@ def call(words: Sequence[str]) -> int:
     if os.environ.get("_FLK_COMPLETE"):
         command.main(args=[*words], prog_name="flk")  # a shell requests completions: Typer prints them and exits
     try:
-        with command.make_context(name, [*words]) as context:
+        with command.make_context(name, [*words], max_content_width=_WIDTH) as context:
             result = command.invoke(context)
     except typer.Exit as end:
         return int(end.exit_code)

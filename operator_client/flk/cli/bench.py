@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, output_format, seconds, takes_job
+from flk.cli.options import Context, LoadedJob, Namespace, note, output_format, seconds, takes_job
 from flk.errors import FlkError
-from flk.terminal import one_line
+from flk.terminal import one_line, print_error
 from flk.units import bytes_text
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -40,7 +40,14 @@ def bench(
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=1, help="Steps to measure, after 3 that warm up.")
     ] = 10,
-    timeout: Timeout = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--strategy-timeout",
+            metavar="DURATION",
+            help=f"Time that each strategy may take each time. Default: {_CASE}s.",
+        ),
+    ] = None,
     output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int:
     """Run a script for a few steps under each strategy, twice in turn in one job, and compare them.
@@ -48,9 +55,8 @@ def bench(
     The job has the pods of the training job and is deleted at the end. Shows time of a step, MFU and peak memory,
     beside the plan's predictions for the measured network, and how much the two times of a strategy differ. Results
     that are more than noise are kept on this machine: `flk plan` and strategy auto use them for the same hardware.
-    --timeout is what each strategy may take each time.
     """
-    limit = seconds(timeout, "--timeout") or _CASE
+    limit = seconds(timeout, "--strategy-timeout") or _CASE
     from flk.bench import bench_job
 
     here = Path.cwd()
@@ -75,9 +81,11 @@ def _local(job: Job, folder: Path) -> tuple[int, BenchResult | None]:
     from flk.local.run import LocalRun
 
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine")
-    watched = _Watched()
+    watched, local = _Watched(), LocalRun(job, folder)
     with contextlib.redirect_stdout(watched):
-        code = LocalRun(job, folder).run()
+        code = local.run()
+    if failure := local.shown.failure(str(job.name)):
+        print_error(failure)
     return code, watched.result
 
 
@@ -127,7 +135,7 @@ class _Watched(io.TextIOBase):
 
 
 def _text(result: BenchResult) -> Iterator[str]:
-    from flk.cli.table import table
+    from flk.cli.output import table
 
     data = result.data
     predicted = data.get("predicted") or {}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, Namespace, Timeout, load_job_file, note, output_format, seconds
-from flk.cli.table import table
+from flk.cli.options import Context, Namespace, load_job_file, output_format
+from flk.cli.output import table
 from flk.terminal import one_line
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -30,47 +30,25 @@ def doctor(
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
-    start_pods: Annotated[
-        bool,
-        typer.Option(
-            "--start-pods",
-            help="Also start the pods of the job for a moment, without its script: image, volumes, name resolution, "
-            "network. Without a job file: two small pods.",
-        ),
-    ] = False,
-    timeout: Timeout = None,
-    output: Annotated[str, output_format("table", "json")] = "table",
+    output: Annotated[str, output_format("text", "json")] = "text",
 ) -> int | None:
     """Check whether a cluster and a namespace can run jobs, and with a job file whether they can run this one.
 
-    Creates nothing unless --start-pods is given. Exits with 104 if a check has failed. A check that needs objects which
+    Creates nothing. Exits with 104 if a check has failed. A check that needs objects which
     you may not read is unknown, and does not count as failed.
     """
-    limit = seconds(timeout, "--timeout")
-    from flk.health.cluster import Pods
+    from flk.health.cluster import Level, Pods
     from flk.health.table import examine
     from flk.jobs.cluster import read_cluster
     from flk.jobs.submission import prepare
     from flk.observe.client import JobClient
-    from flk.spec.job import Job
-    from flk.trial import trial
 
     client = JobClient.connect(context, namespace)
-    job, root, pods = Job(command=["-m", "flk_runtime.check"], replicas=2), Path.cwd(), None
+    pods = None
     if file is not None or Path("flk.yaml").exists():
         loaded = load_job_file(file)
-        job, root = loaded.job, loaded.root
-        pods = Pods(prepare(job, root, client).manifests[0])
+        pods = Pods(prepare(loaded.job, loaded.root, client).manifests[0])
     results = examine(read_cluster(client, pods), pods)
-    if start_pods:
-        results.append(trial(job, root, client, timeout=limit, report=note))
-    return print_results(results, output)
-
-
-def print_results(results: Sequence[Result], output: str = "table") -> int | None:
-    """Print what the checks found, and return the exit code."""
-    from flk.health.cluster import Level
-
     if output == "json":
         document = [{**vars(result), "level": result.level.value} for result in results]
         print(json.dumps({"checks": document}, indent=2))

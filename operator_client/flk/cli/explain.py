@@ -19,7 +19,7 @@ def explain(
 
     The reference has the same text.
     """
-    from flk.cli.table import table
+    from flk.cli.output import table
     from flk.health import CAUSES, cause_of, page
 
     if code is None:

@@ -18,11 +18,11 @@ def init(
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Number of pods.")] = 1,
     schema: Annotated[
         bool,
-        typer.Option("--schema/--no-schema", help="Also write flk.schema.json, which editors use to check the file."),
-    ] = True,
+        typer.Option("--schema", help="Also write flk.schema.json, which editors use to check the file."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
 ) -> None:
-    """Write flk.yaml with a comment for every field, and the JSON schema that editors use to check it."""
+    """Write flk.yaml with a comment for every field."""
     from flk.spec import schema as schemas
     from flk.spec.job import validated
     from flk.spec.overlay import JOB_FILE
@@ -33,8 +33,8 @@ def init(
     if schema:
         texts[schemas.SCHEMA_FILE] = json.dumps(schemas.schema(), indent=2) + "\n"
     existing = [name for name in texts if Path(name).exists()]
-    if existing and not force:
-        raise UsageError(f"{existing[0]} exists already", hint="--force overwrites it")
+    if JOB_FILE in existing and not force:  # the schema is generated, and replaced
+        raise UsageError(f"{JOB_FILE} exists already", hint="--force overwrites it")
     for name, text in texts.items():
         try:
             Path(name).write_text(text, encoding="utf-8")
@@ -45,4 +45,4 @@ def init(
             raise UsageError(f"cannot write {name}: {(error.strerror or str(error)).lower()}") from None
         note(f"wrote {name}")
     if not Path(script).exists():
-        note(f"there is no {script} here yet, which flk.yaml names")
+        note(f"flk.yaml names {script}, which does not exist yet")

@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, Namespace, note
+from flk.cli.options import Context, Namespace, note, output_format
 from flk.errors import UsageError
-from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from flk.cli.data_output import DataOutput
-    from flk.jobs.listing import ListedJob
     from flk.jobs.state import State
-    from flk.observe.client import JobClient
-    from flk.observe.reader import Reader
 
 
 _KEYS: Final[dict[str, Callable[[State], Any]]] = {
@@ -50,30 +45,15 @@ def list_(
     sort: Annotated[
         str, typer.Option("--sort", metavar="KEY", help="Sort by age (newest last), name, phase, pods or owner.")
     ] = "age",
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show the list again whenever it changes, until Ctrl-C.")
-    ] = False,
     output: Annotated[
         str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FORMAT",
-            help="Output format: text, wide (the cause too), json, yaml, name, jsonpath=TEMPLATE, "
-            "custom-columns=HEADER:PATH,…; paths are as in json.",
-        ),
+        output_format("text", "wide", "json", "yaml", "name", explained="text, wide (the cause too), json, yaml, name"),
     ] = "text",
-    raw: Annotated[
-        bool, typer.Option("--raw", help="The objects as the API server has them, as json, yaml or by a template.")
-    ] = False,
-) -> int | None:
+) -> None:
     """List jobs, the newest last, with the phase of each and the code of what keeps it from running or ended it.
 
-    On a terminal --watch renews the screen; elsewhere it prints a line for each job and each change.
+    `flk top` shows the jobs of a namespace live.
     """
-    from flk.cli.data_output import DataOutput
-
-    form = DataOutput.parse(output, raw=raw, watch=watch)
     if sort not in _KEYS:
         raise UsageError(f"--sort: must be {', '.join(_KEYS)} (is {sort!r})")
     phases = _phases(phase or [])
@@ -84,59 +64,60 @@ def list_(
 
     client = JobClient.connect(context, namespace)
     user = me(client) if mine else ""
-    readers: dict[str, Reader] = {}
-
-    def read() -> list[ListedJob]:
-        collects = gc.isenabled()
-        gc.disable()  # it would look at all objects of a long list again and again
-        try:
-            every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
-            every = with_records(client, every, readers)
-        finally:
-            if collects:
-                gc.enable()
-        listed = [
-            each
-            for each in every
-            if (not phases or each.state.phase.value in phases) and (not mine or is_of(user, each.seen.job))
-        ]
-        return sorted(listed, key=lambda each: _KEYS[sort](each.state))
-
-    chosen = " that match" if selector or mine or phases else ""
-    nothing = f"there are no jobs{chosen}" + ("" if all_namespaces else f" in namespace {client.namespace}")
-    if watch:
-        from flk.cli.list_watch import watch_list
-
-        try:
-            watch_list(client, read, form, all_namespaces=all_namespaces, nothing=nothing)
-        except KeyboardInterrupt:
-            return int(ExitCode.INTERRUPTED)
-    listed = read()
-    _print(client, listed, form, raw=raw, all_namespaces=all_namespaces, nothing=nothing)
-    return None
-
-
-def _print(
-    client: JobClient, listed: list[ListedJob], form: DataOutput, *, raw: bool, all_namespaces: bool, nothing: str
-) -> None:
-    from flk.cli.data_output import data_of, raw_object
-    from flk.cli.list_text import list_text
-    from flk.observe.resources import qualified
-
-    states = [each.state for each in listed]
-    if form.is_data:
-        objects = [raw_object(each.seen.job or {}) if raw else each.state.to_dict() for each in listed]
-        sys.stdout.write(form.text(data_of(objects, raw)))
-    elif form.kind == "name":
-        for state in states:
-            print(qualified(state.kind, state.name))
-    elif states:
-        wide = form.kind == "wide"
-        sys.stdout.write(list_text(states, client.now(), wide=wide, all_namespaces=all_namespaces))
+    collects = gc.isenabled()
+    gc.disable()  # it would look at all objects of a long list again and again
+    try:
+        every = list_observed(client, all_namespaces=all_namespaces, selector=selector)
+        every = with_records(client, every, {})
+    finally:
+        if collects:
+            gc.enable()
+    listed = [
+        item
+        for item in every
+        if (not phases or item.state.phase.value in phases) and (not mine or is_of(user, item.seen.job))
+    ]
+    states = sorted((item.state for item in listed), key=_KEYS[sort])
+    if states or output in ("json", "yaml", "name"):
+        sys.stdout.write(_text(states, output, client.now(), all_namespaces=all_namespaces))
     elif not all_namespaces and client.lacks_namespace():
         note(f"there is no namespace {client.namespace} in this cluster")
     else:
-        note(nothing)
+        chosen = " that match" if selector or mine or phases else ""
+        note(f"there are no jobs{chosen}" + ("" if all_namespaces else f" in namespace {client.namespace}"))
+    sys.stdout.flush()
+
+
+def _text(states: list[State], output: str, now: float, *, all_namespaces: bool) -> str:
+    """Return the list in a format. ``wide`` has the sentences of the causes."""
+    from flk.cli.output import items_text, table
+    from flk.cli.screen import phase_style
+    from flk.observe.resources import qualified
+    from flk.terminal import printable, styled
+    from flk.units import short_duration
+
+    if output in ("json", "yaml"):
+        return items_text([state.to_dict() for state in states], output)
+    if output == "name":
+        return "".join(f"{qualified(state.kind, state.name)}\n" for state in states)
+    header = ["NAMESPACE", "NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]
+    rows = [
+        [
+            state.namespace,
+            state.name,
+            str(state.phase),
+            f"{state.ready}/{state.replicas}",
+            short_duration(now - state.created),
+            state.owner,
+            f"{state.reason}: {state.message}" if output == "wide" and state.message else state.reason,
+        ]
+        for state in states
+    ]
+    head, *lines = table(header, rows, without=() if all_namespaces else ("NAMESPACE",))
+    shown = [printable(line) for line in lines]
+    for number, phase in enumerate(str(state.phase) for state in states):
+        shown[number] = shown[number].replace(phase, styled(phase, phase_style(phase), sys.stdout), 1)
+    return "".join(f"{line}\n" for line in (head, *shown))
 
 
 def _phases(given: list[str]) -> set[str]:

@@ -12,13 +12,14 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from flk.terminal import STYLES, has_colours
+
 if TYPE_CHECKING:
     from flk.cli.top_text import Line
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"  # another screen, without a cursor
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-_STYLES: Final = {"bold": "\x1b[1m", "bad": "\x1b[31m", "warn": "\x1b[33m", "dim": "\x1b[2m"}
 _KEYS: Final = {
     b"\x1b[A": "k",
     b"\x1b[B": "j",
@@ -33,7 +34,7 @@ class LiveScreen:
     """A terminal on stdin and stdout. NO_COLOR leaves out styles."""
 
     def __init__(self) -> None:
-        self._plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        self._coloured = has_colours(sys.stdout)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[LiveScreen]:
@@ -96,7 +97,7 @@ class LiveScreen:
         return _KEYS.get(data, data[:1].decode(errors="replace"))
 
     def _styled(self, line: Line) -> str:
-        style = "" if self._plain else _STYLES.get(line.style, "")
+        style = STYLES.get(line.style, "") if self._coloured else ""
         return f"{style}{line.text}\x1b[0m" if style else line.text
 
     def _write(self, text: str) -> None:

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from flk.cli.options import note
 from flk.errors import FlkError, UsageError
+from flk.local.shown import MetricsText
 
 if TYPE_CHECKING:
     from flk.jobs.logs import LogLine
@@ -21,17 +22,27 @@ OPEN_FILES: Final = 64  # files that are open at once
 
 
 class LogOutput:
-    """Writes lines. ``form`` is text or jsonl, ``folder`` (None: stdout) gets a file for each rank and launcher.
+    """Writes lines. ``form`` is text or json, ``folder`` (None: stdout) gets a file for each rank and launcher.
 
     Of ``several`` jobs each line begins with its job's name, and each job has a folder of its own. Several threads may
     use one output, which is closed at the end.
     """
 
     def __init__(
-        self, *, form: str = "text", timestamps: bool = False, folder: Path | None = None, several: bool = False
+        self,
+        *,
+        form: str = "text",
+        timestamps: bool = False,
+        folder: Path | None = None,
+        several: bool = False,
+        raw: bool = False,
     ) -> None:
-        """Raises UsageError if the folder has files already, or cannot be created."""
+        """On a terminal, lines of metrics are for people, unless ``raw``.
+
+        Raises UsageError if the folder has files already, or cannot be created."""
         self._form, self._timestamps, self._folder, self._several = form, timestamps, folder, several
+        self._for_people = form == "text" and folder is None and sys.stdout.isatty() and not raw
+        self._metrics: dict[str, MetricsText] = {}  # by the names of jobs
         self._lock = threading.Lock()
         self._files: OrderedDict[str, IO[str]] = OrderedDict()  # by name, the one that was used last at the end
         self._written: set[str] = set()
@@ -69,11 +80,11 @@ class LogOutput:
             note(f"wrote {len(self._written)} files to {self._folder}")
 
     def _write(self, line: LogLine) -> None:
-        if self._form == "jsonl":
+        if self._form == "json":
             text = json.dumps(line.to_dict(), ensure_ascii=False)
         else:
             stamp = f"{line.time} " if self._timestamps and line.time else ""
-            text = stamp + (line.message if self._folder else f"{line.job} " * self._several + line.text)
+            text = stamp + (line.message if self._folder else f"{line.job} " * self._several + self._shown(line))
         if self._folder is None:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
@@ -84,8 +95,13 @@ class LogOutput:
             except OSError as error:
                 raise _not_written(file.name, error) from None
 
+    def _shown(self, line: LogLine) -> str:
+        if not self._for_people:
+            return line.text
+        return self._metrics.setdefault(line.job, MetricsText()).text(line.text) or line.text
+
     def _file(self, folder: Path, line: LogLine) -> IO[str]:
-        suffix = "jsonl" if self._form == "jsonl" else "log"
+        suffix = "jsonl" if self._form == "json" else "log"
         kind, number = ("rank", line.rank) if line.rank is not None else ("pod", line.index)
         name = f"{line.job}/" * self._several + f"{kind}-{number}.{suffix}"
         file = self._files.pop(name, None)

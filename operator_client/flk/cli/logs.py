@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from contextlib import closing
@@ -14,6 +13,7 @@ import typer
 from flk.cli.options import Context, Namespace, note, output_format, seconds
 from flk.cli.several import Chosen, Jobs, Selector
 from flk.errors import JobNotFoundError, UsageError
+from flk.terminal import has_colours
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def logs(
             help="Show equal lines of several ranks as one: [ranks 0-7]. Default: on a terminal only.",
         ),
     ] = None,
-    output: Annotated[str, output_format("text", "jsonl", explained="text, or jsonl: an object a line")] = "text",
+    output: Annotated[str, output_format("text", "json", explained="text, or json: an object a line")] = "text",
     output_folder: Annotated[
         Path | None,
         typer.Option(
@@ -87,7 +87,7 @@ def logs(
     or of pods that are gone, shows the last lines that flk has kept on this machine.
     """
     ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")
-    if fold and (output == "jsonl" or output_folder):
+    if fold and (output == "json" or output_folder):
         raise UsageError("--fold: needs text on stdout")
     if first_error and (previous or rank or grep or container):
         raise UsageError("--first-error: excludes --previous, --rank, --grep and --container")
@@ -105,10 +105,10 @@ def logs(
         grep=_parse_pattern(grep),
         fold=on_stdout and (sys.stdout.isatty() if fold is None else fold),
         raw=raw,
-        colour=on_stdout and _is_coloured(),
+        colour=on_stdout and has_colours(sys.stdout),
     )
     chosen = Chosen.of(jobs, selector, context, namespace, command="logs")
-    written = LogOutput(form=output, timestamps=timestamps, folder=output_folder, several=chosen.are_several)
+    written = LogOutput(form=output, timestamps=timestamps, folder=output_folder, several=chosen.are_several, raw=raw)
     read = job_logs.first_error if first_error else job_logs.dump
 
     def show(client: JobClient, job: JobRef) -> None:
@@ -149,7 +149,7 @@ def follow_to_end(client: JobClient, name: str, uid: str | None, *, timeout: flo
     from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
 
-    options = job_logs.LogOptions(colour=_is_coloured(), fold=sys.stdout.isatty())
+    options = job_logs.LogOptions(colour=has_colours(sys.stdout), fold=sys.stdout.isatty())
     try:
         return _follow_to_end(client, name, uid, options, LogOutput(), timeout=timeout)
     except KeyboardInterrupt:
@@ -216,7 +216,3 @@ def _parse_pattern(text: str | None) -> re.Pattern[str] | None:
         return None if text is None else re.compile(text)
     except re.error as error:
         raise UsageError(f"--grep: {text!r} is not a regular expression: {error}") from None
-
-
-def _is_coloured() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from flk.cli.help import show_all
 from flk.errors import UsageError
 from flk.terminal import one_line
 from flk_runtime.contract.strategies import AUTO
@@ -162,8 +163,7 @@ def _command_options(  # its signature is what `takes_job` adds to a command bef
         list[str] | None,
         typer.Argument(
             metavar="SCRIPT [-- ARGS]",
-            help="The training script and its arguments. flk's own options may come before and after the script; "
-            "everything after `--` is passed to the script unchanged.",
+            help="The training script. What follows `--` is passed to the script unchanged.",
             show_default=False,
         ),
     ] = None,
@@ -183,6 +183,9 @@ def _command_options(  # its signature is what `takes_job` adds to a command bef
     no_ship: Annotated[
         bool, typer.Option("--no-ship", help="Ship nothing: the image contains the code and flk_runtime.")
     ] = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", is_eager=True, callback=show_all, help="Show all options by topic, and exit.")
+    ] = False,
 ) -> None: ...
 
 
@@ -190,7 +193,7 @@ def _command_options(  # its signature is what `takes_job` adds to a command bef
 def _job_parameters() -> dict[str, inspect.Parameter]:
     """Return the parameters of a command that takes a job; the flags of the job's fields come from FLAGS_FILE."""
     first = dict(inspect.signature(_command_options, eval_str=True).parameters)
-    last = {name: first.pop(name) for name in ("env_file", "no_ship")}
+    last = {name: first.pop(name) for name in ("env_file", "no_ship", "help_all")}
     flags = json.loads(FLAGS_FILE.read_text())
     return first | {parameter.name: parameter for parameter in map(_parameter, flags)} | last
 

@@ -56,7 +56,7 @@ def plan(
 
 
 def _text(plan: Plan, *, all_rows: bool) -> list[str]:
-    from flk.cli.table import table
+    from flk.cli.output import table
     from flk_runtime.contract.ranges import plural
 
     best = plan.best

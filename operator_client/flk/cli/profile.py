@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from flk.cli.logs import parse_ranks
 from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format, seconds
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.ranges import plural
@@ -28,7 +29,7 @@ def profile(
     context: Context = None,
     namespace: Namespace = None,
     rank: Annotated[
-        str, typer.Option("--rank", metavar="RANKS", help="Ranks: 3, or 0,3, or all. At most 16 at once.")
+        str, typer.Option("--rank", metavar="R,…", help="Only these ranks: 0,2 or 0-3; or all. At most 16 at once.")
     ] = "0",
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, max=_STEPS, help="Steps to profile.")] = 10,
     memory: Annotated[
@@ -41,7 +42,7 @@ def profile(
         ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="Give up after this time without a step.")
+        str, typer.Option("--step-timeout", metavar="DURATION", help="Give up after this time without a step.")
     ] = _TIMEOUT,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the files go.")] = Path(),
     output: Annotated[str, output_format("text", "json")] = "text",
@@ -53,10 +54,10 @@ def profile(
     """
     if stacks is not None and memory:
         raise UsageError("--stacks and --memory exclude each other")
-    ranks = _ranks(rank)
-    limit, record = seconds(timeout, "--timeout"), seconds(stacks, "--stacks")
+    ranks = None if rank == "all" else sorted(parse_ranks(rank))
+    limit, record = seconds(timeout, "--step-timeout"), seconds(stacks, "--stacks")
     if not limit or record == 0:
-        raise UsageError(f"{'--stacks' if limit else '--timeout'}: must be longer than 0s")
+        raise UsageError(f"{'--stacks' if limit else '--step-timeout'}: must be longer than 0s")
     if not to.is_dir():
         raise UsageError(f"--to: there is no folder {to}")
     from flk.jobs.profiling import places
@@ -141,13 +142,3 @@ def _use(path: Path) -> str:
         ".svg": "a flame graph, for a browser",
     }
     return uses.get(path.suffix, "")
-
-
-def _ranks(text: str) -> list[int] | None:
-    """Return the ranks that ``--rank`` names; None for all."""
-    if text == "all":
-        return None
-    words = text.split(",")
-    if not all(word.isascii() and word.isdigit() and len(word) < 7 for word in words):
-        raise UsageError(f"--rank: must be a number, numbers as in 0,3, or all (is {text!r})")
-    return [int(word) for word in words]

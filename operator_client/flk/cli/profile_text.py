@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from flk.cli.output import table
 from flk.cli.screen import cut
-from flk.cli.table import table
 from flk.terminal import printable_lines
 from flk_runtime.contract.ranges import plural
 

@@ -1,33 +1,73 @@
-"""Screen: text on a terminal that is replaced by newer text, and lines that are cut to the terminal's width."""
+"""Lines that fit a terminal: cut or wrapped to its width, and a last line that shows how far a job is."""
 
 from __future__ import annotations
 
 import shutil
-from typing import TextIO
+import textwrap
+import threading
+from typing import TYPE_CHECKING, Final, TextIO
 
-_UP: str = "\x1b[{}A"
-_CLEAR_BELOW: str = "\x1b[J"
+if TYPE_CHECKING:
+    from flk.jobs.state import State
+
+_CLEAR: str = "\r\x1b[K"
 
 
-class Screen:
-    """The end of a terminal's output, which `show` replaces. Elsewhere than on a terminal nothing is replaced."""
+class ProgressLine:
+    """One line that each state replaces. Elsewhere than on a terminal nothing is written.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.is_terminal = stream.isatty()
-        self._lines = 0
+    Of ``several`` jobs it has the progress of each. Several threads may use one line.
+    """
 
-    def show(self, text: str) -> None:
-        """Replace the text that was shown last. Lines are cut to the width and height of the terminal."""
-        size = shutil.get_terminal_size()
-        lines = [cut(line, size.columns) for line in text.rstrip("\n").split("\n")]
-        if len(lines) >= size.lines > 1:
-            left = len(lines) - size.lines + 2
-            lines = [*lines[: size.lines - 2], cut(f"… and {left} more lines (-o wide without --watch)", size.columns)]
-        before = _UP.format(self._lines) + "\r" + _CLEAR_BELOW if self._lines else ""
-        self._stream.write(before + "".join(line + "\n" for line in lines))
-        self._stream.flush()
-        self._lines = len(lines)
+    def __init__(self, stream: TextIO, *, several: bool = False) -> None:
+        self._stream, self._several = stream, several
+        self._is_terminal = stream.isatty()
+        self._progress: dict[str, str] = {}  # by the UID of the job
+        self._shown = ""
+        self.lock = threading.RLock()
+
+    def show(self, state: State) -> None:
+        """Replace the line."""
+        if not self._is_terminal:
+            return
+        from flk.jobs.wait import progress_text
+
+        with self.lock:
+            self._progress[state.uid] = f"{state.name}: " * self._several + progress_text(state)
+            self._write("; ".join(self._progress.values()))
+
+    def drop(self, state: State) -> None:
+        """Leave out a job that has ended."""
+        with self.lock:
+            if self._progress.pop(state.uid, None) is not None:
+                self._write("; ".join(self._progress.values()))
+
+    def clear(self) -> None:
+        """Remove the line, so that something else can be written."""
+        with self.lock:
+            if self._shown:
+                self._stream.write(_CLEAR)
+                self._stream.flush()
+                self._shown = ""
+
+    def _write(self, text: str) -> None:
+        if text != self._shown:
+            width = max(0, shutil.get_terminal_size().columns - 1)  # a full line would begin another one
+            self._stream.write(_CLEAR + cut(text, width))
+            self._stream.flush()
+            self._shown = text
+
+
+_STYLES: Final = {
+    **dict.fromkeys(("Stuck", "Failed"), "bad"),
+    **dict.fromkeys(("Restarting", "Preempted", "Pending", "Queued", "Terminating"), "warn"),
+    "Succeeded": "good",
+}
+
+
+def phase_style(phase: str) -> str:
+    """Return the style of a phase of a job, as `flk.terminal.styled` takes it."""
+    return _STYLES.get(phase, "")
 
 
 def cut(text: str, width: int) -> str:
@@ -38,3 +78,13 @@ def cut(text: str, width: int) -> str:
 def width_of(stream: TextIO) -> int:
     """Return the number of columns of a terminal, 0 for anything else."""
     return shutil.get_terminal_size().columns if stream.isatty() else 0
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return a line as lines of at most ``width`` characters, broken between words and as far indented. 0: no limit."""
+    if not width or len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip(" ")))
+    return textwrap.wrap(
+        line, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [line]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from flk.cli.screen import cut, width_of
-from flk.cli.table import table
-from flk.terminal import printable
+from flk.cli.output import table
+from flk.cli.screen import cut, phase_style, width_of, wrapped
+from flk.terminal import printable, styled
 from flk.units import short_duration
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import TIME_CAUSES, Goodput
@@ -69,7 +69,10 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     if state.failure and state.failure.details:
         lines += ["", *(f"  {line}" for line in state.failure.details.splitlines())]
     width = 0 if wide else width_of(sys.stdout)
-    return "".join(cut(printable(line), width) + "\n" for line in lines)
+    shown = [part for line in lines for part in wrapped(printable(line), width)]
+    phase = str(state.phase)
+    shown[0] = shown[0].replace(f" {phase}", f" {styled(phase, phase_style(phase), sys.stdout)}", 1)
+    return "".join(f"{line}\n" for line in shown)
 
 
 def progress_line(state: State) -> str:
@@ -147,7 +150,7 @@ def _attempts(state: State, now: float, wide: bool) -> list[str]:
     header = ["ATTEMPT", "PODS", "OUTCOME", "TIME", "FROM STEP", "CAUSE"]
     restored = any(attempt.restored is not None for attempt in state.attempts[1:])
     left_out = {name for name, shown in (("PODS", elastic), ("FROM STEP", restored)) if not shown}
-    return table(header, cells, without=left_out)
+    return table(header, cells, without=left_out, width=0 if wide else width_of(sys.stdout))
 
 
 def _begin(attempt: AttemptState) -> str:
@@ -180,7 +183,8 @@ def pods_table(state: State, *, wide: bool) -> list[str]:
             of_all = progress.get(ranks[0] // together * together) if runs else None
             cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node, pod.topology]
             rows.append([*cells, *_measured(known, of_all), _reason(pod, state, wide)])
-    lines = table(header, rows, without=without if progress else (*without, *_MEASURED))
+    width = 0 if wide else width_of(sys.stdout)
+    lines = table(header, rows, without=without if progress else (*without, *_MEASURED), width=width)
     left = len(state.pods) - len(shown)
     if left:
         lines.append(f"and {plural(left, 'more pod')} (-o wide shows all)")

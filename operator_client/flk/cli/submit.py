@@ -27,17 +27,10 @@ def submit(
         bool, typer.Option("--follow", help="Show the logs until the job ends, and exit with its exit code.")
     ] = False,
     dry_run: Annotated[
-        str | None,
-        typer.Option(
-            "--dry-run",
-            metavar="client|server",
-            help="Create nothing. client: print the manifests; server: the API server checks them too.",
-        ),
-    ] = None,
-    check: Annotated[
         bool,
         typer.Option(
-            "--check", help="First check whether the cluster can run the job, as flk doctor does; if not, exit."
+            "--dry-run",
+            help="Create nothing: have the API server check the manifests, and check the cluster as flk doctor does.",
         ),
     ] = False,
     timeout: Timeout = None,
@@ -47,8 +40,6 @@ def submit(
 
     Prints the job's name on stdout. Ctrl-C while following detaches; the job goes on.
     """
-    if dry_run not in (None, "client", "server"):
-        raise UsageError(f"--dry-run: must be client or server (is {dry_run!r})")
     limit = seconds(timeout, "--timeout")
     if limit is not None and not follow:
         raise UsageError("--timeout needs --follow", hint="--deadline limits the job itself")
@@ -69,14 +60,11 @@ def submit(
         note(f"not shipped: {sentence}")
     if submission.bundle.unread:
         note(submission.bundle.unread)
-    if check:
-        _check(submission)
     if dry_run:
-        made = submission.manifests
-        if dry_run == "server":
-            made = lifecycle.dry_run(submission.client, submission.manifests)
-        note(f"{submission.name}: nothing was created (dry run)")
+        made = lifecycle.dry_run(submission.client, submission.manifests)
         _show(output, submission, made)
+        _check(submission)
+        note(f"{submission.name}: nothing was created (dry run)")
         return None
     job = submission.create()
     try:
@@ -137,8 +125,6 @@ def _print_submission(submission: Submission, client: JobClient) -> None:
             "what it saves through flk stays in the memory of the pods; --checkpoint PVC:/PATH or s3://BUCKET/PREFIX "
             "keeps it longer"
         )
-    if lost := bundle.lost_saves(job):
-        note(lost)
     for verb, what in {
         "logs": "what every rank prints",
         "status": "what the job does, and why it ended",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.json_text import json_text
 from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, output_format, valid_jobs
+from flk.cli.output import json_text
 from flk.errors import ApiError, FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.ranges import plural

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flk.cli.screen import cut
-from flk.cli.table import table
+from flk.cli.output import table
+from flk.cli.screen import cut, phase_style
 from flk.observe.progress import Progress
 from flk.terminal import printable
 from flk.units import bytes_text, short_duration
@@ -36,8 +36,6 @@ _PHASES: Final = (
     *("Stuck", "Failed", "Restarting", "Preempted", "Terminating", "Pending", "Queued", "Starting", "Running"),
     *("Suspended", "Succeeded", "Deleted"),
 )
-_BAD: Final = ("Stuck", "Failed")
-_UNSURE: Final = ("Restarting", "Preempted", "Pending", "Queued", "Terminating")
 
 
 class Line(NamedTuple):
@@ -95,7 +93,7 @@ def jobs_lines(states: Sequence[State], now: float, width: int, sort: str = JOB_
         "name": lambda state: state.name,
         "newest": lambda state: (-state.created, state.name),
     }
-    header = ["NAME", "PHASE", "ATTEMPT", "STEP", "ETA", "RATE", "LOSS", "PODS", "SINCE", "REASON"]
+    header = ["NAME", "PHASE", "SINCE", "REASON", "STEP", "ETA", "LOSS", "PODS", "RATE", "ATTEMPT"]
     ordered = sorted(states, key=keys[sort])
     rows = []
     for state in ordered:
@@ -104,19 +102,19 @@ def jobs_lines(states: Sequence[State], now: float, width: int, sort: str = JOB_
             [
                 state.name,
                 str(state.phase),
-                str(state.attempt) if state.attempts else "",
-                _step(pace),
-                "" if pace is None or pace.remaining is None or state.finished else short_duration(pace.remaining),
-                _rate(pace),
-                "" if pace is None or pace.loss is None else f"{pace.loss:.4g}",
-                f"{state.ready}/{state.replicas}",
                 short_duration(now - (state.since or state.created)),
                 state.reason,
+                _step(pace),
+                "" if pace is None or pace.remaining is None or state.finished else short_duration(pace.remaining),
+                "" if pace is None or pace.loss is None else f"{pace.loss:.4g}",
+                f"{state.ready}/{state.replicas}",
+                _rate(pace),
+                str(state.attempt) if state.attempts else "",
             ]
         )
     head, *body = table(header, rows)
     lines = [Line(head, "bold")]
-    lines += [Line(text, _style(str(state.phase))) for text, state in zip(body, ordered, strict=True)]
+    lines += [Line(text, phase_style(str(state.phase))) for text, state in zip(body, ordered, strict=True)]
     return [_cut(line, width) for line in lines]
 
 
@@ -125,7 +123,7 @@ def _head(data: TopData) -> list[Line]:
     since = f" for {short_duration(data.now - state.since)}" if state.since and not state.finished else ""
     attempt = f"   attempt {state.attempt}" if state.attempts else ""
     first = f"{state.name}   {state.phase}{since}{attempt}   {state.ready}/{plural(state.replicas, 'pod')}"
-    lines = [Line(f"{first}   {_clock(data.now)}", _style(str(state.phase)) or "bold")]
+    lines = [Line(f"{first}   {_clock(data.now)}", phase_style(str(state.phase)) or "bold")]
     if data.outage:
         lines.append(Line(data.outage, "bad"))
     if state.message:
@@ -372,10 +370,6 @@ def _clock(seconds: float) -> str:
 
 def _severity(phase: str) -> int:
     return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
-
-
-def _style(phase: str) -> str:
-    return "bad" if phase in _BAD else "warn" if phase in _UNSURE else ""
 
 
 def _cut(line: Line, width: int) -> Line:

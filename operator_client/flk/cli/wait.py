@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flk.cli.json_text import json_text
 from flk.cli.options import Context, Namespace, Timeout, note, output_format, seconds
+from flk.cli.output import json_text
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from flk.cli.progress_line import ProgressLine
+    from flk.cli.screen import ProgressLine
     from flk.jobs.state import State
     from flk.jobs.wait import Goal, Waited
     from flk.observe.client import JobClient, JobRef
@@ -56,7 +56,7 @@ def wait(
     """
     limit, until = seconds(timeout, "--timeout"), _goal(goal)
     from flk.cli.logs import note_detached
-    from flk.cli.progress_line import ProgressLine
+    from flk.cli.screen import ProgressLine
 
     chosen = Chosen.of(jobs, selector, context, namespace, command="wait")
     progress = ProgressLine(sys.stderr, several=chosen.are_several)

@@ -30,16 +30,17 @@ def why(
     if output == "text":
         sys.stdout.write(text(answer, client.now()))
     else:
-        from flk.cli.data_output import DataOutput
+        from flk.cli.output import data_text
 
-        sys.stdout.write(DataOutput(output).text(answer.to_dict()))
+        sys.stdout.write(data_text(answer.to_dict(), output))
     return state.code if state.was_deleted else None
 
 
 def text(answer: Diagnosis, now: float) -> str:
     """Return the answer for people. Times are told as ages, as kubectl does."""
+    from flk.cli.screen import width_of, wrapped
     from flk.health import cause_of
-    from flk.terminal import printable_lines
+    from flk.terminal import printable, styled
     from flk.units import short_duration
 
     def ago(time: float) -> str:
@@ -67,7 +68,11 @@ def text(answer: Diagnosis, now: float) -> str:
             lines += [f"  {other.text}{count}{ago(other.time)}", f"    {other.why_not}"]
     if not answer.known:
         lines += ["", "examined:", *(f"  {item}" for item in answer.examined)]
-    return printable_lines(lines)
+    width = width_of(sys.stdout)
+    shown = [part for line in lines for part in wrapped(printable(line), width)]
+    if cause:
+        shown[0] = shown[0].replace(cause.code, styled(cause.code, "bad", sys.stdout), 1)
+    return "".join(f"{line}\n" for line in shown)
 
 
 def _beyond(said: str, headline: str) -> str:

@@ -110,7 +110,7 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
     folder = Path(root).resolve()
     submission = prepare(with_files(job, folder), folder, JobClient.connect(context, namespace))
     bundle = submission.bundle
-    for sentence in filter(None, (*mistakes(submission.job), bundle.unread, bundle.lost_saves(submission.job))):
+    for sentence in filter(None, (*mistakes(submission.job), bundle.unread)):
         warnings.warn(sentence, stacklevel=2)
     return submission.create()
 

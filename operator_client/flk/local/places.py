@@ -62,11 +62,6 @@ def checkpoints_of_this_run(job: Job, folder: Path) -> Iterator[None]:
         yield
 
 
-def pods_folder(job: Job, folder: Path) -> Path:
-    """Return the folder with the folder of each pod, by its index, of a job whose pods have folders of their own."""
-    return folder / STATE_FOLDER / "pods" / str(job.name)
-
-
 def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, str]) -> Path:
     """Return the folder in which the packages of a job are installed, in the user's cache.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,15 +21,14 @@ from typing import IO
 
 from flk.errors import FlkError, UsageError
 from flk.local import gpus
-from flk.local.places import checkpoints_of_this_run, made, memory, pods_folder
+from flk.local.places import checkpoints_of_this_run, memory
 from flk.local.python import interpreter
+from flk.local.shown import Shown
 from flk.local.variables import free_port, launcher_variables
 from flk.spec.job import Job
 from flk_runtime.contract import platform, pod_env, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.log_format import is_record, parse_record
 from flk_runtime.contract.ranges import plural
-from flk_runtime.contract.record import JobRecord
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -48,15 +46,10 @@ class _Pod:
 class LocalRun:
     """A job on this machine. ``run`` returns the exit code of the job's pods."""
 
-    def __init__(self, job: Job, folder: Path, code: bytes | None = None) -> None:
-        """``job`` has a name; its ranks start in ``folder``.
-
-        With ``code``, an archive of the files that would travel, each pod has a folder of its own with these files
-        instead, as in a cluster: see `pods_folder`. It begins anew with a pod that takes the place of a killed one.
-        """
+    def __init__(self, job: Job, folder: Path) -> None:
+        """``job`` has a name; its ranks start in ``folder``."""
         self._job = job
         self._folder = folder
-        self._code = code
         if sys.platform not in ("linux", "darwin"):
             raise UsageError(
                 f"`flk run` needs Linux or macOS, because its launchers do (this is {sys.platform})",
@@ -74,8 +67,8 @@ class LocalRun:
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
         self._unwritten: FlkError | None = None  # why the output could not be written
-        self.record: JobRecord | None = None
-        """The last record of the launcher of pod 0."""
+        self.shown = Shown(keeps=job.checkpoint is not None)
+        """What the run has said: its record, and the words with which it ends."""
 
     def run(self) -> int:
         """Start all launchers and wait until they have ended.
@@ -89,7 +82,7 @@ class LocalRun:
             memory(self._job) as in_memory,
             self._handled_signals(),
         ):
-            shared = launcher_variables(self._job, self._folder, Path(scratch), self._python, self._code)
+            shared = launcher_variables(self._job, self._folder, Path(scratch), self._python)
             self._base = shared | in_memory
             self._ports = [free_port() for _ in range(self._job.workers)]
             if self._on_cpus:
@@ -101,19 +94,9 @@ class LocalRun:
             finally:
                 self._kill()
 
-    def _folder_of(self, index: int) -> Path:
-        """The folder in which the ranks of a pod start."""
-        if self._code is None:
-            return self._folder
-        folder = pods_folder(self._job, self._folder) / str(index)
-        shutil.rmtree(folder, ignore_errors=True)
-        # A rank of the killed launcher may still have written.
-        return made(folder, "--pod-folders needs a folder that you can write")
-
     def _start(self, index: int) -> None:
-        folder = self._folder_of(index)
         values = self._base | {
-            pod_env.WORK: str(folder),
+            pod_env.WORK: str(self._folder),
             pod_env.RDZV_ENDPOINT: f"127.0.0.1:{self._ports[index * self._job.workers // self._job.replicas]}",
             pod_env.POD_INDEX: str(index),
             user_env.POD_NAME: f"{self._job.name}-worker-{index}",
@@ -128,7 +111,7 @@ class LocalRun:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=folder,
+            cwd=self._folder,
             env=values,
             start_new_session=True,
         )
@@ -171,12 +154,13 @@ class LocalRun:
             raise self._unwritten
         if self._stopped_by is not None:
             return int(ExitCode.INTERRUPTED if self._stopped_by == signal.SIGINT else ExitCode.PREEMPTED)
-        if self.record and self.record.outcome != "running":
-            return self.record.code
+        record = self.shown.record
+        if record and record.outcome != "running":
+            return record.code
         return max(codes.values(), default=0)
 
     def _forward(self, source: IO[bytes], pod: _Pod, sink: IO[str]) -> None:
-        """Write complete lines to ``sink``, and keep records, which are not for people."""
+        """Write complete lines to ``sink``, without what is not for people."""
         fd = source.fileno()
         try:
             data = os.read(fd, 1 << 16)
@@ -187,11 +171,9 @@ class LocalRun:
             head, newline, tail = pod.rest[fd], b"", b""
         kept = []
         for line in head.split(b"\n") if head or newline else []:
-            text = line.decode(errors="replace")
-            if not is_record(text):
-                kept.append(text + "\n")
-            elif (record := parse_record(text)) and not (self.record and self.record.outcome == "failed"):
-                self.record = record
+            shown = self.shown.line(line.decode(errors="replace"), on_terminal=sink.isatty())
+            if shown is not None:
+                kept.append(f"{shown}\n")
         if kept:
             try:
                 sink.write("".join(kept))

@@ -21,12 +21,10 @@ from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.strategies import DILOCO
 
 
-def launcher_variables(
-    job: Job, folder: Path, scratch: Path, python: tuple[str, str], code: bytes | None = None
-) -> dict[str, str]:
+def launcher_variables(job: Job, folder: Path, scratch: Path, python: tuple[str, str]) -> dict[str, str]:
     """Return the variables that all launchers share: the shell's, except those that another launcher has set.
 
-    ``folder``, ``code`` and ``python`` are as in `LocalRun` and `interpreter`. What the launchers keep in ``scratch``
+    ``folder`` and ``python`` are as in `LocalRun` and `interpreter`. What the launchers keep in ``scratch``
     goes with the run. Raises UsageError for what a pod would have from the cluster and this machine lacks.
     """
     values = {k: v for k, v in os.environ.items() if not user_env.is_reserved(k) or k == "PYTHONUNBUFFERED"}
@@ -53,10 +51,6 @@ def launcher_variables(
         pod_env.PARENT: str(os.getpid()),
         pod_env.SETUP_DONE: str(scratch / "setup" / "done"),
     }
-    if code is not None:
-        values[pod_env.CODE] = str(scratch / "code")
-        (scratch / "code").mkdir()
-        (scratch / "code" / f"{pod_layout.CODE_ARCHIVE}.000").write_bytes(code)
     if job.pip or job.requirements:
         packages = packages_folder(job, folder, python[0], values)
         made(packages.parent, "set XDG_CACHE_HOME to a folder that you can write")

@@ -5,12 +5,10 @@ Equal files make equal archives, so the hash of the code says whether two jobs r
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import io
 import os
-import re
 import sys
 import tarfile
 import zipfile
@@ -29,25 +27,6 @@ SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigM
 RAW_LIMIT: Final = 64 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain
 COUNT_LIMIT: Final = 20_000
 _SHOWN: Final = 3  # files in a message
-# A call, unless its arguments, which may have calls in them, have this.
-_UNLESS: Final = rb"(?=\((?!(?:[^()]|\([^()]*\))*%s))"
-# Packages that a file imports, and its calls that write checkpoints of a script's own then. Trainers of Transformers
-# and Lightning save by default.
-_SAVES: Final = (
-    (
-        rb"",
-        rb"\b(?:torch\.save|dcp\.save|save_state|save_pretrained|save_checkpoint|save_model|ModelCheckpoint)(?=\()",
-    ),
-    (
-        rb"transformers|trl",
-        rb"(?<!class )\b(?:\w*TrainingArguments|(?:SFT|DPO|GRPO|RLOO|Reward|KTO|ORPO|CPO|PPO|GKD)Config)"
-        + _UNLESS % rb"""\bsave_strategy\s*=\s*(?:["']no["']|[\w.]+\.NO\b)""",
-    ),
-    (
-        rb"lightning|pytorch_lightning",
-        rb"(?<!class )\b(?:Trainer|LightningCLI)" + _UNLESS % rb"\benable_checkpointing\s*=\s*False\b",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -58,15 +37,8 @@ class Bundle:
     code: bytes | None = None  # a tar.gz archive of the user's files
     files: tuple[str, ...] = ()  # the paths of these files, relative to the root
     script: str | None = None  # the path of the script, relative to the root; None for a module
-    saves: str = ""  # a call that writes checkpoints of the code's own, and its file; empty if there is none
     left_out: tuple[str, ...] = ()  # files that the user may expect and that do not travel, one sentence for each kind
     unread: str = ""  # what is wrong with the syntax of the script, as a sentence; empty if nothing is
-
-    def lost_saves(self, job: Job) -> str:
-        """A sentence about checkpoints of the code's own that ``job`` loses with its pods; empty if none is known."""
-        if not self.saves or job.volumes or (job.checkpoint and job.checkpoint.claim) or job.patch:
-            return ""
-        return f"what {self.saves} writes goes with its pod, unless it is on a volume (--volume PVC:/PATH)"
 
     @property
     def size(self) -> int:
@@ -100,19 +72,9 @@ def make_bundle(job: Job, root: Path) -> Bundle:
         code=_packed(root, contents),
         files=selection.files,
         script=selection.script,
-        saves=_saves(contents),
         left_out=selection.left_out,
         unread="" if hidden else _unread(contents, selection.script or ""),
     )
-
-
-def saves_of(job: Job, root: Path) -> str:
-    """Return the ``saves`` of `make_bundle`; empty too where the files of ``job`` cannot be chosen or read."""
-    with contextlib.suppress(UsageError, OSError):
-        root = root.resolve()
-        files = () if job.ship is False else select_files(job, root).files
-        return _saves({path: (root / path).read_bytes() for path in files if path.endswith(".py")})
-    return ""
 
 
 def _read(root: Path, files: Sequence[str]) -> dict[str, bytes]:
@@ -127,16 +89,6 @@ def _read(root: Path, files: Sequence[str]) -> dict[str, bytes]:
         return {path: (root / path).read_bytes() for path in files}
     except OSError as error:
         raise unreadable(error) from None
-
-
-def _saves(contents: Mapping[str, bytes]) -> str:
-    """The first call in these files that writes checkpoints, such as ``torch.save in train.py``; empty without one."""
-    for path, content in contents.items():
-        for packages, calls in _SAVES if path.endswith(".py") else ():
-            imported = not packages or re.search(rb"(?m)^\s*(?:from|import(?:.*,)?)\s+(?:%s)\b" % packages, content)
-            if imported and (found := re.search(calls, content)):
-                return f"{found.group().decode()} in {path}"
-    return ""
 
 
 def _unread(contents: Mapping[str, bytes], script: str) -> str:

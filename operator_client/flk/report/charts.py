@@ -1,4 +1,4 @@
-"""Charts of reports, as specifications of Vega-Lite: plain data, which the script in the page draws.
+"""Charts of a report, as specifications of Vega-Lite: plain data, which the script in the page draws.
 
 Colours are variables of the page's style sheet, so that a chart follows the page from light to dark.
 """
@@ -20,7 +20,8 @@ HEIGHT: Final = 240
 ROW: Final = 22  # height of a row of bars
 _GIB: Final = 1 << 30
 _SHORT, _LONG = 13, 20  # letters, of which three and two labels fit side by side on a phone
-_DASHES: Final = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # lengths of strokes and gaps
+_DASHES: Final = ([1, 0], [6, 3])  # lengths of strokes and gaps of two lines
+_LINES: Final = ("var(--line-1)", "var(--line-2)")
 # What happened in an attempt, with the shape of its mark.
 MARKS: Final = {"saved in memory": "circle", "saved in storage": "diamond", "hang": "cross"}
 OUTCOMES: Final = ("succeeded", "running", "failed", "preempted", "resized", "deleted")
@@ -36,74 +37,73 @@ class Chart:
     spec: Spec
 
 
-def charts_of(reports: Sequence[Report]) -> list[Chart]:
-    """Return the charts of one report, or of several in the same charts; those without data are left out."""
-    return [chart for make in _CHARTS if (chart := make(reports))]
+def charts_of(report: Report) -> list[Chart]:
+    """Return the charts of a report. Those without data are left out."""
+    return [chart for make in _CHARTS if (chart := make(report))]
 
 
-def _loss(reports: Sequence[Report]) -> Chart | None:
-    return _line(reports, "loss", "Loss", "loss", lambda each: each.loss, zero=False)
+def _loss(report: Report) -> Chart | None:
+    return _line(report, "loss", "Loss", "loss", lambda each: each.loss, zero=False)
 
 
-def _throughput(reports: Sequence[Report]) -> Chart | None:
-    tokens = any(each.tokens_per_s is not None for report in reports for each in _history(report))
+def _throughput(report: Report) -> Chart | None:
+    tokens = any(each.tokens_per_s is not None for each in _history(report))
     unit = "tokens/s" if tokens else "samples/s"
     return _line(
-        reports, "throughput", "Throughput", unit, lambda each: each.tokens_per_s if tokens else each.samples_per_s
+        report, "throughput", "Throughput", unit, lambda each: each.tokens_per_s if tokens else each.samples_per_s
     )
 
 
-def _by_time(reports: Sequence[Report]) -> Chart | None:
+def _by_time(report: Report) -> Chart | None:
     """Steps over time: restarts, pauses and lost steps are visible in it."""
-    begins = {id(report): report.state.started or report.state.created for report in reports}
+    begin = report.state.started or report.state.created
     rows = [
-        {"time": each.time - begins[id(report)], "step": each.step, **_whose(report, each)}
-        for report in reports
+        {"time": each.time - begin, "step": each.step, **_attempt_of(each)}
         for each in _history(report)
-        if each.time >= begins[id(report)] > 0
+        if each.time >= begin > 0
     ]
     if not rows:
         return None
     length, unit = _unit(max(row["time"] for row in rows))
     rows = [{**row, "time": round(row["time"] / length, 4)} for row in rows]
-    spec = _lines(reports, rows, _axis("time", f"{unit} since the start"), _axis("step", "step"))
-    return Chart("progress", "Steps over time", _told("steps over time", reports), spec)
+    spec = _lines(rows, _axis("time", f"{unit} since the start"), _axis("step", "step"))
+    return Chart("progress", "Steps over time", _told("steps over time", report), spec)
 
 
-def _step_time(reports: Sequence[Report]) -> Chart | None:
+def _step_time(report: Report) -> Chart | None:
     rows = []
-    for report in reports:
-        for each in _history(report):
-            pairs = [("median rank", each.step_seconds), ("slowest rank, work", each.slowest_seconds)]
-            rows += [
-                {**_whose(report, each), "step": each.step, "value": value, "job": _line_name(reports, report, name)}
-                for name, value in pairs
-                if value is not None
-            ]
+    for each in _history(report):
+        pairs = [("median rank", each.step_seconds), ("slowest rank, work", each.slowest_seconds)]
+        rows += [
+            {"line": name, "step": each.step, "value": value, **_attempt_of(each)}
+            for name, value in pairs
+            if value is not None
+        ]
     if not rows:
         return None
-    names = list(dict.fromkeys(str(row["job"]) for row in rows))
-    spec = _lines(reports, rows, _axis("step", "step"), _axis("value", "seconds per step"), names=names)
-    return Chart("step-time", "Time of a step", _told("seconds per step", reports), spec)
+    names = list(dict.fromkeys(str(row["line"]) for row in rows))
+    spec = _lines(rows, _axis("step", "step"), _axis("value", "seconds per step"), names=names)
+    return Chart("step-time", "Time of a step", _told("seconds per step", report), spec)
 
 
-def _memory(reports: Sequence[Report]) -> Chart | None:
+def _memory(report: Report) -> Chart | None:
     unit = "GiB in the pod that uses most"
-    return _line(reports, "memory", "Memory", unit, lambda each: None if each.memory is None else each.memory / _GIB)
+    return _line(report, "memory", "Memory", unit, lambda each: None if each.memory is None else each.memory / _GIB)
 
 
-def _goodput(reports: Sequence[Report]) -> Chart | None:
+def _goodput(report: Report) -> Chart | None:
+    goodput = report.state.goodput
+    if goodput is None:
+        return None
     rows: list[dict[str, Any]] = [
         {"job": report.name, "cause": cause, "time": seconds, "order": order}
-        for report in reports
-        if report.state.goodput
         for order, cause in enumerate(TIME_CAUSES)
-        if (seconds := report.state.goodput.seconds.get(cause, 0.0)) > 0
+        if (seconds := goodput.seconds.get(cause, 0.0)) > 0
     ]
     if not rows:
         return None
     told = {row["cause"] for row in rows}
-    length, unit = _unit(max(report.state.goodput.total for report in reports if report.state.goodput))
+    length, unit = _unit(goodput.total)
     for row in rows:
         row["time"] = round(row["time"] / length, 4)
     causes = [cause for cause in TIME_CAUSES if cause in told]
@@ -119,27 +119,25 @@ def _goodput(reports: Sequence[Report]) -> Chart | None:
             "tooltip": [{"field": "job"}, {"field": "cause"}, {"field": "time", "type": "quantitative", "title": unit}],
         },
     }
-    return Chart("goodput", "Time by cause", _told("time by cause", reports), spec)
+    return Chart("goodput", "Time by cause", _told("time by cause", report), spec)
 
 
-def _attempts(reports: Sequence[Report]) -> Chart | None:
+def _attempts(report: Report) -> Chart | None:
     rows = [
         {
-            "job": report.name,
-            "attempt": _attempt_name(reports, report, each.number),
+            "attempt": f"attempt {each.number}",
             "from": each.started * 1000,
             "to": (each.ended or report.seen) * 1000,
             "outcome": each.outcome,
             "cause": each.cause,
         }
-        for report in reports
         for each in report.state.attempts[-50:]
     ]
     if not rows:
         return None
     told = {str(row["outcome"]) for row in rows}
     outcomes = [each for each in OUTCOMES if each in told]
-    found = _marks(reports, {str(row["attempt"]) for row in rows})
+    found = _marks(report, {str(row["attempt"]) for row in rows})
     shown = [each for each in MARKS if any(row["what"] == each for row in found)] or list(MARKS)
     x = {"type": "temporal", "title": None, "scale": {"type": "utc"}, "axis": {"format": _clock(rows)}}
     y = {"field": "attempt", "type": "nominal", "title": None, "sort": None}
@@ -171,40 +169,34 @@ def _attempts(reports: Sequence[Report]) -> Chart | None:
         },
     }
     spec = {"data": {"values": rows}, "height": {"step": ROW}, "layer": [bars, marks] if found else [bars]}
-    return Chart("attempts", "Attempts over time", _told("attempts, checkpoints and hangs over time", reports), spec)
+    return Chart("attempts", "Attempts over time", _told("attempts, checkpoints and hangs over time", report), spec)
 
 
-def _marks(reports: Sequence[Report], attempts: Set[str]) -> list[dict[str, Any]]:
+def _marks(report: Report, attempts: Set[str]) -> list[dict[str, Any]]:
     """Return the checkpoints and hangs of these attempts."""
     rows: list[dict[str, Any]] = []
-    for report in reports:
-        for save in report.telemetry.saves if report.telemetry else ():
-            what = "saved in storage" if save.stored else "saved in memory"
-            name = _attempt_name(reports, report, save.attempt + 1)
-            rows.append({"attempt": name, "time": save.time * 1000, "what": what, "step": save.step})
-        for each in report.state.attempts:
-            if each.failure and each.failure.kind is Kind.HANG:
-                name = _attempt_name(reports, report, each.number)
-                at = each.failure.time * 1000
-                rows.append({"attempt": name, "time": at, "what": "hang", "step": each.failure.step})
+    for save in report.telemetry.saves if report.telemetry else ():
+        what = "saved in storage" if save.stored else "saved in memory"
+        rows.append(
+            {"attempt": f"attempt {save.attempt + 1}", "time": save.time * 1000, "what": what, "step": save.step}
+        )
+    for each in report.state.attempts:
+        if each.failure and each.failure.kind is Kind.HANG:
+            at, step = each.failure.time * 1000, each.failure.step
+            rows.append({"attempt": f"attempt {each.number}", "time": at, "what": "hang", "step": step})
     return [row for row in rows if row["attempt"] in attempts]
 
 
-def _attempt_name(reports: Sequence[Report], report: Report, number: int) -> str:
-    return f"{report.name} {number}" if len(reports) > 1 else f"attempt {number}"
-
-
-def _ranks(reports: Sequence[Report]) -> Chart | None:
+def _ranks(report: Report) -> Chart | None:
     """Seconds of a step by pod and rank in the pod, of the ranks that are listed."""
     rows = []
-    for report in reports:
-        processes = max(1, report.state.processes)
-        for each in report.telemetry.ranks if report.telemetry else ():
-            if each.step_seconds is not None:
-                where = f"{report.name} {each.pod}" if len(reports) > 1 else f"pod {each.pod}"
-                # What a rank works is what tells ranks apart: all of them wait for the slowest.
-                work = each.step_seconds * (1 if each.work is None else each.work)
-                rows.append({"pod": where, "local": each.rank % processes, "rank": each.rank, "seconds": _short(work)})
+    processes = max(1, report.state.processes)
+    for each in report.telemetry.ranks if report.telemetry else ():
+        if each.step_seconds is not None:
+            # What a rank works is what tells ranks apart: all of them wait for the slowest.
+            work = each.step_seconds * (1 if each.work is None else each.work)
+            place = {"pod": f"pod {each.pod}", "local": each.rank % processes}
+            rows.append({**place, "rank": each.rank, "seconds": _short(work)})
     if len(rows) < 2:
         return None
     spec = {
@@ -224,14 +216,14 @@ def _ranks(reports: Sequence[Report]) -> Chart | None:
             "tooltip": [{"field": "rank"}, {"field": "pod"}, {"field": "seconds", "type": "quantitative"}],
         },
     }
-    return Chart("ranks", "Work of each rank", _told("seconds of work in a step by rank", reports), spec)
+    return Chart("ranks", "Work of each rank", _told("seconds of work in a step by rank", report), spec)
 
 
 _CHARTS: Final = (_attempts, _loss, _throughput, _by_time, _step_time, _memory, _ranks, _goodput)
 
 
 def _line(
-    reports: Sequence[Report],
+    report: Report,
     key: str,
     title: str,
     unit: str,
@@ -240,26 +232,20 @@ def _line(
     zero: bool = True,
 ) -> Chart | None:
     rows = [
-        {"step": each.step, "value": value, **_whose(report, each)}
-        for report in reports
+        {"step": each.step, "value": value, **_attempt_of(each)}
         for each in _history(report)
         if (value := value_of(each)) is not None
     ]
     if not rows:
         return None
-    spec = _lines(reports, rows, _axis("step", "step"), _axis("value", unit, zero=zero))
-    return Chart(key, title, _told(f"{unit} over steps", reports), spec)
+    spec = _lines(rows, _axis("step", "step"), _axis("value", unit, zero=zero))
+    return Chart(key, title, _told(f"{unit} over steps", report), spec)
 
 
-def _lines(
-    reports: Sequence[Report],
-    rows: list[dict[str, Any]],
-    x: Spec,
-    y: Spec,
-    *,
-    names: Sequence[str] = (),
-) -> Spec:
-    names = names or [report.name for report in reports]
+def _lines(rows: list[dict[str, Any]], x: Spec, y: Spec, *, names: Sequence[str] = ()) -> Spec:
+    """Return a chart of lines: one, or one for each of the ``names`` that the rows have as ``line``."""
+    several = len(names) > 1
+    first = {"color": {"value": "var(--line-1)"}}
     return {
         "data": {"values": [{**row, y["field"]: _short(row[y["field"]])} for row in rows]},
         "height": HEIGHT,
@@ -267,12 +253,11 @@ def _lines(
         "encoding": {
             "x": x,
             "y": y,
-            "color": _colours("job", names, [f"var(--line-{1 + n % 4})" for n in range(len(names))]),
-            **({"strokeDash": _dashes("job", names)} if len(names) > 1 else {}),
+            **({"color": _colours("line", names, _LINES), "strokeDash": _dashes("line", names)} if several else first),
             "detail": {"field": "attempt"},
             "order": {"field": "place"},
             "tooltip": [
-                *([{"field": "job", "title": "line"}] if len(names) > 1 else []),
+                *([{"field": "line"}] if several else []),
                 {"field": "attempt"},
                 {"field": x["field"], "type": "quantitative", "title": x["title"]},
                 {"field": y["field"], "type": "quantitative", "title": y["title"], "format": ".4~g"},
@@ -304,7 +289,7 @@ def _dashes(name: str, domain: Sequence[str]) -> Spec:
     return {
         "field": name,
         "type": "nominal",
-        "scale": {"domain": list(domain), "range": [_DASHES[n % len(_DASHES)] for n in range(len(domain))]},
+        "scale": {"domain": list(domain), "range": list(_DASHES)},
         "legend": {**_legend(domain), "symbolType": "stroke"},
     }
 
@@ -332,14 +317,9 @@ def _history(report: Report) -> list[Sample]:
     return report.telemetry.history if report.telemetry else []
 
 
-def _whose(report: Report, sample: Sample) -> dict[str, Any]:
-    return {"job": report.name, "attempt": sample.attempt + 1, "place": sample.time or sample.step}
+def _attempt_of(sample: Sample) -> dict[str, Any]:
+    return {"attempt": sample.attempt + 1, "place": sample.time or sample.step}
 
 
-def _line_name(reports: Sequence[Report], report: Report, name: str) -> str:
-    return f"{report.name}: {name}" if len(reports) > 1 else name
-
-
-def _told(what: str, reports: Sequence[Report]) -> str:
-    jobs = " and ".join(report.name for report in reports)
-    return f"Chart: {what} of {jobs}. The table below has the same numbers."
+def _told(what: str, report: Report) -> str:
+    return f"Chart: {what} of {report.name}. The table below has the same numbers."

@@ -1,8 +1,7 @@
-"""The few numbers that a report begins with, and what differs between the options of two jobs."""
+"""The few numbers that a report begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 
 from flk.report.model import Report
@@ -40,25 +39,6 @@ def facts_of(report: Report) -> dict[str, str]:
         "Disruptions": disruptions,
         "Newest checkpoint": "" if state.saved_step is None else f"step {state.saved_step:,}",
     }
-
-
-def differing_options(reports: Sequence[Report]) -> list[tuple[str, list[str]]]:
-    """Return the options, the image and the code in which jobs differ, each with its value in every job."""
-    tables = [
-        {
-            "image": each.state.image,
-            "code": each.state.code_hash[:12],
-            "commit": each.submitted.commit,
-            "command": each.submitted.command,
-            **{name: value for name, value in each.submitted.options.items() if name not in ("name", "command")},
-            **{f"env {name}": value for name, value in each.submitted.variables.items()},
-        }
-        for each in reports
-    ]
-    names = dict.fromkeys(name for table in tables for name in table)
-    rows = [(name, [table.get(name, "") for table in tables]) for name in names]
-    own = {report.name for report in reports}
-    return [(name, values) for name, values in rows if len(set(values)) > 1 and not set(values) <= own]
 
 
 def _last_loss(telemetry: Telemetry | None) -> str:

@@ -1,16 +1,14 @@
 """Types of the job's fields: each checks one value, and converts it where the job file allows a short form.
 
 A validator returns the value or raises ValueError with a message that continues "<field>: ", such as "must be …".
-The JSON schemas of flk.yaml and of the chart's values have the patterns that the validators match.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +18,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    ValidationError,
     WithJsonSchema,
     model_validator,
 )
@@ -29,12 +28,13 @@ from flk import units
 from flk.spec import mounts, names, packages
 from flk.spec.fabric import fabrics
 from flk.spec.gpus import gpu_types
-from flk_runtime.contract import durations, user_env
-from flk_runtime.contract.hang_timeout import PATTERN, parse_hang_timeout
+from flk.spec.validation import usage_error
+from flk_runtime.contract import durations
+from flk_runtime.contract.hang_timeout import parse_hang_timeout
 from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.pod_layout import is_address
 from flk_runtime.contract.save_interval import MOST, check_interval
-from flk_runtime.contract.sinks import SINKS, parse_sinks
+from flk_runtime.contract.sinks import parse_sinks
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
 from flk_runtime.contract.variable import words
 
@@ -48,34 +48,30 @@ PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")  # the default first
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
-class StrictModel(BaseModel):
+class _Raises(type(BaseModel)):  # type: ignore[misc]  # it has no public name
+    """The class of models whose calls raise UsageError, with what was probably meant, in place of pydantic's error."""
+
+    if not TYPE_CHECKING:  # a model has the constructor of its fields
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:
+            try:
+                return super().__call__(*args, **fields)
+            except ValidationError as error:
+                raise usage_error(error, cls, where={}) from None
+
+
+class StrictModel(BaseModel, metaclass=_Raises):
     """Base of the job and its parts: immutable, without unknown keys and without conversions between types."""
 
     # Strict: a number in quotes is text. An error that names the field is better than a guess.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False)
 
 
-def text_schema(pattern: str, **more: Any) -> dict[str, Any]:
-    """Return the JSON schema of text that matches the whole pattern, which may have names for its groups."""
-    return {"type": "string", "pattern": "^(" + re.sub(r"\?(P<\w+>|:)", "", pattern) + ")$", **more}
-
-
-def _text(pattern: re.Pattern[str], **more: Any) -> WithJsonSchema:
-    """Return the annotation of text whose validator matches ``pattern``."""
-    return WithJsonSchema(text_schema(pattern.pattern, **more))
-
-
-@dataclass(frozen=True)
 class OrText:
     """Annotation: the JSON schema allows text, the short form, beside the value itself."""
 
-    pattern: str = ""  # of the text; empty: any
-    refused: str = ""  # pattern of text that is not allowed all the same
-
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Any:
-        refused = {"not": {"type": "string", "pattern": self.refused}} if self.refused else {}
-        text = text_schema(self.pattern, **refused) if self.pattern else {"type": "string"}
-        return {"anyOf": [text, handler(core)]}
+        return {"anyOf": [{"type": "string"}, handler(core)]}
 
 
 class OneOf:
@@ -193,88 +189,40 @@ def _ship(value: Any) -> Any:
     return value
 
 
-def _none_of(names: Iterable[str], prefixes: Iterable[str]) -> dict[str, Any]:
-    patterns = [*prefixes, *(f"{name}$" for name in names)]
-    return {"not": {"pattern": "^(" + "|".join(patterns).replace(".", r"\.") + ")"}}
-
-
-def _seconds_schema(least: int) -> WithJsonSchema:
-    schema = text_schema(durations.PATTERN)
-    return WithJsonSchema(schema | {"type": ["string", "integer"], "minimum": least, "maximum": durations.LONGEST})
-
-
-_QUANTITY_SCHEMA: Final = WithJsonSchema(
-    text_schema(units.QUANTITY.pattern) | {"type": ["string", "number"], "exclusiveMinimum": 0}
-)
-_RESERVED: Final = _none_of(sorted(user_env.RESERVED_NAMES), user_env.RESERVED_PREFIXES)
+# The schemas say which types a value may have. Whether a text is right is the model's to say: its error says why.
+_QUANTITY: Final = WithJsonSchema({"type": ["string", "number"], "exclusiveMinimum": 0})
 _ONE_SLASH: Final = "^s3:/[^/]"  # an address in S3 that lacks a slash, and not a claim s3
 _MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
-_CLAIM: Final = f"({names.SUBDOMAIN.pattern}):/[^:/][^:]*"
 
 Text = Annotated[str, AfterValidator(names.text)]
-JobName = Annotated[str, _text(names.DNS_1035, maxLength=names.LABEL_LIMIT)]  # Job checks it: the target matters
-Image = Annotated[str, AfterValidator(names.image), _text(names.IMAGE, maxLength=512)]
-Queue = Annotated[str, AfterValidator(names.queue), _text(names.SUBDOMAIN, maxLength=names.LABEL_LIMIT)]
-Variable = Annotated[
-    str,
-    AfterValidator(names.variable),
-    _text(names.VARIABLE, anyOf=[{"enum": sorted(map(str, user_env.SETTABLE))}, _RESERVED]),
-]
-LabelKey = Annotated[str, AfterValidator(names.label_key), _text(names.LABEL_KEY)]
-OwnKey = Annotated[
-    str,
-    AfterValidator(names.own_key),
-    _text(names.LABEL_KEY, **_none_of(names.OWN_KEYS, names.OWN_PREFIXES)),
-]
-ObjectName = Annotated[str, AfterValidator(names.object_name), _text(names.SUBDOMAIN, maxLength=names.SUBDOMAIN_LIMIT)]
-ExtendedResource = Annotated[
-    str,
-    AfterValidator(names.extended_resource),
-    WithJsonSchema(
-        text_schema(
-            f"({names.SUBDOMAIN.pattern})/{names.QUALIFIED.pattern}",
-            **{"not": {"pattern": r"^(nvidia\.com/gpu$|(.*\.)?kubernetes\.io/)"}},
-        )
-    ),
-]
-LabelValue = Annotated[
-    str,
-    AfterValidator(names.label_value),
-    WithJsonSchema(text_schema(f"({names.QUALIFIED.pattern})?", maxLength=names.LABEL_LIMIT)),
-]
+JobName = str  # Job checks it: the target matters
+Image = Annotated[str, AfterValidator(names.image)]
+Queue = Annotated[str, AfterValidator(names.queue)]
+Variable = Annotated[str, AfterValidator(names.variable)]
+LabelKey = Annotated[str, AfterValidator(names.label_key)]
+OwnKey = Annotated[str, AfterValidator(names.own_key)]
+ObjectName = Annotated[str, AfterValidator(names.object_name)]
+ExtendedResource = Annotated[str, AfterValidator(names.extended_resource)]
+LabelValue = Annotated[str, AfterValidator(names.label_value)]
 Command = Annotated[list[Text], BeforeValidator(split_command), OrText()]
-Mount = Annotated[
-    str,
-    AfterValidator(_mount),
-    WithJsonSchema(text_schema(mounts.PATTERN, **{"not": {"pattern": mounts.NOT_PATTERN}})),
-]
-SecretKey = Annotated[
-    str,
-    AfterValidator(_secret_key),
-    WithJsonSchema(text_schema(f"({names.SUBDOMAIN.pattern}):{names.DATA_KEY.pattern}")),
-]
-Cpu = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.cpu), _QUANTITY_SCHEMA]
-Memory = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.memory), _QUANTITY_SCHEMA]
+Mount = Annotated[str, AfterValidator(_mount)]
+SecretKey = Annotated[str, AfterValidator(_secret_key)]
+Cpu = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.cpu), _QUANTITY]
+Memory = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.memory), _QUANTITY]
 Seconds = Annotated[
     int,
     BeforeValidator(_seconds),
     Field(ge=1, le=durations.LONGEST),
     PlainSerializer(units.duration_text, return_type=str),
-    _seconds_schema(1),
+    WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "maximum": durations.LONGEST}),
 ]
 HangTimeout = Annotated[
     str,
     PlainValidator(_hang_timeout),
-    WithJsonSchema(
-        text_schema(PATTERN) | {"type": ["string", "integer"], "exclusiveMinimum": -1, "maximum": durations.LONGEST}
-    ),
+    WithJsonSchema({"type": ["string", "integer"], "exclusiveMinimum": -1, "maximum": durations.LONGEST}),
 ]
-MemoryPath = Annotated[
-    str,
-    AfterValidator(names.memory_path),
-    WithJsonSchema(text_schema("/[^:/][^:]*", maxLength=names.MEMORY_PATH_LIMIT)),
-]
-Sinks = Annotated[str, AfterValidator(_sinks), WithJsonSchema(text_schema(SINKS))]
+MemoryPath = Annotated[str, AfterValidator(names.memory_path)]
+Sinks = Annotated[str, AfterValidator(_sinks)]
 SaveEvery = Annotated[
     int | str,
     PlainValidator(_save_every),
@@ -287,22 +235,12 @@ GpuType = Annotated[str, OneOf(*gpu_types())]
 PullPolicy = Annotated[str, OneOf(*PULL_POLICIES)]
 VolumeKind = Annotated[str, OneOf(*mounts.SOURCES)]
 GangName = Annotated[str, OneOf(*GANGS)]
-Topology = Annotated[
-    str,
-    AfterValidator(_topology),
-    WithJsonSchema(text_schema(f"{names.LABEL_KEY.pattern}(:({'|'.join(names.STRENGTHS)}))?")),
-]
-Package = Annotated[
-    str, AfterValidator(packages.package), WithJsonSchema(text_schema(r"[^-\s\x00-\x1f]([^\x00-\x1f]*[^\s\x00-\x1f])?"))
-]
-CodeFile = Annotated[
-    str,
-    AfterValidator(packages.requirements_path),
-    WithJsonSchema(text_schema(r"[^:\x00-\x1f]*[^:/\x00-\x1f][^:\x00-\x1f]*")),
-]
-Arguments = Annotated[str, AfterValidator(_arguments), WithJsonSchema(text_schema(r"(.|\n)*\S(.|\n)*"))]
-ShellCommand = Annotated[str, AfterValidator(_shell_command), WithJsonSchema(text_schema(r"(.|\n)*\S(.|\n)*"))]
-Modules = Annotated[str, AfterValidator(_modules), WithJsonSchema(text_schema(f"{_MODULE}( {_MODULE})*"))]
+Topology = Annotated[str, AfterValidator(_topology)]
+Package = Annotated[str, AfterValidator(packages.package)]
+CodeFile = Annotated[str, AfterValidator(packages.requirements_path)]
+Arguments = Annotated[str, AfterValidator(_arguments)]
+ShellCommand = Annotated[str, AfterValidator(_shell_command)]
+Modules = Annotated[str, AfterValidator(_modules)]
 Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
 
 
@@ -312,14 +250,14 @@ class Checkpoint(StrictModel):
     As text ``PVC:/PATH`` or ``s3://BUCKET/PREFIX``.
     """
 
-    SHORT: ClassVar[OrText] = OrText(f"{_CLAIM}|{names.S3_ADDRESS.pattern}", _ONE_SLASH)
+    SHORT: ClassVar[OrText] = OrText()
     model_config = ConfigDict(
         json_schema_extra={"anyOf": [{"required": ["volume", "path"]}, {"required": ["address"]}]}
     )
 
     volume: ObjectName | None = None
-    path: Annotated[str, AfterValidator(names.mount_path), WithJsonSchema(text_schema("/[^:/][^:]*"))] | None = None
-    address: Annotated[str, AfterValidator(names.s3_address), _text(names.S3_ADDRESS)] | None = None
+    path: Annotated[str, AfterValidator(names.mount_path)] | None = None
+    address: Annotated[str, AfterValidator(names.s3_address)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -361,7 +299,7 @@ class Checkpoint(StrictModel):
 class Elastic(StrictModel):
     """How few and how many pods may train, and what becomes of the global batch; as text ``MIN:MAX``."""
 
-    SHORT: ClassVar[OrText] = OrText("0*[1-9][0-9]*:0*[1-9][0-9]*")
+    SHORT: ClassVar[OrText] = OrText()
 
     min: int = Field(ge=1, description="pods with which the job may train")
     max: int = Field(ge=1, description="most pods that it may have")
@@ -419,4 +357,4 @@ class Toleration(StrictModel):
         return self
 
 
-Tolerations = list[Annotated[Toleration, OrText(rf"[^:=]+(=[^:]*)?(:({'|'.join(_EFFECTS)})?)?")]]
+Tolerations = list[Annotated[Toleration, OrText()]]

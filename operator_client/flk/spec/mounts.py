@@ -5,7 +5,6 @@ The forms are rows of a table, ``SOURCES``. Checks, schemas, manifests and help 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +12,6 @@ from typing import Any, Final
 from flk.spec import names
 
 READ_ONLY: Final = ":ro"
-_PATH: Final = "/[^:/][^:]*"
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,6 @@ class Source:
 
     prefix: str  # before its name in the text
     form: str  # of the whole text, for people
-    pattern: str  # of its name
     check: Callable[[str], str]  # of its name
     volume: Callable[[str], dict[str, Any]]  # the volume of a pod
     read_only: bool = False  # whatever the text says
@@ -46,15 +43,13 @@ SOURCES: Final = {
     CLAIM: Source(
         "",
         "PVC:/PATH[:ro]",
-        names.SUBDOMAIN.pattern,
         names.object_name,
         lambda name: {"persistentVolumeClaim": {"claimName": name}},
     ),
-    "nfs": Source("nfs://", "nfs://SERVER/PATH:/PATH[:ro]", rf"{names.SUBDOMAIN.pattern}/[^:]*", _export, _nfs),
+    "nfs": Source("nfs://", "nfs://SERVER/PATH:/PATH[:ro]", _export, _nfs),
     "secret": Source(
         "secret:",
         "secret:NAME:/PATH",
-        names.SUBDOMAIN.pattern,
         names.object_name,
         lambda name: {"secret": {"secretName": name}},
         read_only=True,
@@ -62,7 +57,6 @@ SOURCES: Final = {
     "configmap": Source(
         "configmap:",
         "configmap:NAME:/PATH",
-        names.SUBDOMAIN.pattern,
         names.object_name,
         lambda name: {"configMap": {"name": name}},
         read_only=True,
@@ -70,18 +64,11 @@ SOURCES: Final = {
     HOST_PATH: Source(
         "hostpath:",
         "hostpath:/PATH:/PATH[:ro]",
-        "/[^:]*",
         names.folder,
         lambda name: {"hostPath": {"path": name, "type": "Directory"}},  # otherwise a wrong path is an empty folder
     ),
 }
 FORMS: Final = ", ".join(source.form for source in SOURCES.values())
-_PREFIXED: Final = "|".join(source.prefix for source in SOURCES.values() if source.prefix.endswith(":"))
-PATTERN: Final = "|".join(
-    f"{source.prefix}({re.sub('[?](P<[^>]+>|:)', '', source.pattern)}):{_PATH}({READ_ONLY})?"
-    for source in SOURCES.values()
-)
-NOT_PATTERN: Final = f"^({_PREFIXED})[^:]*({READ_ONLY})?$"  # the name is missing
 
 
 # By the key of a volume in a pod. An ephemeral one is a claim of the pod's own.

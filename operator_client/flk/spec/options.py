@@ -35,7 +35,6 @@ class Option:
     metavar: str = ""  # of its flag; empty: it has none
     form: Form = Form.TEXT
     flags: tuple[str, ...] = ()  # names of the flag; empty: the name of the field
-    help: str = ""  # of the flag; empty: the field's description
     example: str = ""  # value that the flk.yaml of `flk init` shows in a comment
     variable: Variable[Any] | None = None  # the ranks read a value other than None from it
     empty: str = ""  # meaning of an empty value of the chart, if it differs from a field that is left out
@@ -47,6 +46,7 @@ class Row:
 
     path: tuple[str, ...]  # of the field in flk.yaml
     description: str
+    default: str = ""  # of the field, as a text; empty: it has none, or an empty one
     option: Option = field(default_factory=Option)
 
     @property
@@ -66,9 +66,11 @@ class Row:
 
     @property
     def help(self) -> str:
-        """The help of the flag, in sentences."""
-        text = self.option.help or self.description.replace("; left out: ", ". Default: ")
-        return f"{text[:1].upper()}{text[1:]}.{' Repeatable.' if self.repeatable else ''}"
+        """The help of the flag, in sentences: the description of the field, and its default."""
+        text, _, left_out = self.description.partition("; left out: ")
+        default = left_out or self.default
+        sentences = [f"{text[:1].upper()}{text[1:]}.", f"Default: {default}." if default else ""]
+        return " ".join(filter(None, [*sentences, "Repeatable." if self.repeatable else ""]))
 
 
 def rows(model: Any, above: tuple[str, ...] = ()) -> Iterator[Row]:
@@ -77,8 +79,41 @@ def rows(model: Any, above: tuple[str, ...] = ()) -> Iterator[Row]:
         path = (*above, name)
         option = next((item for item in of_field.metadata if isinstance(item, Option)), None)
         if option:
-            yield Row(path, of_field.description or "", option)
+            yield Row(path, of_field.description or "", _default(model, name), option)
         if not (option and option.metavar):
             for part in (of_field.annotation, *get_args(of_field.annotation)):
                 if hasattr(part, "model_fields"):
                     yield from rows(part, path)
+
+
+def _default(model: Any, name: str) -> str:
+    """Return the default of a field as a job file has it: a duration with its units."""
+    default = model.model_fields[name].default
+    if not isinstance(default, str | int) or isinstance(default, bool) or not default:
+        return ""
+    return str(model.model_construct(**{name: default}).model_dump(include={name})[name])
+
+
+GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "Script": (
+        *("module", "file", "env", "env_file", "secret", "pip", "requirements", "setup"),
+        *("ship", "no_ship", "preload", "accelerate_config"),
+    ),
+    "Size": ("replicas", "processes", "elastic", "spares", "strategy", "diloco"),
+    "Hardware": (
+        *("gpu", "cpu", "memory", "shm", "cpu_limit", "memory_limit", "ephemeral_storage", "resource", "claim"),
+        *("fabric", "image", "image_pull_policy"),
+    ),
+    "Restarts and limits": (
+        *("restarts", "disruptions", "on_restart", "deadline", "hang_timeout", "idle_timeout", "grace"),
+        *("stuck_after", "ttl"),
+    ),
+    "Checkpoints and metrics": (
+        *("checkpoint", "save_every", "store_every", "keep", "keep_every", "memory_path", "metrics"),
+    ),
+    "Pods and placement": (
+        *("name", "volume", "node_selector", "toleration", "avoid_node", "topology", "target", "gang", "queue"),
+        *("queue_priority", "label", "annotation", "service_account", "pull_secret", "priority_class", "patch"),
+    ),
+}
+"""The flags of a job by topic, in the order of the guides and of the help."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flk import units
 from flk.spec import gpus
@@ -34,7 +34,7 @@ class Resources(StrictModel):
     cpu: Annotated[Cpu | None, Option("QUANTITY")] = Field(
         default=None, description="cores that each pod requests: 4, 500m"
     )
-    memory: Annotated[Memory | None, Option("QUANTITY", help="memory of each pod: 16Gi")] = Field(
+    memory: Annotated[Memory | None, Option("QUANTITY")] = Field(
         default=None, description="memory of each pod, request and limit: 16Gi"
     )
     cpu_limit: Annotated[Cpu | None, Option("QUANTITY")] = Field(
@@ -46,20 +46,20 @@ class Resources(StrictModel):
     ephemeral_storage: Annotated[Memory | None, Option("QUANTITY")] = Field(
         default=None, description="disk of the node for each pod's own files, request and limit: 100Gi"
     )
-    gpu: Annotated[
-        int, OrText(gpus.TYPED.pattern), Option("N|TYPE:N", Form.NUMBER, help="GPUs of each pod: 8, H100:8")
-    ] = Field(default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod: 8; H100:8 sets gpu_type too")
+    gpu: Annotated[int, OrText(), Option("N|TYPE:N", Form.NUMBER)] = Field(
+        default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod: 8, or with their type: H100:8"
+    )
     gpu_type: Annotated[GpuType | None, Option()] = Field(
         default=None, description=f"which nodes the pods may run on, by their GPUs: {', '.join(gpus.gpu_types())}"
     )
-    shm: Annotated[Memory | None, Option("QUANTITY", help="size of /dev/shm of each pod")] = Field(
+    shm: Annotated[Memory | None, Option("QUANTITY")] = Field(
         default=None, description="size of /dev/shm, which counts as memory; left out: limited by the memory only"
     )
 
     extended: Annotated[
-        dict[ExtendedResource, Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})]] | None,
-        Option("NAME=N", Form.NUMBERS, ("--resource",), "resource of a device plugin: amd.com/gpu=8"),
-    ] = Field(default=None, description="resources of other device plugins for each pod: {amd.com/gpu: 8}")
+        dict[ExtendedResource, int] | None,
+        Option("NAME=N", Form.NUMBERS, ("--resource",)),
+    ] = Field(default=None, description="resource of another device plugin for each pod: amd.com/gpu, and how many")
 
     @model_validator(mode="before")
     @classmethod
@@ -101,18 +101,18 @@ class Resources(StrictModel):
 class PodSettings(StrictModel):
     """What the pods are called and what they may use."""
 
-    labels: Annotated[
-        dict[OwnKey, LabelValue], Option("K=V", Form.PAIR, ("--label",), "label of the job and its pods")
-    ] = Field(default_factory=dict, description="labels of the job and its pods")
-    annotations: Annotated[
-        dict[OwnKey, Text], Option("K=V", Form.PAIR, ("--annotation",), "annotation of the job and its pods")
-    ] = Field(default_factory=dict, description="annotations of the job and its pods")
+    labels: Annotated[dict[OwnKey, LabelValue], Option("K=V", Form.PAIR, ("--label",))] = Field(
+        default_factory=dict, description="labels of the job and its pods"
+    )
+    annotations: Annotated[dict[OwnKey, Text], Option("K=V", Form.PAIR, ("--annotation",))] = Field(
+        default_factory=dict, description="annotations of the job and its pods"
+    )
     service_account: Annotated[ObjectName | None, Option("NAME")] = Field(
         default=None, description="ServiceAccount of the pods"
     )
-    pull_secrets: Annotated[
-        list[ObjectName], Option("NAME", Form.LIST, ("--pull-secret",), "Secret with which nodes pull the image")
-    ] = Field(default_factory=list, description="Secrets with which the nodes pull the image")
+    pull_secrets: Annotated[list[ObjectName], Option("NAME", Form.LIST, ("--pull-secret",))] = Field(
+        default_factory=list, description="Secrets with which the nodes pull the image"
+    )
     priority_class: Annotated[ObjectName | None, Option("NAME")] = Field(
         default=None, description="PriorityClass of the pods"
     )
@@ -121,15 +121,13 @@ class PodSettings(StrictModel):
 class Nodes(StrictModel):
     """Which nodes the pods may run on."""
 
-    selector: Annotated[
-        dict[LabelKey, LabelValue], Option("K=V", Form.PAIR, ("--node-selector",), "label that nodes must have")
-    ] = Field(default_factory=dict, description="labels that a node must have")
-    tolerations: Annotated[
-        Tolerations, Option("KEY[=VALUE][:EFFECT]", Form.LIST, ("--toleration",), "taint that pods tolerate")
-    ] = Field(
-        default_factory=list,
-        description="taints that the pods tolerate: key=value:Effect, or the fields of Kubernetes",
+    selector: Annotated[dict[LabelKey, LabelValue], Option("K=V", Form.PAIR, ("--node-selector",))] = Field(
+        default_factory=dict, description="labels that nodes must have"
     )
-    avoid: Annotated[
-        list[ObjectName], Option("NAME", Form.LIST, ("--avoid-node",), "node that the pods do not run on, by its name")
-    ] = Field(default_factory=list, description="nodes that the pods do not run on, by their names")
+    tolerations: Annotated[Tolerations, Option("KEY[=VALUE][:EFFECT]", Form.LIST, ("--toleration",))] = Field(
+        default_factory=list,
+        description="taints that the pods tolerate, as in kubectl",
+    )
+    avoid: Annotated[list[ObjectName], Option("NAME", Form.LIST, ("--avoid-node",))] = Field(
+        default_factory=list, description="nodes that the pods do not run on, by their names"
+    )

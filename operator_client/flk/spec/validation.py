@@ -33,7 +33,7 @@ def usage_error(
     """Return the first error as a UsageError. ``where`` maps the paths of fields to the flags that set them."""
     details = error.errors(include_url=False)
     # Each member of a union reports an error. The one with the longest path is about the form that the user wrote.
-    detail = details[0]
+    detail = next((other for other in details if other["type"] == "extra_forbidden"), details[0])  # it explains others
     for other in details[1:]:
         if other["loc"][:1] == detail["loc"][:1] and len(other["loc"]) > len(detail["loc"]):
             detail = other

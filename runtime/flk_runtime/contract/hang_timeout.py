@@ -14,8 +14,6 @@ from flk_runtime.contract.phase import Phase
 
 HANG_PHASES: Final = tuple(phase.value for phase in Phase)
 ALL: Final = ""  # the key of the limit of all phases that have none of their own
-_ITEM: Final = f"(?:(?:{'|'.join(HANG_PHASES)})=)?(?:{durations.PATTERN})"
-PATTERN: Final = f"{_ITEM}(?:,{_ITEM})*"
 
 
 def parse_hang_timeout(text: str) -> Mapping[str, float]:

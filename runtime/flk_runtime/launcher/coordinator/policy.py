@@ -18,6 +18,8 @@ from flk_runtime.errors import StorageError
 from flk_runtime.launcher.settings import Limits
 from flk_runtime.launcher.transport.messages import Join
 
+# Exceptions before the first step that another attempt with the same files would raise again.
+_OF_THE_CODE: Final = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
 QUICK: Final = 60.0  # seconds; ranks that tell no steps made progress if their attempt lasted as long
 
 
@@ -54,6 +56,9 @@ def decide(history: Sequence[Attempt], limits: Limits) -> Decision:
     meaning = failure.kind.meaning
     if meaning.retried_by is Retry.NOBODY:
         return replace(used, no_retry_reason=final_reason(failure))
+    begun = last.step or made_progress(history[-2] if history[1:] else None, last)
+    if failure.type in _OF_THE_CODE and not begun and not limits.retry_same:
+        return replace(used, no_retry_reason="not retried: the code fails in this way at each start")
     times = _times_in_a_row(history)
     if meaning.final_after and not limits.retry_same and times >= meaning.final_after:
         where = f" at step {last.step}" if last.step is not None else ""

@@ -18,8 +18,9 @@ import flk
 from flk import cli, manifest
 from flk.__main__ import PIPE_CLOSED, main
 from flk.errors import FlkError, JobFailedError
-from flk.manifest import bundle
 from flk.spec import overlay
+from flk.spec.job import Job
+from flk.spec.options import GROUPS, rows
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.commands import Run
@@ -42,140 +43,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-# Each of these is a line of what and why, often one of what to do, and exit 2.
-MISTAKES = {
-    "replicas 0": (["--replicas", "0"], "error: --replicas: must be at least 1 (is 0)\n"),
-    "an alias": (
-        ["--max-restarts", "x"],
-        "error: --restarts or --max-restarts: must be a whole number (is 'x')\n",
-    ),
-    "a misspelt key": (["--diloco", "evry=10"], "error: --diloco evry: unknown key\nhint: did you mean every?\n"),
-    "replicas -1": (["--replicas", "-1"], "error: --replicas: must be at least 1 (is -1)\n"),
-    "replicas=-1": (["--replicas=-1"], "error: --replicas: must be at least 1 (is -1)\n"),
-    "replicas text": (
-        ["--replicas", "four"],
-        "error: --replicas: must be a whole number (is 'four')\n",
-    ),
-    "name too long": (
-        ["--name", "a" * 60],
-        "error: --name: is too long: with 1 replica it may have 54 characters, not 60: the last pod and its "
-        f"Service are named '{'a' * 60}-worker-0', and 63 is the limit\n",
-    ),
-    "name uppercase": (
-        ["--name", "Train"],
-        "error: --name: must be lower-case letters, digits and '-', starting with a letter and not ending with '-' "
-        "(is 'Train')\n",
-    ),
-    "name with a newline": (
-        ["--name", "train\n"],
-        "error: --name: must be lower-case letters, digits and '-', starting with a letter and not ending with '-' "
-        "(is 'train\\n')\n",
-    ),
-    "name empty": (["--name", ""], "error: --name: must not be empty\n"),
-    "reserved RANK": (
-        ["--env", "RANK=1"],
-        "error: --env: RANK is reserved: flk sets it for every rank, and the training operator would overwrite it\n",
-    ),
-    "reserved MASTER_ADDR": (
-        ["--env", "MASTER_ADDR=x"],
-        "error: --env: MASTER_ADDR is reserved: flk sets it for every rank, "
-        "and the training operator would overwrite it\n",
-    ),
-    "reserved PET_NNODES": (
-        ["--secret", "PET_NNODES=a:b"],
-        "error: --secret: PET_NNODES is reserved: flk sets it for every rank, "
-        "and the training operator would overwrite it\n",
-    ),
-    "missing script": (
-        ["nope.py"],
-        "error: there is no script nope.py in HERE\nhint: if the script is in the image, use --no-ship\n",
-    ),
-    "env not set": (
-        ["--env", "FLK_TEST_UNSET"],
-        "error: --env: FLK_TEST_UNSET is not set here\nhint: give it a value: --env FLK_TEST_UNSET=VALUE\n",
-    ),
-    "env without name": (["--env", "=1"], "error: --env: must be K=V or K (is '=1')\n"),
-    "secret without key": (
-        ["--secret", "A=b"],
-        "error: --secret: must be SECRET:KEY, the name of a Secret and a key in it\n",
-    ),
-    "secret without name": (["--secret", "A"], "error: --secret: must be VAR=SECRET:KEY (is 'A')\n"),
-    "volume": (["--volume", "secret:/data"], "error: --volume: must be secret:NAME:/PATH (is 'secret:/data')\n"),
-    "toleration": (
-        ["--toleration", "a:Never"],
-        "error: --toleration: must be one of NoSchedule, PreferNoSchedule, NoExecute (is 'Never')\n",
-    ),
-    "memory": (
-        ["--memory", "4GB"],
-        "error: --memory: must be a number of bytes like 512Mi or 16Gi, here 4G (is '4GB')\n",
-    ),
-    "deadline": (["--deadline", "1x"], "error: --deadline: must be a duration like 75s, 30m or 1h30m (is '1x')\n"),
-    "hang_timeout": (
-        ["--hang-timeout", "x"],
-        "error: --hang-timeout: must be a duration like 75s, 30m or 1h30m (is 'x'), or have phases: step=5m,save=20m\n",
-    ),
-    "phase": (
-        ["--hang-timeout", "train=5m"],
-        "error: --hang-timeout: must name phases of start, rendezvous, first-step, step, evaluation, save, restore, "
-        "round (is 'train=5m')\n",
-    ),
-    "namespace": (
-        ["--namespace", "A"],
-        "error: --namespace: must be at most 63 lower-case letters, digits and '-' (is 'A')\n",
-    ),
-    "no such file": (
-        ["-f", "nope.yaml"],
-        "error: cannot read nope.yaml: no such file or directory\nhint: `flk init` writes flk.yaml\n",
-    ),
-    "ship and not": (["--ship", "a", "--no-ship"], "error: --ship and --no-ship exclude each other\n"),
-    "output": (["-o", "xml"], "error: --output: must be yaml or json (is 'xml')\n"),
-    "misspelt option": (
-        ["--replica", "4"],
-        "error: flk render has no option --replica\nhint: did you mean --replicas? flk render --help lists them; "
-        "options of the script itself follow `--`: flk render train.py -- --replica …\n",
-    ),
-    "short option of other commands": (
-        ["-l", "team=nlp"],
-        "error: flk render has no option -l\nhint: did you mean --label? flk render --help lists them; "
-        "options of the script itself follow `--`: flk render train.py -- -l …\n",
-    ),
-    "option without value": (
-        ["--replicas"],
-        "error: option '--replicas' requires an argument\nhint: flk render --help shows how it is used\n",
-    ),
-}
-
-
-@pytest.mark.parametrize(("words", "stderr"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_told_in_a_line(run: Run, words: list[str], stderr: str) -> None:
-    Path("train.py").touch()
-    script = [] if "nope.py" in words else ["train.py"]
-    assert run("render", *script, *words) == (2, "", stderr)
-
-
-@pytest.mark.parametrize(
-    ("text", "stderr"),
-    [
-        ("command: train.py\nreplica: 4\n", "error: flk.yaml: replica: unknown key\nhint: did you mean replicas?\n"),
-        (
-            "command: train.py\nresources: {memory: [1]}\n",
-            "error: flk.yaml: resources.memory: must be text (is [1])\n",
-        ),
-        ("replicas: 2\nreplicas: 4\n", "error: flk.yaml:2:1: the key 'replicas' is repeated\nhint: correct flk.yaml: it must be YAML\n"),  # noqa: E501
-        (
-            "replicas: 2\n",
-            "error: flk.yaml has no command, and no script is named\n"
-            "hint: write `command: train.py` into it, or name a script\n",
-        ),
-        ("comand: train.py\n", "error: flk.yaml: comand: unknown key\nhint: did you mean command?\n"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_the_job_file_names_its_path(run: Run, text: str, stderr: str) -> None:
-    Path("train.py").touch()
-    Path("flk.yaml").write_text(text)
-    assert run("render") == (2, "", "flk: using flk.yaml\n" + stderr)
-
-
 def test_a_key_without_values_in_the_job_file_is_as_if_it_were_not_there(run: Run) -> None:
     Path("train.py").touch()
     Path("flk.yaml").write_text("command: train.py\nenv:\n  # A: x\nresources:\nname:\n")
@@ -190,26 +57,6 @@ def test_the_runtime_that_the_chart_brings_is_left_out(run: Run) -> None:
     assert rest == [whole[0], whole[2]]
 
 
-def test_code_that_is_too_large_is_told_in_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "SIZE_LIMIT", 10)
-    Path("train.py").write_text("print(1)\n")
-    code, stdout, stderr = run("render", "train.py")
-    assert (code, stdout) == (2, "")
-    assert stderr.startswith("error: the code is too large to ship: ")
-    assert stderr.splitlines()[1].startswith("hint: largest: train.py (9 bytes); ")
-
-
-def test_unknown_commands(run: Run) -> None:
-    assert run("statsu") == (
-        2,
-        "",
-        "error: there is no command 'statsu'\nhint: did you mean status? flk --help lists them\n",
-    )
-    hint = "hint: options of a command follow it: flk list --all …\n"
-    assert run("--all", "list") == (2, "", f"error: flk itself has no option --all\n{hint}")
-    assert run("--nope") == (2, "", "error: flk has no option --nope\nhint: flk --help lists what there is\n")
-
-
 @pytest.mark.parametrize("words", [["--version"], ["-V"]])
 def test_version(run: Run, words: list[str]) -> None:
     assert run(*words) == (0, f"flk {VERSION}\n", "")
@@ -219,9 +66,36 @@ def test_version(run: Run, words: list[str]) -> None:
 def test_help_lists_every_command(run: Run, words: list[str]) -> None:
     code, stdout, stderr = run(*words)
     assert (code, stderr) == (0, "")
-    width = max(map(len, cli.COMMANDS))
-    for name, (_, line) in cli.COMMANDS.items():
-        assert f"{name:<{width}}  {line}\n" in stdout
+    for name, (_, line, section) in cli.COMMANDS.items():
+        assert f"{section}:\n" in stdout
+        assert re.search(rf"\n  {name} +{re.escape(line)}\n", stdout)
+
+
+@pytest.mark.parametrize("command", ["submit", "run", "render", "plan", "bench"])
+def test_the_help_of_a_command_on_a_job_is_short_and_help_all_has_each_option_once(run: Run, command: str) -> None:
+    short, full = run(command, "--help")[1], run(command, "--help-all")[1]
+    shown, every = (re.findall(r"^  (-[^ ]+(?:, -[^ ]+)*)", text, re.MULTILINE) for text in (short, full))
+    assert len(shown) <= 20
+    assert len(every) == len(set(every)) >= len(shown)
+    assert set(shown) <= set(every)
+
+
+def test_each_flag_of_a_job_belongs_to_one_topic_of_the_help() -> None:
+    flags = [row.name for row in rows(Job) if row.option.metavar]
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(
+        [*flags, "module", "file", "env_file", "no_ship"]
+    )
+
+
+def test_on_this_machine_the_help_has_no_options_of_a_cluster(run: Run) -> None:
+    assert not {"--queue", "--target", "--image", "--ttl"} & set(run("run", "--help-all")[1].split())
+
+
+@pytest.mark.parametrize("word", ["stop", "cancel", "ps", "get", "describe", "version", "help", "apply"])
+def test_words_of_other_tools_name_the_command(run: Run, word: str) -> None:
+    code, _, stderr = run(word, "gpt")
+    assert (code, stderr.splitlines()[0]) == (2, f"error: there is no command '{word}'")
+    assert stderr.splitlines()[1].startswith("hint: flk ")
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -242,7 +116,7 @@ CHANGES = {
     "cp": "it writes only the path that it is given",
     "exec": "what happens is up to the command",
     "bench": "its jobs are its own, and it deletes them",
-    "doctor": "it creates pods only with --start-pods, and deletes them",
+    "doctor": "it creates nothing",
     "profile": "it leaves nothing in the pod",
 }
 
@@ -385,21 +259,21 @@ def test_a_script_with_an_error_of_syntax_is_said_before_it_is_submitted(
     Path("bad.py").write_text("print(")
     said = " here cannot read bad.py: '(' was never closed in line 1; the ranks fail at once unless theirs can\n"
     assert said in run("render", "bad.py")[2]
-    assert said in run("submit", "bad.py", "--dry-run", "client")[2]
+    assert said in run("submit", "bad.py", "--dry-run")[2]
     flk.submit(flk.Job(command=["bad.py"]))
     assert [said.strip() in str(warning.message) for warning in recwarn] == [True]
 
 
 def test_init_writes_a_file_that_renders_and_overwrites_none(run: Run) -> None:
     Path("main.py").touch()
-    assert run("init", "--replicas", "3") == (0, "", "flk: wrote flk.yaml\nflk: wrote flk.schema.json\n")
+    assert run("init", "--replicas", "3") == (0, "", "flk: wrote flk.yaml\n")
     assert "\ncommand: main.py\n" in Path("flk.yaml").read_text()
     code, stdout, stderr = run("render")
     assert (code, stderr) == (0, "flk: using flk.yaml\n")
     assert manifests(stdout)[0]["kind"] == "PyTorchJob"
     assert run("init") == (2, "", "error: flk.yaml exists already\nhint: --force overwrites it\n")
-    missing = "flk: there is no other.py here yet, which flk.yaml names\n"
-    assert run("init", "--force", "--no-schema", "other.py") == (0, "", f"flk: wrote flk.yaml\n{missing}")
+    missing = "flk: flk.yaml names other.py, which does not exist yet\n"
+    assert run("init", "--force", "other.py") == (0, "", f"flk: wrote flk.yaml\n{missing}")
 
 
 @pytest.mark.parametrize("script", ["my train.py", 'it\'s #1: "x".py'])
@@ -543,8 +417,8 @@ def test_the_exit_code_of_a_job_is_not_lost_with_its_output(tmp_path: Path, fake
     ("words", "formats"),
     [
         ("bench train.py", "text or json"),
-        ("doctor", "table or json"),
-        ("logs gpt", "text or jsonl"),
+        ("doctor", "text or json"),
+        ("logs gpt", "text or json"),
         ("plan train.py", "text, wide or json"),
         ("profile gpt", "text or json"),
         ("render train.py", "yaml or json"),

@@ -152,19 +152,9 @@ def test_each_request_is_shown_by_one_write_since_threads_send_them(
             return len(text)
 
     monkeypatch.setattr("sys.stderr", Stream())
-    run("list", "-v", "--show-kubectl")
+    run("list", "-v")
     assert len(written) > 4
     assert all(text.endswith("\n") and text.strip() for text in written)
-
-
-def test_show_kubectl_prints_each_command_once(fake: Any, run: Run) -> None:
-    JobBuilder().add_to(fake)
-    lines = run("--show-kubectl", "suspend", "gpt", "--timeout", "1s")[2].splitlines()
-    commands = [line for line in lines if line.startswith("kubectl ")]
-    assert commands[0] == "kubectl get pytorchjobs.kubeflow.org gpt -o json -n team"
-    patch = """'{"metadata": {"uid": "uid-gpt"}, "spec": {"runPolicy": {"suspend": true}}}'"""
-    assert f"kubectl patch pytorchjobs.kubeflow.org gpt --type=merge -p {patch} -n team" in commands
-    assert len(commands) == len(set(commands))
 
 
 @pytest.mark.parametrize(

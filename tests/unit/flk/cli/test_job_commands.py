@@ -136,7 +136,6 @@ def test_both_of_one_name_are_chosen(fake: Any, run: Run) -> None:
         ["--env", "RANK=1"],
         ["--memory", "4GB"],
         ["--timeout", "5s"],
-        ["--dry-run", "nowhere"],
         ["-o", "xml"],
         ["--ship", "nothing-*.py"],
         ["--namespace", "A"],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.flk.jobs.test_trace import ON_CPU, STEPS
 
 from flk.cli.profile import profile
 from flk.cli.profile_text import profile_text
@@ -22,7 +23,6 @@ from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
-from tests.unit.flk.jobs.test_trace import ON_CPU, STEPS
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
 
@@ -152,11 +152,11 @@ def test_a_program_that_does_not_start(cluster: Cluster, monkeypatch: pytest.Mon
     ("options", "message"),
     [
         ({"rank": "4"}, "job gpt has no rank 4; it has ranks 0 to 3"),
-        ({"rank": "x"}, "--rank: must be a number"),
-        ({"rank": "0,"}, "--rank: must be a number"),
+        ({"rank": "x"}, "--rank: must be ranks"),
+        ({"rank": "0,"}, "--rank: must be ranks"),
         ({"stacks": "5s", "memory": True}, "--stacks and --memory exclude each other"),
         ({"stacks": "0s"}, "--stacks: must be longer than 0s"),
-        ({"timeout": "0s"}, "--timeout: must be longer than 0s"),
+        ({"timeout": "0s"}, "--step-timeout: must be longer than 0s"),
         ({"to": Path("nowhere")}, "--to: there is no folder nowhere"),
     ],
 )

@@ -73,7 +73,7 @@ def telemetry(pods: int = 4, processes: int = 2, slow: int = 3) -> Telemetry:
 
 
 def text(lines: list[Line]) -> str:
-    marks = {"bad": "!", "warn": "*", "bold": "#", "dim": ".", "": " "}
+    marks = {"bad": "!", "good": "+", "warn": "*", "bold": "#", "dim": ".", "": " "}
     return "".join(f"{marks[line.style]} {line.text}\n" for line in lines)
 
 

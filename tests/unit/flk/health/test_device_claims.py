@@ -105,7 +105,7 @@ def check(fake: Any, run: Run, tmp_path: Path) -> Callable[..., tuple[int, str]]
     (tmp_path / "train.py").touch()
 
     def check(*flags: str) -> tuple[int, str]:
-        code, stdout, stderr = run("submit", "--check", "--name", "gpt", "--claim", "one-gpu", *flags, "train.py")
+        code, stdout, stderr = run("submit", "--dry-run", "--name", "gpt", "--claim", "one-gpu", *flags, "train.py")
         return code, stdout + stderr
 
     return check

@@ -595,12 +595,11 @@ def test_secrets_are_never_shown(fake: Any, run: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "flk.yaml").write_text("{command: train.py, secrets: {X: wandb:token}}")
     fake.add("secrets", {"metadata": {"name": "wandb"}, "data": {"another": "Y2FuYXJ5LXZhbHVl"}})
-    for words in (["doctor"], ["doctor", "-o", "json"], ["submit", "--check", "--name", "gpt"]):
+    for words in (["doctor"], ["doctor", "-o", "json"], ["submit", "--dry-run", "--name", "gpt"]):
         code, stdout, stderr = run(*words)
         assert code == 104, stderr
         assert "secret wandb has no key token; its keys: another" in stdout + stderr
         assert "Y2FuYXJ5" not in stdout + stderr
-    assert fake.asked("POST") == [path for path in fake.asked("POST") if "pytorchjobs" not in path]
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ INJECTION: list[Any] = [
 
 
 @pytest.mark.parametrize("text", INJECTION)
-@pytest.mark.parametrize("options", [(), ("--fold",), ("-o", "jsonl"), ("--first-error",), ("--output-folder", "out")])
+@pytest.mark.parametrize("options", [(), ("--fold",), ("-o", "json"), ("--first-error",), ("--output-folder", "out")])
 def test_lines_that_attack_the_terminal(
     fake: FakeApiServer,
     kubeconfig: Path,

@@ -115,7 +115,7 @@ COMMANDS = [
     ["suspend", "gpt", "--no-wait"],
     ["resume", "gpt"],
     ["delete", "gpt", "--no-wait"],
-    ["submit", "train.py", "--dry-run", "server", "-o", "yaml"],
+    ["submit", "train.py", "--dry-run", "-o", "yaml"],
 ]
 
 

@@ -99,40 +99,6 @@ def test_the_one_file_of_accelerate_config_beside_a_script_that_uses_it_is_found
     assert found() is None  # which one is not known
 
 
-def test_the_code_says_how_it_writes_checkpoints_of_its_own(tmp_path: Path, write: Write) -> None:
-    write("train.py", content="import torch\n")
-    write("notes.txt", content="torch.save(model, path)\n")
-    assert make_bundle(job(), tmp_path).saves == ""
-    write("package/model.py", content="torch.save(state, path)\n")
-    assert make_bundle(job(), tmp_path).saves == "torch.save in package/model.py"
-
-
-@pytest.mark.parametrize(
-    ("package", "call", "saves"),
-    [
-        ("transformers", 'TrainingArguments(output_dir="out")', "TrainingArguments"),
-        ("transformers", 'Seq2SeqTrainingArguments("out", seed=hash(("a", f(1))))', "Seq2SeqTrainingArguments"),
-        ("transformers", 'TrainingArguments("out", seed=int("1"), save_strategy="no")', ""),
-        ("transformers", "TrainingArguments('out', save_strategy = IntervalStrategy.NO, seed=1)", ""),
-        ("transformers", 'TrainingArguments("out"), other(save_strategy="no")', "TrainingArguments"),
-        ("transformers", "\nclass MyTrainingArguments(TrainingArguments): pass", ""),
-        ("numpy", 'TrainingArguments("out")', ""),
-        ("trl", 'SFTConfig(\n    output_dir="out",\n)', "SFTConfig"),
-        ("trl", "SFTConfig(\n    save_strategy='no',\n)", ""),
-        ("lightning.pytorch", "Trainer(max_epochs=1)", "Trainer"),
-        ("pytorch_lightning", "pl.Trainer()", "Trainer"),
-        ("lightning", "L.Trainer(logger=make(), enable_checkpointing=False)", ""),
-        ("lightning.pytorch.cli", "LightningCLI(Model)", "LightningCLI"),
-        ("mingpt.trainer", "Trainer(config)", ""),
-    ],
-)
-def test_trainers_of_other_packages_save_unless_they_are_told_not_to(
-    tmp_path: Path, write: Write, package: str, call: str, saves: str
-) -> None:
-    write("train.py", content=f"import os\nfrom {package} import x\n{call}\n")
-    assert make_bundle(job(), tmp_path).saves == (saves and f"{saves} in train.py")
-
-
 def test_in_git_tracked_files_travel_as_they_are_and_new_python_files(tmp_path: Path, write: Write, git: Any) -> None:
     write("train.py", "config.json", "deleted.py", "package/model.py")
     write(".gitignore", content="ignored*\n")

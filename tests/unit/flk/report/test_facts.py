@@ -1,10 +1,10 @@
-"""The numbers that a report begins with, and the differences of two jobs."""
+"""The numbers that a report begins with."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from flk.report.facts import differing_options, facts_of
+from flk.report.facts import facts_of
 from flk_runtime.contract.record import Goodput
 from tests.support.jobs import NOW, JobBuilder
 from tests.support.reports import report, telemetry
@@ -35,11 +35,6 @@ def test_steps_of_a_failed_job_are_those_that_it_did_though_none_was_stored() ->
 def test_what_is_not_known_is_empty() -> None:
     facts = facts_of(report(telemetry=None, state=JobBuilder().state()))
     assert {name for name, value in facts.items() if value} == {"Size"}
-
-
-def test_options_that_differ() -> None:
-    assert differing_options([report(), report(name="other")]) == []
-    assert differing_options([report(4), report(2, name="other")]) == [("replicas", ["4", "2"])]
 
 
 def test_a_loss_that_is_no_number_is_said() -> None:

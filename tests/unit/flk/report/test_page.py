@@ -14,7 +14,7 @@ import pytest
 from flk.report import page as module
 from flk.report.charts import OUTCOMES
 from flk.report.model import Excerpt, Report
-from flk.report.page import MARK, content_of, page_of
+from flk.report.page import MARK, page_of
 from tests.support.reports import largest, report
 
 SCRIPT = "window.drawn = 1;"
@@ -65,17 +65,15 @@ def evil() -> Report:
     )
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["one", "two"])
-def test_text_from_elsewhere_is_never_markup(several: bool) -> None:
-    clean = [report(), report(name="other")] if several else [report()]
-    page, same = Page(page_of([evil(), *clean[1:]], SCRIPT)), Page(page_of(clean, SCRIPT))
+def test_text_from_elsewhere_is_never_markup() -> None:
+    page, same = Page(page_of(evil(), SCRIPT)), Page(page_of(report(), SCRIPT))
     assert page.scripts == same.scripts  # and no other
     assert page.of("img") == []
     assert [tag for tag, _ in page.elements if tag == "script"] == [tag for tag, _ in same.elements if tag == "script"]
 
 
 def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else() -> None:
-    page = Page(page_of([report()], SCRIPT))
+    page = Page(page_of(report(), SCRIPT))
     policy = next(str(each["content"]) for each in page.of("meta") if each.get("http-equiv"))
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in page.scripts}
     assert len(page.scripts) == 2
@@ -86,13 +84,13 @@ def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else() -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
-    page = Page(page_of([report()], SCRIPT))
+    page = Page(page_of(report(), SCRIPT))
     assert not [each for _, each in page.elements if {"src", "srcset"} & each.keys()]
     assert page.of("link") == []
 
 
 def test_every_section_of_a_full_report_has_data() -> None:
-    html = page_of([report()], SCRIPT)
+    html = page_of(report(), SCRIPT)
     assert "No data" not in html
     for text in (
         "expected 512 features, got 511",
@@ -105,7 +103,7 @@ def test_every_section_of_a_full_report_has_data() -> None:
 
 
 def test_the_table_of_ranks_says_how_long_each_rank_waits_for_data() -> None:
-    table = page_of([report()], SCRIPT).partition('aria-label="Ranks"')[2].partition("</table>")[0]
+    table = page_of(report(), SCRIPT).partition('aria-label="Ranks"')[2].partition("</table>")[0]
     titles = re.findall(r"<th scope=\"col\">([^<]*)</th>", table)
     cells = {row[0]: row for row in (re.findall(r"<td>([^<]*)</td>", line) for line in table.split("<tr>")) if row}
     place = titles.index("Waits for data")
@@ -114,18 +112,14 @@ def test_the_table_of_ranks_says_how_long_each_rank_waits_for_data() -> None:
 
 def test_a_section_without_data_says_why() -> None:
     untold = "its launchers keep no measurements"
-    html = page_of([report(telemetry=None, missing={"ranks": untold, "saves": untold})], SCRIPT)
+    html = page_of(report(telemetry=None, missing={"ranks": untold, "saves": untold}), SCRIPT)
     assert f"No data: {untold}." in html
     assert f"Single checkpoints are not listed: {untold}." in html
 
 
-@pytest.mark.parametrize(
-    "reports",
-    [[report()], [report(), report(2, name="small")], [report(name="chart-data"), report(name="state")]],
-    ids=["one", "two", "names that are IDs of the page"],
-)
-def test_headings_go_down_one_level_at_a_time_and_regions_have_names(reports: list[Report]) -> None:
-    page = Page(html := page_of(reports, SCRIPT))
+@pytest.mark.parametrize("name", ["gpt", "chart-data"])  # the second is an ID of the page
+def test_headings_go_down_one_level_at_a_time_and_regions_have_names(name: str) -> None:
+    page = Page(html := page_of(report(name=name), SCRIPT))
     assert page.headings[0] == 1
     assert page.headings.count(1) == 1
     assert all(below - above <= 1 for above, below in zip(page.headings, page.headings[1:], strict=False))
@@ -139,40 +133,17 @@ def test_headings_go_down_one_level_at_a_time_and_regions_have_names(reports: li
 
 
 def test_without_a_script_the_page_has_the_numbers_in_open_tables() -> None:
-    page = Page(page_of([report()], None))
+    page = Page(page_of(report(), None))
     assert page.scripts == []
     assert not [each for _, each in page.elements if "data-chart" in each]
     assert sum("open" in each for each in page.of("details")) == 2
 
 
-def test_two_jobs_side_by_side_show_what_differs() -> None:
-    html = page_of([report(), report(2, name="small")], SCRIPT)
-    assert "Comparison of 2 jobs" in html
-    assert re.search(
-        r'<th scope="row">replicas</th><td class="text"><code>4</code></td><td class="text"><code>2<', html
-    )
-    assert '<th scope="row">command</th>' not in html
-
-
-def test_a_served_page_renews_its_content() -> None:
-    served = page_of([report()], SCRIPT, refresh=5)
-    assert 'data-refresh="5"' in served
-    policy = next(str(each["content"]) for each in Page(served).of("meta") if each.get("http-equiv"))
-    assert "connect-src 'self'" in policy
-    assert content_of([report()], charts=True) in served
-
-
 def test_the_page_of_a_thousand_pods_is_bounded() -> None:
-    small, large = (len(page_of([report(pods)], None)) for pods in (256, 1000))
+    small, large = (len(page_of(report(pods), None)) for pods in (256, 1000))
     assert large < small * 1.05 + 1000
     assert large < 400_000
-
-
-def test_two_large_jobs_take_no_more_room_than_one() -> None:
-    large = [largest(), largest("other")]
-    one, two = (len(page_of(each, SCRIPT)) for each in (large[:1], large))
-    assert two < 1.3 * one
-    assert max(one, two) < 1_090_000  # beside the script that draws, of 0.85 MB
+    assert len(page_of(largest(), SCRIPT)) < 1_090_000  # beside the script that draws, of 0.85 MB
 
 
 def _colours(dark: bool) -> dict[str, str]:
@@ -213,15 +184,11 @@ def test_text_and_lines_stand_out_from_the_page(dark: bool) -> None:
 
 
 def test_flk_knows_its_own_pages() -> None:
-    assert MARK in page_of([report()], None)[:200]
+    assert MARK in page_of(report(), None)[:200]
 
 
-@pytest.mark.parametrize("reports", [[report()], [report(), report(2, name="small")]], ids=["one", "two"])
-def test_each_section_can_be_reached_by_a_link(reports: list[Report]) -> None:
-    page = Page(page_of(reports, SCRIPT))
-    links = {str(each["href"]) for each in page.of("a")}
-    about = [str(each["aria-labelledby"]).split()[-1] for each in page.of("section")]
-    sections = [each for each in about if each not in ("compared", "charts")]
-    assert len(sections) == 8 * len(reports)
-    assert {f"#{each}" for each in sections} <= links
-    assert len({each["aria-label"] for each in page.of("nav")}) == len(reports)
+def test_each_section_can_be_reached_by_a_link() -> None:
+    page = Page(page_of(report(), SCRIPT))
+    sections = [str(each["aria-labelledby"]) for each in page.of("section")]
+    assert len(sections) == 8
+    assert {f"#{each}" for each in sections} <= {str(each["href"]) for each in page.of("a")}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from flk import cli
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
 
-@pytest.mark.parametrize("line", ["flk --help", "flk --version"])
+@pytest.mark.parametrize(
+    "line", ["flk --help", "flk --version", "flk submit --help", "flk submit --help-all", "flk status --help"]
+)
 def test_help(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> None:
     assert terminal(line) == snapshot
 
@@ -21,15 +22,11 @@ def test_other_words_for_it(terminal: Terminal, line: str, same: str) -> None:
     assert terminal(line).splitlines()[1:] == terminal(same).splitlines()[1:]
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_help_of_a_command(terminal: Terminal, snapshot: SnapshotAssertion, command: str) -> None:
-    assert terminal(f"flk {command} --help") == snapshot
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "flk statsu",
+        "flk stop gpt",
         "flk ''",
         "flk frobnicate",
         "flk --nope",

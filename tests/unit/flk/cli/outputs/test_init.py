@@ -9,14 +9,14 @@ from tests.unit.flk.cli.outputs.conftest import Terminal
 
 
 @pytest.mark.parametrize(
-    "line", ["flk init", "flk init --replicas 3 --no-schema other.py", "flk init --replicas 0", "flk init --replicas x"]
+    "line", ["flk init", "flk init --replicas 3 --schema other.py", "flk init --replicas 0", "flk init --replicas x"]
 )
 def test_empty_folder(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> None:
     assert terminal(line) == snapshot
 
 
 def test_file_that_it_writes(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
-    terminal("flk init --no-schema")
+    terminal("flk init")
     assert (terminal.folder / "flk.yaml").read_text() == snapshot
 
 

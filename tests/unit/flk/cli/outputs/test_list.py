@@ -40,27 +40,6 @@ def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsho
     assert fake.requests == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        """-o jsonpath='{range .items[*]}{.name}{"\\t"}{.phase}{"\\n"}{end}' """,
-        "-o custom-columns=JOB:.name,STATE:.phase,NODE:.pods[*].node",
-        "-o yaml --raw",
-        "-o custom-columns=JOB:.metadata.name,IMAGE:..image --raw",
-        "-o wide --raw",
-        "-o jsonpath={.items[x]}",
-    ],
-)
-def test_templates_and_objects(
-    terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str
-) -> None:
-    jobs.running("resnet").add_to(fake)
-    created = jobs.created("llama")
-    created.job["metadata"]["managedFields"] = [{"manager": "flk"}]
-    created.add_to(fake)
-    assert terminal(f"flk list {options}") == snapshot
-
-
 def test_no_jobs_is_not_said_of_jobs_that_may_not_be_listed(terminal: Terminal, fake: FakeApiServer) -> None:
     said = 'pytorchjobs.kubeflow.org is forbidden: User "ada" cannot list resource "pytorchjobs"'
     fake.objects[BATCH] = {}

@@ -44,11 +44,3 @@ def test_no_such_job(terminal: Terminal, snapshot: SnapshotAssertion, line: str)
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     assert terminal(f"flk status gpt {options}") == snapshot
     assert fake.requests == []
-
-
-@pytest.mark.parametrize("options", ["-o jsonpath={.phase}", "-o custom-columns=JOB:.name", "-o json --raw", "--raw"])
-def test_templates_and_objects(
-    terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str
-) -> None:
-    jobs.add(fake, "created")
-    assert terminal(f"flk status gpt {options}") == snapshot

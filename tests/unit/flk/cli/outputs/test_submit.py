@@ -12,7 +12,7 @@ from tests.support.api_server import JOBS, MAPS, FakeApiServer, failure
 from tests.unit.flk.cli.outputs import jobs, usage
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
-OWN_OPTIONS = ["--dry-run maybe", "--timeout 1x --follow", "--timeout 5s", "--output xml"]
+OWN_OPTIONS = ["--timeout 1x --follow", "--timeout 5s", "--output xml"]
 WRONG_OPTIONS = [*usage.JOB_OPTIONS, *usage.CLUSTER_OPTIONS, *OWN_OPTIONS]
 
 
@@ -57,8 +57,7 @@ def test_code_that_is_too_large(
         "flk submit train.py --name gpt --replicas 4 --gpu 8 --image pytorch/pytorch:2.9.0",
         "flk submit train.py --name gpt --checkpoint data:/ckpt --env HF_TOKEN=x",
         "flk submit train.py --name gpt --no-ship",
-        "flk submit train.py --name gpt --dry-run server",
-        "flk submit train.py --name gpt --dry-run client -n other",
+        "flk submit train.py --name gpt --dry-run -n other",
         "flk submit train.py",
         "flk submit -m train",
         "flk submit -m in_image --name gpt",
@@ -68,19 +67,9 @@ def test_created(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> 
     assert terminal(line) == snapshot
 
 
-def test_a_script_that_saves_beside_itself_is_told_that_it_goes_with_the_pod(terminal: Terminal) -> None:
-    terminal.write({"train.py": "import torch\ntorch.save({}, 'last.pt')\n"})
-    told = "flk: what torch.save in train.py writes goes with its pod, unless it is on a volume (--volume PVC:/PATH)\n"
-    assert told in terminal("flk submit train.py --name without")
-    for place in ("--volume data:/data", "--checkpoint data:/data"):
-        assert "goes with its pod" not in terminal(f"flk submit train.py --name with-{place[2]} {place}")
-    terminal.write({"train.py": "import os, transformers\ntransformers.TrainingArguments(output_dir='out')\n"})
-    assert "what TrainingArguments in train.py writes goes with its pod" in terminal("flk submit train.py --name x")
-
-
 def test_a_configuration_of_accelerate_beside_the_script_is_used(terminal: Terminal) -> None:
     terminal.write({"train.py": "import accelerate\n", "fsdp.yaml": "compute_environment: LOCAL_MACHINE\n"})
-    found = terminal("flk submit train.py --name found --dry-run client -o yaml")
+    found = terminal("flk submit train.py --name found --dry-run -o yaml")
     assert "flk: accelerate_config: fsdp.yaml, which is beside the script\n" in found
     assert "FLK_ACCELERATE_CONFIG" in found
 
@@ -91,7 +80,7 @@ def test_job_file(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
 
 
 def test_manifests(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
-    assert terminal("flk submit train.py --name gpt --no-ship --dry-run client -o yaml") == snapshot
+    assert terminal("flk submit train.py --name gpt --no-ship --dry-run -o yaml") == snapshot
 
 
 def test_name_is_taken(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:

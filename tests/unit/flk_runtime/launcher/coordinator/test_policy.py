@@ -122,6 +122,15 @@ def test_attempts_that_went_further_than_is_known_of_them_are_no_failures_at_one
     assert not decide([killed(0, 100), killed(1, 100)], Limits()).restart
 
 
+@pytest.mark.parametrize("type_", ["SyntaxError", "ModuleNotFoundError"])
+def test_code_that_cannot_start_is_not_retried(type_: str) -> None:
+    failure = replace(RAISED, type=type_)
+    history, decision = run([failure] * 3, Limits(restarts=3), duration=2.0)
+    assert (len(history), decision.no_retry_reason) == (1, "not retried: the code fails in this way at each start")
+    assert len(run([failure] * 3, Limits(restarts=3), steps=[5, 5], duration=2.0)[0]) == 2  # it has begun before
+    assert len(run([failure] * 3, Limits(restarts=2, retry_same=True), duration=2.0)[0]) == 3
+
+
 @pytest.mark.parametrize(
     "failure", [CONTAINER_KILLED, Failure(Kind.OOM, 0, rank=0), Failure(Kind.HANG, 0, rank=0, message="no step")]
 )

@@ -1,4 +1,4 @@
-"""The line with which `flk wait` shows on a terminal how far a job is."""
+"""Lines that fit a terminal, and the line with which `flk wait` shows how far a job is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flk.cli.progress_line import ProgressLine
+from flk.cli.screen import ProgressLine, wrapped
 from flk.jobs.state import Phase, State
 from flk.jobs.wait import progress_text
 from flk.observe.progress import Progress
@@ -58,3 +58,8 @@ def test_a_wait_on_a_terminal_shows_it(fake: Any, kubeconfig: Path, tmp_path: Pa
     code, text = on_a_terminal([sys.executable, "-m", "flk", "wait", "gpt", "--timeout", "1s"], tmp_path)
     assert code == 124
     assert re.search(r"\r\x1b\[K\d/3 pods ready[^\n]*\r\x1b\[K", text)
+
+
+def test_lines_are_broken_between_words_and_stay_indented() -> None:
+    assert wrapped("  killed at the container's limit", 24) == ["  killed at the", "  container's limit"]
+    assert wrapped("short", 24) == wrapped("short", 0) == ["short"]
