@@ -93,7 +93,7 @@ COVERED = {
     "tests/unit/flk/cli/outputs/test_suspend.py": "flk.cli.suspend",
     "tests/unit/flk/cli/outputs/test_wait.py": "flk.cli.wait",
     "tests/unit/flk/cli/outputs/test_why.py": "flk.cli.explain flk.cli.why",
-    "tests/unit/flk/cli/test_cli.py": "flk.__main__ flk.cli flk.cli.help flk.spec.options",
+    "tests/unit/flk/cli/test_cli.py": "flk.__main__ flk.cli flk.cli.help",
     "tests/unit/flk/cli/test_global_options.py": "flk.kube.kubectl flk.kube.options",
     "tests/unit/flk/cli/test_profile.py": "flk.cli.profile_text flk.jobs.profiling",
     "tests/unit/flk/cli/test_stacks.py": "flk.jobs.stacks",
