@@ -13,7 +13,8 @@ METRICS = '[rank 0] {"step": 130, "total": 200, "loss": 2.396123, "samples_per_s
 
 
 def record(*attempts: Attempt, outcome: str = "succeeded", **fields: int) -> str:
-    return f"[pod 0] {RECORD_MARKER}{JobRecord(outcome, 0, failure=attempts[-1].failure, attempts=[*attempts], **fields).to_json()}"
+    made = JobRecord(outcome, 0, failure=attempts[-1].failure, attempts=[*attempts], **fields)
+    return f"[pod 0] {RECORD_MARKER}{made.to_json()}"
 
 
 def test_on_a_terminal_metrics_are_for_people_and_elsewhere_they_are_as_they_came() -> None:
