@@ -51,16 +51,22 @@ _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 class _Raises(type(BaseModel)):  # type: ignore[misc]  # it has no public name
     """The class of models whose calls raise UsageError, with what was probably meant, in place of pydantic's error."""
 
-    if not TYPE_CHECKING:  # a model has the constructor of its fields
-
-        def __call__(cls, *args: Any, **fields: Any) -> Any:
-            try:
-                return super().__call__(*args, **fields)
-            except ValidationError as error:
-                raise usage_error(error, cls, where={}) from None
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*args, **fields)
+        except ValidationError as error:
+            raise usage_error(error, cls, where={}) from None
 
 
-class StrictModel(BaseModel, metaclass=_Raises):
+if TYPE_CHECKING:
+    _Model = BaseModel  # whose calls take the fields of a model
+else:
+
+    class _Model(BaseModel, metaclass=_Raises):
+        pass
+
+
+class StrictModel(_Model):
     """Base of the job and its parts: immutable, without unknown keys and without conversions between types."""
 
     # Strict: a number in quotes is text. An error that names the field is better than a guess.
