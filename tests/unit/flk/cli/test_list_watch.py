@@ -132,5 +132,5 @@ def test_the_status_of_a_job_is_watched_until_it_ends(fake: Any, run: Run) -> No
     fake.objects[JOBS].clear()
     code, stdout, stderr = run("status", "gpt", "--watch")
     assert (code, stdout) == (0, "gpt is succeeded\n")
-    assert "job gpt is gone; this is what" in stderr
+    assert "job gpt is gone; this is the last answer about it" in stderr
     assert run("status", "nowhere", "--watch")[0] == 102
