@@ -56,9 +56,7 @@ def uids(kubectl: Any, name: str) -> tuple[str, str]:
     return job, kubectl("get", "pods", f"{name}-worker-0", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
 
 
-@pytest.mark.promise(
-    "Clusters: flk suspend, resume, restart and delete lose no progress unasked"
-)
+@pytest.mark.promise("Clusters: flk suspend, resume, restart and delete lose no progress unasked")
 def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     """Each run counts itself in the checkpoint's folder. All but the first have the arguments of --on-restart."""
     claim = {
