@@ -139,6 +139,7 @@ def test_a_release_with_a_script_of_200_kilobytes_trains_beside_another_and_leav
 
 
 @pytest.mark.promise("Clusters: A chart's release trains a script on an image that has only torch, and leaves nothing")
+@pytest.mark.soak
 def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
     helm: Any, kubectl: Any, eventually: Any, torch_image: str, tmp_path: Path
 ) -> None:

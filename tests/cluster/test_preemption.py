@@ -16,6 +16,7 @@ STEPS = 120
 
 
 @pytest.mark.promise("Recovery: On SIGTERM all ranks save after the same step")
+@pytest.mark.soak
 def test_evicted_pods_lose_no_step(
     flk: Any, kubectl: Any, image: str, checkpoints_claim: None, eventually: Any, namespace: str, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_what_follows_a_failure_that_happens_again(forked_pods: Callable[..., Po
     assert f"; {record.no_retry_reason}\n" in job.log(0)
 
 
+@pytest.mark.promise("Recovery: Failures use a budget, and the same one twice without progress is final")
 def test_the_second_restart_in_a_row_waits_and_the_third_longer(forked_pods: Callable[..., Pods]) -> None:
     fault = "os.kill(os.getpid(), signal.SIGKILL)"
     record = run(forked_pods(2, 1, script=STEPS.format(fault=fault, step=0), FLK_RESTARTS="3", FLK_BACKOFF="1.5"))
