@@ -30,9 +30,6 @@ with init(os.environ["STRATEGY"], checkpoint=os.environ["PLACE"]) as run:
 )
 
 
-# The program of the runtime in a process with torch, whose import takes most of the program's processor time.
-
-
 def test_export(ranks: Ranks, tmp_path: Path) -> None:
     variables = {"STRATEGY": "full_shard", "PLACE": str(tmp_path / "run"), "EXPORT": str(tmp_path / "own.safetensors")}
     ranks(BEGIN, 2, variables)
