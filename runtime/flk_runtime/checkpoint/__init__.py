@@ -10,6 +10,7 @@ torch.distributed.checkpoint, which takes long to import, are imported when a ru
 from flk_runtime.checkpoint.adapters.adapt import module_state, optimizer_state
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, has_own_state_dict, load_as_saved, trained_modules
+from flk_runtime.checkpoint.adapters.placed import placed
 from flk_runtime.checkpoint.adapters.wrappers import Parts, is_sharded, parameters_of, reshard, roots_of, user_name
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
@@ -35,6 +36,7 @@ __all__ = [
     "module_state",
     "optimizer_state",
     "parameters_of",
+    "placed",
     "reshard",
     "roots_of",
     "stateful_of",

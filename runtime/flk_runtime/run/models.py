@@ -13,10 +13,12 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import (
     INTERNAL,
+    Declared,
     DistributedStateful,
     Stateful,
     module_state,
     optimizer_state,
+    placed,
     stateful_of,
 )
 from flk_runtime.distributed import mean_loss, parameters_in, process_group
@@ -47,6 +49,7 @@ class Models:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._batches = batches
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
+        self._registered: list[nn.Module] = []  # modules that are saved beside the models
         # The optimizers that the script has handed over, with the number of groups that a restart restores.
         self._optimizers: dict[Optimizer, int] = {}
         self._frozen: set[nn.Parameter] = set()  # in parallelize, so that the strategy would not average them
@@ -110,14 +113,22 @@ class Models:
         found = stateful_of(thing)
         thing = cast("Stateful", thing) if found is None else found
         saved: Stateful | DistributedStateful = thing
+        of_script = thing.thing if isinstance(thing, Declared) else thing
         if isinstance(thing, Optimizer):
             self._hand_over(thing)
             shards = STRATEGIES[self._context.options.strategy].shards
-            saved = adopt_optimizer(name, thing, self._models, shards=shards) or saved
+            saved = adopt_optimizer(name, thing, self._models, shards=shards) or placed(thing, self._modules())
+        elif isinstance(of_script, Optimizer):
+            saved = placed(cast("Declared", thing), self._modules())
         elif isinstance(thing, nn.Module):
             saved = module_state(thing)
+        if isinstance(of_script, nn.Module):
+            self._registered.append(of_script)
         refuse_per_rank("register", {name: saved})
         self._saves.manager.register(name, saved)
+
+    def _modules(self) -> list[nn.Module]:
+        return [*(each.module for each in self._models.values()), *self._registered]
 
     def check_step(self) -> None:
         """Raise SetupError if the state of an optimizer would not be restored, or ranks train apart."""

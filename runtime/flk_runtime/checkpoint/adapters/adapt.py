@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint.adapters.fsdp1 import FSDP1ModuleState, FSDP1OptimizerState
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, trained_modules
-from flk_runtime.checkpoint.stateful import DistributedStateful, Modules, Stateful, stateful_of
+from flk_runtime.checkpoint.adapters.placed import placed
+from flk_runtime.checkpoint.stateful import Declared, DistributedStateful, Modules, Stateful, stateful_of
 from flk_runtime.distributed import has_fsdp1, parameters_in
 from flk_runtime.errors import SetupError
 
@@ -42,6 +43,9 @@ def adapt(name: str, thing: Any, objects: Mapping[str, Any]) -> Stateful | Distr
     Raises SetupError if it cannot be saved, or is an optimizer of parameters that are in none of the modules.
     """
     modules = {key: each for key, each in objects.items() if isinstance(each, nn.Module)}
+    if isinstance(thing, Declared) and isinstance(thing.thing, Optimizer):
+        given = (each.thing if isinstance(each, Declared) else each for each in objects.values())
+        return placed(thing, [each for each in given if isinstance(each, nn.Module)])
     if isinstance(thing, nn.Module):
         return module_state(thing)
     if isinstance(thing, Optimizer):
