@@ -9,15 +9,12 @@ import multiprocessing
 import os
 import sys
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flk_runtime.checkpoint.manager import CheckpointManager
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.run.process import current
+from flk_runtime.run.process import Training, current
 from flk_runtime.shared import failure_report
-
-if TYPE_CHECKING:
-    from flk_runtime.run.training import Training
 
 _NO_FAILURE: Final = (None, 0, ExitCode.PREEMPTED)  # codes of SystemExit; with the last one other ranks end too
 

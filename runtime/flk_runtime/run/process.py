@@ -10,7 +10,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,12 +21,25 @@ from flk_runtime.contract.pod_layout import is_same_place
 if TYPE_CHECKING:
     from flk_runtime.checkpoint import CheckpointManager
     from flk_runtime.parallel import ParallelModel, ParallelOptions
-    from flk_runtime.run.saves import Saves
-    from flk_runtime.run.training import Training
 
     Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], ParallelModel]
 
 _TRAINING = "training"  # with a number: the folder of a later training, below the place that it was given
+
+
+class Training(Protocol):
+    """A run or a loop."""
+
+    closed: bool
+
+    @property
+    def manager(self) -> CheckpointManager: ...
+
+    def end_step(self) -> None: ...
+
+    def say_unsaved(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class Place:
@@ -83,9 +96,9 @@ class Process:
         return self.training is not None and not self.training.closed
 
     @property
-    def saves(self) -> Saves | None:
-        """The saves of the latest run or loop, which may be closed."""
-        return self.training._saves if self.training else None
+    def manager(self) -> CheckpointManager | None:
+        """The manager of the checkpoints of the latest run or loop, which may be closed."""
+        return self.training.manager if self.training else None
 
     def place(self, name: str | None) -> Place:
         """The place with this name, however a script writes it."""
@@ -116,8 +129,8 @@ class Process:
         """
         if self.memory:
             return self.memory is place
-        if self.saves:
-            return is_same_place(self.saves.manager.place, place.name)
+        if self.manager:
+            return is_same_place(self.manager.place, place.name)
         if default := os.environ.get(user_env.CHECKPOINT):
             return is_same_place(default, place.name)
         return place is next((other for other in self._places if other.manager), place)

@@ -48,8 +48,8 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     if trial.is_trial():
         return
     place, manager = _opened(checkpoint, resume=False)
-    run = current.saves
-    if place.kept or (run and run.manager.can_save and is_same_place(run.manager.place, place.name)):
+    of_run = current.manager
+    if place.kept or (of_run and of_run.can_save and is_same_place(of_run.place, place.name)):
         if not current.is_training:
             raise SetupError(f"flk.save: {_of_closed(place)}")
         raise SetupError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
@@ -37,6 +38,11 @@ class Training:
         self._context, self._owns_group = context, owns_group
         # What follows draws alike in each attempt, and on all ranks, however far this training has drawn.
         context.closing.append(lambda: rng.seed_all(rng.seed_of_next(options.seed)))
+
+    @property
+    def manager(self) -> CheckpointManager:
+        """What saves and restores the state."""
+        return self._saves.manager
 
     def print(self, *values: object) -> None:
         """Print a line on rank 0."""

@@ -58,7 +58,7 @@ def test_the_memory_waits_for_the_default_place_or_else_for_the_first_one(
     assert [process.gives_memory(place) for place in (first, other)] == [True, False]
     monkeypatch.setenv(user_env.CHECKPOINT, f"{default.name}/")
     assert [process.gives_memory(place) for place in (first, default)] == [False, True]
-    process.training = SimpleNamespace(_saves=SimpleNamespace(manager=SimpleNamespace(place=other.name)))  # type: ignore[assignment]
+    process.training = SimpleNamespace(manager=SimpleNamespace(place=other.name))  # type: ignore[assignment]
     assert [process.gives_memory(place) for place in (default, other)] == [False, True]
     process.hold_memory(first.name)
     assert [process.gives_memory(place) for place in (first, default, other)] == [True, False, False]
