@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from flk_runtime.contract import user_env
 from flk_runtime.data import (
     EpochLoader,
     EvaluationLoader,
@@ -26,7 +28,7 @@ from flk_runtime.data import (
     share_of_worker,
 )
 from flk_runtime.distributed import find_difference, process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, setting
 from flk_runtime.preflight.options import compare_options, compares
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
@@ -82,6 +84,8 @@ class Batches(LoaderEvents):
             raise SetupError(f"a loader named {name!r} was made before: make it once, and {_LOOP}")
         self._count += 1
         number, parts = part or self._part
+        if options.batch_size:  # one process may stand for several ranks
+            options = dataclasses.replace(options, batch_size=options.batch_size * setting(user_env.STANDS_FOR))
         full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
         loader_context = LoaderContext(
             options,
