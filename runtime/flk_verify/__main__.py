@@ -6,149 +6,180 @@ where both meet and rank 0 leaves result.json: line, difference or refused.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
+import time
 from collections.abc import Sequence
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from flk_runtime.contract.ranges import plural
 from flk_runtime.discovery import discover
-from flk_runtime.distributed import parameters_in
+from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.system import trial
-from flk_verify.causes import Evidence, cause_of
-from flk_verify.channel import Channel
-from flk_verify.compare import Comparison, Difference, text_of
-from flk_verify.watch import Done, Step, Watch, broadcast, leave_together, set_parameters, whole
+from flk_verify.causes import UNKNOWN, Evidence, cause_of
+from flk_verify.compare import Comparison, Difference
+from flk_verify.watch import Done, Step, Tensors, Watch, end, whole
 
-_LIMIT: Final = 600.0  # seconds in which the one process has to begin
-_END: Final = "the script made {} there, and more here: what it does depends on the number of ranks"
+_POLL: Final = 0.05  # seconds
+_FAILS: Final = "the script fails in one process"
 
 
 class Whole:
     """The one process: it shows each step to rank 0, and takes over the parameters that the ranks have after it."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._channel: Channel | None = None
+        self._path = Path(folder, "socket")
+        self._connection: Connection | None = None
 
-    def compare(self, step: Step) -> None:
-        if not self._ask(vars(step)):
-            raise Done
+    def before(self, step: Step) -> None:
+        """Show what a step begins with."""
+        self._ask(vars(step))
 
     def after(self, optimizer: Optimizer, step: Step) -> None:
-        answer = self._ask({"parameters": [whole(each) for each in parameters_in(optimizer)]})
-        if not answer:
-            raise Done
-        set_parameters(optimizer, answer["parameters"])
+        """Show the parameters after a step, and take over those of the ranks that differ."""
+        parameters = parameters_in(optimizer)
+        answer = self._ask({"parameters": [whole(each) for each in parameters]})
+        with torch.no_grad():
+            for place, value in answer["parameters"].items():
+                parameter = parameters[place]
+                target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                target.copy_(value.to(target.device))
 
     def end(self, compared: int) -> None:
-        self._ask({"compared": compared})
+        """Say that the script has ended after so many steps."""
+        with contextlib.suppress(Done):
+            self._ask({"compared": compared})
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0's answer; empty if it needs no more."""
-        self._channel = self._channel or Channel.listen(self._folder)
-        self._channel.send(message)
-        return self._channel.receive()
+        """Rank 0's answer. Ends the script if there is none."""
+        while self._connection is None:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # rank 0 has not come so far
+                self._connection = Client(str(self._path), "AF_UNIX")
+            time.sleep(_POLL)
+        _send(self._connection, message)
+        if not (answer := _receive(self._connection)):
+            raise Done
+        return answer
 
 
 class Ranks:
     """One of the ranks. Rank 0 compares its steps with those of the one process, for all of them."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self._request, info = request, discover()
-        self._is_main, self._world_size = info.rank == 0, info.world_size
-        self._channel: Channel | None = None
+        info = discover()
+        self._strategy, self._folder = request["strategy"], request["folder"]
+        self._is_main, self._ranks = info.rank == 0, info.world_size
+        self._connection: Connection | None = None
         self._comparisons: dict[int, Comparison] = {}
-        self._gradients: dict[int, list[torch.Tensor | None]] = {}  # of the latest step of each optimizer
-        self._whole: Step | None = None
-        self.result: dict[str, str] = {}
+        self._gradients: dict[int, Tensors] = {}  # of the latest step of each optimizer
+        self._whole: Step | None = None  # the step of the one process
+        self._result: dict[str, str] = {}
 
-    def compare(self, step: Step) -> None:
+    def before(self, step: Step) -> None:
         """Compare what a step begins with. Ends the script on all ranks at a difference. Collective."""
-        self._agree(self._compare(step) if self._is_main else "")
+        self._agree(lambda: self._compare(step))
         self._gradients[step.optimizer] = step.gradients
 
     def after(self, optimizer: Optimizer, step: Step) -> None:
         """Compare what a step has made of the parameters. Collective."""
         values = [whole(each) for each in parameters_in(optimizer)]
-        self._agree(self._compare_after(step, values) if self._is_main else "")
+        self._agree(lambda: self._compare_after(step, values))
 
     def end(self, compared: int) -> None:
         """Write the result, after so many steps that agree."""
-        if self._is_main and not self.result:
-            largest = max((each.largest for each in self._comparisons.values()), default=0.0)
-            ranks = plural(self._world_size, "rank")
-            self.result = {
-                "line": f"verified: {plural(compared, 'step')} under {self._request['strategy']} on {ranks} "
-                f"{'equals' if compared == 1 else 'equal'} the whole model in one process, largest relative "
-                f"difference {largest:.1g}"
-            }
-            if not compared:
-                self.result = {"refused": "no optimizer of torch.optim has made a step, so there is nothing to compare"}
-        if self.result:
-            Path(self._request["folder"], "result.json").write_text(json.dumps(self.result))
+        largest = max((each.largest for each in self._comparisons.values()), default=0.0)
+        line = (
+            f"verified: {plural(compared, 'step')} under {self._strategy} on {plural(self._ranks, 'rank')} "
+            f"{'equals' if compared == 1 else 'equal'} the whole model in one process, largest relative difference "
+            f"{largest:.1g}"
+        )
+        nothing = {"refused": "no optimizer of torch.optim has made a step, so there is nothing to compare"}
+        result = self._result or ({"line": line} if compared else nothing)
+        if self._is_main:
+            Path(self._folder, "result.json").write_text(json.dumps(result))
 
-    def _agree(self, error: str) -> None:
-        if broadcast(error):
-            leave_together()
-            raise Done
+    def _agree(self, compare: Any) -> None:
+        """End the script on all ranks unless ``compare``, on rank 0, finds nothing."""
 
-    def _compare(self, step: Step) -> str:
-        self._channel = self._channel or Channel.connect(self._request["folder"], _LIMIT)
-        message = self._channel.receive()
-        if "compared" in message or not message:
-            return self._refuse(
-                _END.format(plural(message["compared"], "step")) if message else "the script fails in one process"
-            )
+        def found() -> bool:
+            self._result = compare()
+            return bool(self._result)
+
+        if process_group.on_main(found):
+            end()
+
+    def _compare(self, step: Step) -> dict[str, str]:
+        if self._connection is None:
+            with Listener(str(Path(self._folder, "socket")), "AF_UNIX") as listener:
+                self._connection = listener.accept()
+        message = _receive(self._connection)
+        if "number" not in message:
+            ended = f"it makes {plural(message['compared'], 'step')} in one process, and more here" if message else ""
+            return {"refused": ended or _FAILS}
         other = self._whole = Step(**message)
-        shapes = [[tuple(each.shape) for each in one.parameters] for one in (step, other)]
+        shapes = [[each.shape for each in one.parameters] for one in (step, other)]
         if shapes[0] != shapes[1] or (step.optimizer, step.number) != (other.optimizer, other.number):
-            return self._refuse("the optimizers hold other parameters in one process, or make steps in another order")
-        comparison = self._comparisons.setdefault(step.optimizer, Comparison())
-        found = comparison.before(step, other)
-        if not found:
-            self._channel.send({"go": True})
-        return self._differ(step, other, found)
+            return {"refused": "optimizers hold other parameters in one process, or make their steps in another order"}
+        found = self._comparisons.setdefault(step.optimizer, Comparison()).before(step, other)
+        return self._answer(step, other, found, {"go": True})
 
-    def _compare_after(self, step: Step, values: list[torch.Tensor]) -> str:
-        assert self._channel is not None and self._whole is not None  # noqa: PT018, S101
-        others = self._channel.receive().get("parameters")
+    def _compare_after(self, step: Step, values: list[torch.Tensor]) -> dict[str, str]:
+        assert self._connection is not None and self._whole is not None  # noqa: PT018, S101
+        others = _receive(self._connection).get("parameters")
         if others is None:
-            return self._refuse("the script fails in one process")
+            return {"refused": _FAILS}
         found = self._comparisons[step.optimizer].after(step, values, others)
-        if not found:
-            pairs = enumerate(zip(values, others, strict=True))
-            self._channel.send({"parameters": {n: one for n, (one, other) in pairs if not torch.equal(one, other)}})
-        return self._differ(step, self._whole, found)
+        pairs = enumerate(zip(values, others, strict=True))
+        differing = {place: one for place, (one, other) in pairs if not torch.equal(one, other)}
+        return self._answer(step, self._whole, found, {"parameters": differing})
 
-    def _refuse(self, why: str) -> str:
-        self.result = {"refused": why}
-        return why
-
-    def _differ(self, step: Step, other: Step, found: list[Difference]) -> str:
+    def _answer(self, step: Step, other: Step, found: list[Difference], answer: dict[str, Any]) -> dict[str, str]:
+        """Have the one process go on with ``answer``, or return what was found."""
+        assert self._connection is not None  # noqa: S101
         if not found:
-            return ""
-        before = self._gradients.get(step.optimizer, [])
-        name, text = cause_of(Evidence(step, other, found, self._world_size, before))
+            _send(self._connection, answer)
+            return {}
+        evidence = Evidence(step, other, found, self._ranks, self._gradients.get(step.optimizer, []))
+        name, text = cause_of(evidence)
         most = max(found, key=lambda each: each.error)
-        parameter = step.names[most.place]
-        self.result = {
-            "difference": f"step {step.number} under {self._request['strategy']} differs from the whole model in one "
-            f"process: {most.what} {parameter!r}: largest difference {text_of(most.largest)}, norm "
-            f"{text_of(most.ranks)} on the ranks and {text_of(most.whole)} in one process ({len(found)} of "
-            f"{plural(len(step.parameters), 'parameter')} differ). Cause: {f'{name}: ' if name else ''}{text}"
+        return {
+            "difference": f"step {step.number} under {self._strategy} differs from the whole model in one process: "
+            f"{most.what} {step.names[most.place]!r}: largest difference {most.largest:.3g}, norm {most.ranks:.3g} on "
+            f"the ranks and {most.whole:.3g} in one process ({len(found)} of {plural(len(step.names), 'parameter')} "
+            f"{'differs' if len(found) == 1 else 'differ'}). {f'Cause: {name}: {text}' if name else UNKNOWN}"
         }
-        return self.result["difference"]
+
+
+def _send(connection: Connection, message: dict[str, Any]) -> None:
+    """Send ``message``. It is lost if the other end has left."""
+    file = io.BytesIO()
+    torch.save(message, file)
+    with contextlib.suppress(OSError):
+        connection.send_bytes(file.getbuffer())
+
+
+def _receive(connection: Connection) -> dict[str, Any]:
+    """The next message; empty if the other end has left."""
+    try:
+        data = connection.recv_bytes()
+    except (EOFError, OSError):
+        return {}
+    message: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return message
 
 
 def follow(request: dict[str, Any], command: Sequence[str]) -> None:
     """Run ``script.py args`` or ``-m module args`` until its steps are compared. Raises what the script raises."""
     side = Whole(request["folder"]) if request["role"] == "whole" else Ranks(request)
-    watch = Watch(request["steps"], side.compare, side.after)
+    watch = Watch(request["steps"], side.before, side.after)
     try:
         with watch.watching():
             trial.run_script(command)
@@ -160,11 +191,6 @@ def follow(request: dict[str, Any], command: Sequence[str]) -> None:
     side.end(watch.compared)
 
 
-def main() -> int:
-    """Follow the script, and return an exit code."""
-    follow(json.loads(sys.argv[1]), sys.argv[2:])
-    return 0
-
-
 if __name__ == "__main__":
-    trial.leave(main())
+    follow(json.loads(sys.argv[1]), sys.argv[2:])
+    trial.leave(0)

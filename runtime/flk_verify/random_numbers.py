@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flk_runtime.system import rng
 
 _MANY: Final = 10_000  # draws of a step after which they differ, so that a loop ends that draws until a number fits
-_ATEN = torch.ops.aten
-_PREVENTED: Final = 1e-12  # no logarithm of 0
+_ATEN: Final = torch.ops.aten
+_LEAST: Final = 1e-12  # no logarithm of 0
 
 
 class SameNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -26,126 +26,98 @@ class SameNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.step = 0
-        """The step whose numbers are drawn."""
+        self._step = self._draws = 0
+        self._others = False  # something was drawn that could not be made equal
+        self._before = _python_states()
         self.eps = 0.0
-        """The largest distance between numbers of the types that matrix products gave in this step, relative to 1."""
-        self.other: set[str] = set()
-        """Names of functions whose draws could not be made equal."""
-        self._draws = 0
-        self._python = _python_states()
+        """eps of the coarsest type among the results with several dimensions of this step."""
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self) -> None:
         """Draw other numbers, and forget what was noted of the step before."""
-        self.step, self._draws, self.eps = step, 0, 0.0
+        self._step, self._draws, self.eps = self._step + 1, 0, 0.0
 
     @property
-    def has_other(self) -> bool:
-        """Whether numbers were drawn that are others in one process."""
-        return bool(self.other) or _python_states() != self._python
+    def has_others(self) -> bool:
+        """Whether numbers were drawn that are other ones in one process."""
+        return self._others or _python_states() != self._before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
-            return self._made_equal(func, args, kwargs, result)
-        if isinstance(result, torch.Tensor) and result.is_floating_point() and result.ndim > 1:
+        names = [each.name for each in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        is_draw = torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None
+        if is_draw and func.overloadpacket not in _WITHOUT_DRAW:
+            self._make_equal(func.overloadpacket, given, result)
+        elif isinstance(result, torch.Tensor) and result.is_floating_point() and result.ndim > 1:
             self.eps = max(self.eps, torch.finfo(result.dtype).eps)
         return result
 
-    def _made_equal(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        packet = func.overloadpacket
-        if packet in _WITHOUT_DRAW or any(isinstance(each, torch.Generator) for each in args):
-            return result
+    def _make_equal(self, function: Any, given: dict[str, Any], result: Any) -> None:
+        """Overwrite ``result``, which ``function`` has drawn with the arguments ``given``."""
         self._draws += 1
-        if packet is _ATEN.native_dropout:
-            return self._dropped(args[0], args[1], result) if args[2] is not False else result
-        make = _MADE.get(packet)
-        if make is None or isinstance(result, DTensor):
-            self.other.add(str(func))
-            return result
-        make(result, self._row(result), _numbers(func, args, kwargs))
-        return result
-
-    def _dropped(self, given: torch.Tensor, p: float, result: Any) -> Any:
-        mask = (self._row(given) >= p).expand_as(given)
-        scale = 0.0 if p == 1 else 1 / (1 - p)
-        result[0].copy_(given * mask * scale)
-        result[1].copy_(mask)
-        return result
+        values = _VALUES.get(function)
+        if function is _ATEN.native_dropout:
+            p = 1 - (given["p"] if given["train"] is not False else 0.0)
+            result[1].copy_(_bernoulli(self._row(result[1]), {"p": p}).expand_as(result[1]))
+            result[0].copy_(given["input"] * result[1] / max(p, _LEAST))
+        elif values and not isinstance(result, DTensor):
+            result.copy_(values(self._row(result), given).expand(result.shape))
+        else:
+            self._others = True
 
     def _row(self, like: torch.Tensor) -> torch.Tensor:
         """Numbers in [0, 1) for the last dimension of ``like``, or one for a tensor with one dimension or less."""
         salt = self._draws if self._draws > _MANY else 0
-        generator = torch.Generator().manual_seed(self.step * 1_000_003 + salt)
+        generator = torch.Generator().manual_seed(self._step * 1_000_003 + salt)
         numbers = torch.rand(like.shape[-1] if like.ndim > 1 else 1, generator=generator, dtype=torch.float64)
         return numbers.to(like.device)
 
 
-def _numbers(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call by their names."""
-    return {**{each.name: value for each, value in zip(func._schema.arguments, args, strict=False)}, **kwargs}
-
-
-def _uniform(result: torch.Tensor, row: torch.Tensor, given: dict[str, Any]) -> None:
+def _uniform(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     low, high = given.get("from", 0.0), given.get("to", 1.0)
-    result.copy_((row * (high - low) + low).expand_as(result))
+    return row * (high - low) + low
 
 
-def _normal(result: torch.Tensor, row: torch.Tensor, given: dict[str, Any]) -> None:
-    mean, std = given.get("mean", 0.0), given.get("std", 1.0)
-    result.copy_(torch.special.ndtri(row.clamp(_PREVENTED, 1 - _PREVENTED)).expand(result.shape) * std + mean)
+def _normal(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    return torch.special.ndtri(row.clamp(_LEAST, 1 - _LEAST)) * given.get("std", 1.0) + given.get("mean", 0.0)
 
 
-def _bernoulli(result: torch.Tensor, row: torch.Tensor, given: dict[str, Any]) -> None:
-    p = given.get("p", given["self"])  # a number, or a tensor of one for each element
-    result.copy_((row.expand(result.shape) < p).to(result.dtype))
+def _bernoulli(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    p = given.get("p", given.get("self"))  # a number, or one for each element
+    return (row < p).double()
 
 
-def _integers(result: torch.Tensor, row: torch.Tensor, given: dict[str, Any]) -> None:
+def _integers(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     low, high = given.get("low", given.get("from", 0)), given.get("high", given.get("to"))
-    high = 1 << 24 if high is None else high
-    result.copy_((row * (high - low) + low).floor().expand(result.shape))
+    return (row * ((1 << 24 if high is None else high) - low) + low).floor()
 
 
-def _exponential(result: torch.Tensor, row: torch.Tensor, given: dict[str, Any]) -> None:
-    result.copy_(-(1 - row).log().expand(result.shape) / given.get("lambd", 1.0))
+def _exponential(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    return -(1 - row).log() / given.get("lambd", 1.0)
 
 
-def _permutation(result: torch.Tensor, row: torch.Tensor, given: dict[str, Any]) -> None:
-    result.copy_(torch.arange(result.numel(), device=result.device))
+def _order(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    return torch.arange(given["n"], device=row.device)
 
 
-def _most_likely(result: torch.Tensor, row: torch.Tensor, given: dict[str, Any]) -> None:
-    best = given["self"].topk(min(result.shape[-1], given["self"].shape[-1]), dim=-1).indices
-    result.copy_(best if best.shape == result.shape else best[..., :1].expand(result.shape))
+def _most_likely(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    return torch.as_tensor(given["self"].argmax(-1, keepdim=True))
 
 
-_MADE: Final = {
-    _ATEN.rand: _uniform,
-    _ATEN.rand_like: _uniform,
-    _ATEN.uniform_: _uniform,
-    _ATEN.randn: _normal,
-    _ATEN.randn_like: _normal,
-    _ATEN.normal_: _normal,
-    _ATEN.normal: _normal,
-    _ATEN.bernoulli: _bernoulli,
-    _ATEN.bernoulli_: _bernoulli,
-    _ATEN.randint: _integers,
-    _ATEN.randint_like: _integers,
-    _ATEN.random_: _integers,
+_VALUES: Final = {
+    **dict.fromkeys((_ATEN.rand, _ATEN.rand_like, _ATEN.uniform_), _uniform),
+    **dict.fromkeys((_ATEN.randn, _ATEN.randn_like, _ATEN.normal, _ATEN.normal_), _normal),
+    **dict.fromkeys((_ATEN.bernoulli, _ATEN.bernoulli_), _bernoulli),
+    **dict.fromkeys((_ATEN.randint, _ATEN.randint_like, _ATEN.random_), _integers),
     _ATEN.exponential_: _exponential,
-    _ATEN.randperm: _permutation,
+    _ATEN.randperm: _order,
     _ATEN.multinomial: _most_likely,
 }
-# They are marked as random, and draw nothing without dropout, which the script's attention on a CPU never has.
-_WITHOUT_DRAW: Final = {
-    _ATEN._scaled_dot_product_flash_attention_for_cpu,
-    _ATEN.scaled_dot_product_attention,
-}
+# Attention is marked as random, and on a CPU it draws by the functions above.
+_WITHOUT_DRAW: Final = {_ATEN._scaled_dot_product_flash_attention_for_cpu, _ATEN.scaled_dot_product_attention}
 
 
-def _python_states() -> tuple[Any, ...]:
+def _python_states() -> list[Any]:
     """The states of the generators of Python and NumPy, whose draws cannot be made equal."""
     state = rng.get_state()
-    return tuple(state[name] for name in ("python", "numpy") if name in state)
+    return [state.get(name) for name in ("python", "numpy")]

@@ -385,7 +385,7 @@ RIGHT: Final[dict[str, Case]] = {
 _NOT_REDUCED: Final = ("not reduced", "passes without reduction")
 WRONG: Final[dict[str, Case]] = {
     "no_sync left on": Case(
-        run_script(loop=_LOOP.replace("run.backward(loss)", "with run.no_sync(): loss.backward()")),
+        run_script(loop="with run.no_sync():" + indent(_LOOP.replace("run.backward(loss)", "loss.backward()"), "    ")),
         (*_NOT_REDUCED, "missing", "refused: "),
     ),
     "model.module": Case(run_script(loop=_LOOP.replace("model(x)", "model.module(x)")), _NOT_REDUCED, ("ddp",)),
@@ -399,16 +399,25 @@ WRONG: Final[dict[str, Case]] = {
         _NOT_REDUCED,
         ("ddp",),
     ),
-    "outputs in an object": Case(
+    "blocks that return objects": Case(
         run_script(
             "Model()",
             define="""
             class Out:
-                def __init__(self, logits): self.logits = logits
-            class Model(Net):
+                def __init__(self, value): self.value = value
+            class ObjectBlock(Block):
                 def forward(self, x): return Out(super().forward(x))
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.stem, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
+                    self.layers = nn.ModuleList(ObjectBlock() for _ in range(3))
+                def forward(self, x):
+                    x = self.stem(x)
+                    for each in self.layers:
+                        x = each(x).value
+                    return self.head(x)
             """,
-            loop=_LOOP.replace("model(x)", "model(x).logits"),
         ),
         ("missing", "not reduced", "refused: "),
         ("full_shard",),
