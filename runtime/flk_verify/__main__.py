@@ -24,7 +24,7 @@ from flk_runtime.contract.ranges import plural
 from flk_runtime.discovery import discover
 from flk_runtime.distributed import parameters_in, process_group
 from flk_runtime.system import trial
-from flk_verify.causes import UNKNOWN, Evidence, cause_of
+from flk_verify.causes import INCOMPARABLE, UNKNOWN, Evidence, cause_of
 from flk_verify.compare import Comparison, Difference
 from flk_verify.watch import Done, Step, Tensors, Watch, end, whole
 
@@ -150,12 +150,13 @@ class Ranks:
         evidence = Evidence(step, other, found, self._ranks, self._gradients.get(step.optimizer, []))
         name, text = cause_of(evidence)
         most = max(found, key=lambda each: each.error)
-        return {
-            "difference": f"step {step.number} under {self._strategy} differs from the whole model in one process: "
-            f"{most.what} {step.names[most.place]!r}: largest difference {most.largest:.3g}, norm {most.ranks:.3g} on "
-            f"the ranks and {most.whole:.3g} in one process ({len(found)} of {plural(len(step.names), 'parameter')} "
+        text = (
+            f"step {step.number} under {self._strategy} differs from the whole model in one process: {most.what} "
+            f"{step.names[most.place]!r}: largest difference {most.largest:.3g}, norm {most.ranks:.3g} on the ranks and "
+            f"{most.whole:.3g} in one process ({len(found)} of {plural(len(step.names), 'parameter')} "
             f"{'differs' if len(found) == 1 else 'differ'}). {f'Cause: {name}: {text}' if name else UNKNOWN}"
-        }
+        )
+        return {"refused" if name in INCOMPARABLE else "difference": text}
 
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:

@@ -5,16 +5,12 @@ The first row that fits is the cause. Each has a condition over `Evidence`, and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
-import torch
-
-from flk_verify.compare import Difference, precision, scale_between, tolerance
-from flk_verify.watch import Step, total_norm
+from flk_verify.compare import BEFORE, GRADIENT, Difference, precision, scale_between, tolerance
+from flk_verify.watch import Step, Tensors, total_norm, wide
 
 _REDUCED: Final = 1e-3  # eps of a type of reduced precision
 _NEAR: Final = 0.02
@@ -28,15 +24,12 @@ class Evidence:
     whole: Step
     found: list[Difference]
     world_size: int
-    before: list[torch.Tensor | None]  # gradients of the ranks in the step before
-
-    @property
-    def what(self) -> str:
-        return self.found[0].what
+    before: Tensors  # gradients of the ranks in the step before
 
     @property
     def is_gradient(self) -> bool:
-        return self.what == "gradient"
+        """Whether gradients differ, and not parameters."""
+        return self.found[0].what == GRADIENT
 
     def fact(self, name: str) -> Any:
         """A fact of the passes on the ranks."""
@@ -44,75 +37,70 @@ class Evidence:
 
     def differs(self, name: str) -> bool:
         """Whether a fact is another one in the one process."""
-        return bool(self.ranks.facts[name] != self.whole.facts[name])
+        return bool(self.fact(name) != self.whole.facts[name])
 
     @property
     def has_other_data(self) -> bool:
-        pairs = zip(self.ranks.facts["inputs"], self.whole.facts["inputs"], strict=True)
-        size = math.sqrt(max(self.whole.facts["inputs"][1], 1.0))
-        near = 100 * precision(self.ranks) ** 0.5
-        return any(abs(one - other) > near * max(abs(one), abs(other), size) * 1e-2 for one, other in pairs)
+        """Whether the ranks together had other inputs than the one process."""
+        near = precision(self.ranks) ** 0.5 * max(self.fact("sums")[1], 1.0) ** 0.5
+        return any(
+            abs(one - other) > near * max(abs(one), abs(other), 1.0) ** 0.5
+            for one, other in zip(self.fact("sums"), self.whole.facts["sums"], strict=True)
+        )
 
     @property
-    def reduced(self) -> bool:
-        """Whether the mean over the ranks is what the one process has: it was not taken."""
-        means = [each for each in self.ranks.mean if each is not None]
-        if not means or self.world_size == 1:
-            return True
-        return scale_between(self.ranks.gradients, self.ranks.mean, tolerance(self.ranks)) is not None
+    def is_reduced(self) -> bool:
+        """Whether the ranks have the mean of their gradients, or hold them as shards."""
+        factor = scale_between(self.ranks.gradients, self.ranks.mean, tolerance(self.ranks))
+        return all(each is None for each in self.ranks.mean) or _is_near(factor, 1)
 
-    @cached_property
+    @property
     def scale(self) -> float | None:
-        """The one factor of all gradients; 1 if they agree up to rounding."""
+        """The one factor between the gradients of the ranks and those of the one process, if there is one."""
         return scale_between(self.ranks.gradients, self.whole.gradients, 4 * tolerance(self.ranks))
 
     def is_scaled_by(self, *factors: float) -> bool:
-        return self.scale is not None and any(abs(self.scale / each - 1) < _NEAR for each in factors)
+        """Whether that factor is one of these."""
+        return any(_is_near(self.scale, each) for each in factors)
 
     @property
     def has_stale(self) -> bool:
         """Whether the gradients of the step before were added."""
-        pairs = list(zip(self.ranks.gradients, self.whole.gradients, self.before, strict=False))
-        added = [None if one is None or other is None else one - other for one, other, _ in pairs]
-        stale = scale_between(added, [each for _, _, each in pairs], 0.1) if self.before else None
-        return stale is not None and abs(stale - 1) < 0.1
+        pairs = zip(self.ranks.gradients, self.whole.gradients, strict=True)
+        added = [None if one is None or other is None else wide(one) - wide(other) for one, other in pairs]
+        return bool(self.before) and _is_near(scale_between(added, self.before, 0.1), 1)
 
     @property
     def is_missing(self) -> bool:
-        return all(each.is_missing for each in self.found)
+        """Whether the ranks have no gradient where the one process has one."""
+        return all(each.ranks == 0.0 for each in self.found)
 
     @property
-    def is_extra(self) -> bool:
-        """Whether the ranks alone change or have a gradient."""
-        return all(each.whole == 0.0 for each in self.found)
-
-    @property
-    def has_lone_zero(self) -> bool:
-        """Whether a gradient is 0 on the ranks where the one process has none."""
-        places = [each.place for each in self.found]
-        return any(self.whole.gradients[each] is None and self.ranks.gradients[each] is not None for each in places)
+    def has_more(self) -> bool:
+        """Whether the ranks have a gradient, which may be 0, where the one process has none."""
+        pairs = zip(self.ranks.gradients, self.whole.gradients, strict=True)
+        return any(one is not None and other is None for one, other in pairs)
 
     @property
     def has_local_norm(self) -> bool:
         """Whether each rank's rows are scaled by a factor of their own."""
-        factors = []
-        for rank in range(self.world_size):
-            one, other = (_rows(each, rank, self.world_size) for each in (self.ranks.gradients, self.whole.gradients))
-            factors.append(scale_between(one, other, 4 * tolerance(self.ranks)) if total_norm(other) else 1.0)
-        return None not in factors
-
-    @property
-    def has_small_norm(self) -> bool:
-        return total_norm(self.ranks.gradients) < total_norm(self.whole.gradients)
+        rows = [
+            [_rows(each, rank, self.world_size) for each in (self.ranks.gradients, self.whole.gradients)]
+            for rank in range(self.world_size)
+        ]
+        return all(
+            scale_between(one, other, 4 * tolerance(self.ranks)) is not None for one, other in rows if total_norm(other)
+        )
 
 
-def _rows(tensors: list[torch.Tensor | None], rank: int, world_size: int) -> list[torch.Tensor | None]:
+def _is_near(factor: float | None, expected: float) -> bool:
+    return factor is not None and abs(factor / expected - 1) < _NEAR
+
+
+def _rows(tensors: Tensors, rank: int, world_size: int) -> Tensors:
     """The rows of a rank."""
-    parts: list[torch.Tensor | None] = []
-    for each in tensors:
-        chunks = () if each is None or not each.ndim else each.chunk(world_size)
-        parts.append(chunks[rank] if rank < len(chunks) else None)
-    return parts
+    chunks = [each.chunk(world_size) if each is not None and each.ndim else () for each in tensors]
+    return [each[rank] if rank < len(each) else None for each in chunks]
 
 
 Condition = Callable[[Evidence], bool]
@@ -120,7 +108,7 @@ Condition = Callable[[Evidence], bool]
 CAUSES: Final[tuple[tuple[str, Condition, str], ...]] = (
     (
         "other parameters before the step",
-        lambda it: it.what == "parameter before the step",
+        lambda it: it.found[0].what == BEFORE,
         "the parameters differed before the step: the script has changed them through .data, replaced one, changed "
         "them on some ranks or between a pass and the step, or drawn them anew as shards: change them in place, alike "
         "on all ranks, after optimizer.step()",
@@ -132,7 +120,7 @@ CAUSES: Final[tuple[tuple[str, Condition, str], ...]] = (
     ),
     (
         "not reduced",
-        lambda it: it.is_gradient and not it.reduced,
+        lambda it: it.is_gradient and not it.is_reduced,
         "the ranks have gradients of their own: they were not averaged: call the model that parallelize returned (not "
         "model.module, a part of it or a method), once for each backward pass and outside of no_sync, and take no "
         "gradients of torch.autograd.grad without an average",
@@ -140,8 +128,9 @@ CAUSES: Final[tuple[tuple[str, Condition, str], ...]] = (
     (
         "other data",
         lambda it: it.has_other_data and not it.differs("calls") and not it.fact("random"),
-        "the ranks together and the one process were given other inputs, so the script splits its data by itself: take "
-        "run.loader, or DataLoader with DistributedSampler",
+        "the ranks together and the one process were given other inputs, so the script splits its data by itself, and "
+        "batches are not those of one process: take run.loader or loop.loader, or a batch size that is divided by "
+        "dist.get_world_size(), with DistributedSampler",
     ),
     (
         "random numbers",
@@ -182,6 +171,12 @@ CAUSES: Final[tuple[tuple[str, Condition, str], ...]] = (
         "optimizer to parallelize",
     ),
     (
+        "a replaced parameter",
+        lambda it: it.is_gradient and it.has_more,
+        "the ranks train a parameter that the one process does not: the script has replaced it after parallelize, and "
+        "a sharded model goes on with the one that it had: change values in place, as parameter.data.copy_()",
+    ),
+    (
         "clipping by a local norm",
         lambda it: it.is_gradient and it.fact("sharded") and it.has_local_norm,
         "each rank's rows are scaled by a factor of their own, or all by one: the script clips by the norm of its "
@@ -196,13 +191,13 @@ CAUSES: Final[tuple[tuple[str, Condition, str], ...]] = (
     ),
     (
         "unused parameter",
-        lambda it: it.has_lone_zero and (it.is_extra or not it.is_gradient),
+        lambda it: it.has_more and not it.is_gradient,
         "a parameter that no pass has used has the gradient 0 on the ranks and none in one process, so momentum and "
         "weight decay move it: freeze it while it is not used",
     ),
     (
         "BatchNorm",
-        lambda it: it.fact("batch_norm") and not it.fact("synced"),
+        lambda it: it.fact("batch_norm"),
         "BatchNorm takes the statistics of each rank's samples: nn.SyncBatchNorm.convert_sync_batchnorm(model), on "
         "GPUs, or another norm; with BatchNorm, ranks never train as one process",
     ),
@@ -239,6 +234,8 @@ CAUSES: Final[tuple[tuple[str, Condition, str], ...]] = (
         "and step(), hooks of parameters, and outputs or buffers that a rank holds for itself",
     ),
 )
+INCOMPARABLE: Final = ("other data", "random numbers")
+"""Causes that say nothing about the training: the two cannot be compared."""
 UNKNOWN: Final = "no known cause fits"
 
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from flk_verify.watch import Step, total_norm, wide
+from flk_verify.watch import Step, Tensors, total_norm, wide
 
+BEFORE: Final = "parameter before the step"
+GRADIENT: Final = "gradient"
 _SAME: Final = 16.0  # eps by which parameters that are equal may differ
 _UPDATE: Final = 0.05
 _FLOOR: Final = 0.01
@@ -32,17 +34,12 @@ _FLOOR: Final = 0.01
 class Difference:
     """A parameter that differs, and by how much."""
 
-    what: str  # gradient, parameter before the step, or change of the parameter
+    what: str  # BEFORE, GRADIENT, or change of the parameter
     place: int  # of the parameter in its optimizer
     largest: float  # difference of an element
     ranks: float  # norm of the ranks' tensor
     whole: float  # norm of the one process's
     error: float  # norm of the difference, relative to the larger one of both norms
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the ranks have nothing, where the one process has something."""
-        return self.ranks == 0.0 < self.whole
 
 
 class Comparison:
@@ -58,7 +55,7 @@ class Comparison:
         eps = ranks.facts["eps"]
         pairs = zip(ranks.parameters, whole.parameters, strict=True)
         found = [
-            _difference("parameter before the step", place, one, other)
+            _difference(BEFORE, place, one, other)
             for place, (one, other) in enumerate(pairs)
             if float((wide(one) - wide(other)).norm()) > _SAME * eps * float(wide(other).norm()) + 1e-30
         ]
@@ -85,7 +82,7 @@ class Comparison:
             like = whole.parameters[place]
             one, other = (torch.zeros_like(like) if each is None else each for each in (one, other))
             one, other = wide(one), wide(other)
-            difference = _difference("gradient", place, one, other)
+            difference = _difference(GRADIENT, place, one, other)
             least = floor * math.sqrt(like.numel())
             scale = max(difference.ranks, difference.whole, least)
             mean = ranks.mean[place]
@@ -110,20 +107,16 @@ def tolerance(step: Step) -> float:
     return 2 * math.sqrt(precision(step))
 
 
-def scale_between(ranks: list[torch.Tensor | None], whole: list[torch.Tensor | None], within: float) -> float | None:
+def scale_between(ranks: Tensors, whole: Tensors, within: float) -> float | None:
     """The one factor between all gradients of the ranks and of the one process; None if there is no such factor."""
-    pairs = [
-        (one.double(), other.double())
-        for one, other in zip(ranks, whole, strict=True)
-        if one is not None and other is not None and not one.is_complex()
-    ]
-    square = sum(float(other.square().sum()) for _, other in pairs)
-    if not pairs or square == 0:
-        return None
-    factor = sum(float((one * other).sum()) for one, other in pairs) / square
-    rest = sum(float((one - factor * other).square().sum()) for one, other in pairs) ** 0.5
-    size = sum(float(one.square().sum()) for one, _ in pairs) ** 0.5
-    return factor if size and rest <= within * size else None
+    pairs = zip(ranks, whole, strict=False)
+    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    flat = [torch.stack([wide(each).flatten() for each in pair]) for pair in both]
+    one, other = torch.cat(flat, dim=1) if flat else torch.zeros(2, 0)
+    size = float(other.norm())
+    factor = float((one * other.conj()).sum().real) / size**2 if size else 0.0
+    rest = float((one - factor * other).norm())
+    return factor if size and rest <= within * float(one.norm()) and factor else None
 
 
 def _difference(what: str, place: int, ranks: torch.Tensor, whole: torch.Tensor) -> Difference:
@@ -134,8 +127,3 @@ def _difference(what: str, place: int, ranks: torch.Tensor, whole: torch.Tensor)
         apart = torch.where(apart.isfinite(), apart, 0)  # both have overflown alike
     error = float(apart.norm()) / max(norms) if max(norms) else 0.0
     return Difference(what, place, largest, *norms, 0.0 if error != error and norms[0] != norms[0] else error)
-
-
-def text_of(value: Any) -> str:
-    """A number as messages have it."""
-    return f"{value:.3g}"

@@ -28,9 +28,13 @@ class SameNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._step = self._draws = 0
         self._others = False  # something was drawn that could not be made equal
-        self._before = _python_states()
+        self._before = python_states()
         self.eps = 0.0
         """eps of the coarsest type among the results with several dimensions of this step."""
+
+    def begin(self) -> None:
+        """Take the states of the generators of Python and NumPy as those that have drawn nothing."""
+        self._before = python_states()
 
     def begin_step(self) -> None:
         """Draw other numbers, and forget what was noted of the step before."""
@@ -39,7 +43,7 @@ class SameNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def has_others(self) -> bool:
         """Whether numbers were drawn that are other ones in one process."""
-        return self._others or _python_states() != self._before
+        return self._others or python_states() != self._before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = [each.name for each in func._schema.arguments]
@@ -74,26 +78,28 @@ class SameNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _uniform(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    low, high = given.get("from", 0.0), given.get("to", 1.0)
+    low, high = float(given.get("from", 0.0)), float(given.get("to", 1.0))
     return row * (high - low) + low
 
 
 def _normal(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    return torch.special.ndtri(row.clamp(_LEAST, 1 - _LEAST)) * given.get("std", 1.0) + given.get("mean", 0.0)
+    mean, std = (torch.as_tensor(given.get(name, default)) for name, default in (("mean", 0.0), ("std", 1.0)))
+    return torch.special.ndtri(row.clamp(_LEAST, 1 - _LEAST)) * std + mean
 
 
 def _bernoulli(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    p = given.get("p", given.get("self"))  # a number, or one for each element
+    p: torch.Tensor = torch.as_tensor(given.get("p", given.get("self")))  # one number, or one for each element
     return (row < p).double()
 
 
 def _integers(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     low, high = given.get("low", given.get("from", 0)), given.get("high", given.get("to"))
-    return (row * ((1 << 24 if high is None else high) - low) + low).floor()
+    width = (1 << 24 if high is None else int(high)) - int(low)
+    return (row * width).floor() + int(low)
 
 
 def _exponential(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    return -(1 - row).log() / given.get("lambd", 1.0)
+    return -(1 - row).log() / float(given.get("lambd", 1.0))
 
 
 def _order(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
@@ -117,7 +123,7 @@ _VALUES: Final = {
 _WITHOUT_DRAW: Final = {_ATEN._scaled_dot_product_flash_attention_for_cpu, _ATEN.scaled_dot_product_attention}
 
 
-def _python_states() -> list[Any]:
+def python_states() -> list[Any]:
     """The states of the generators of Python and NumPy, whose draws cannot be made equal."""
     state = rng.get_state()
     return [state.get(name) for name in ("python", "numpy")]

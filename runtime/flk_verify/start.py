@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,13 +25,13 @@ from flk_runtime.errors import SetupError, VerificationError, setting
 from flk_runtime.shared.progress import heartbeat
 from flk_runtime.system import trial
 from flk_runtime.system.text import last_line
-from flk_verify.channel import KEY
 
 _POLL: Final = 0.1  # seconds
 _GRACE: Final = 10.0  # seconds in which processes end by themselves after another one has failed
 _LAUNCHERS: Final = ("flk", "torchrun", "env", "alone")  # their variables are those of torchrun
 _LINES: Final = 12  # of a failed process's output that are shown
-_NOT: Final = "leave --verify out, or see what it needs in docs/concepts/sharding.md"
+_FAILED: Final = "flk-verify-failed"  # in the store, when a process has failed on any rank
+_CURE: Final = "leave --verify out, or see what it needs in docs/concepts/sharding.md"
 
 
 def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
@@ -43,104 +41,79 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
     ``limit``: seconds that all of it may take. Raises VerificationError on all ranks if a step differs, and SetupError
     if the two cannot be compared.
     """
-    steps = setting(user_env.VERIFY)
     if rank_info.attempt:  # the first attempt has verified it, or has ended with what it found
         return
     if rank_info.launcher not in _LAUNCHERS:
-        raise SetupError(f"--verify works under flk and torchrun, and not under {rank_info.launcher}: {_NOT}")
-    port = process_group.on_main(_free_port)
-    request: dict[str, Any] = {"steps": steps, "strategy": strategy or "the script's own strategy"}
-    environment = {user_env.VERIFY: "", "MASTER_PORT": str(port)} | ({user_env.STRATEGY: strategy} if strategy else {})
-    is_main = process_group.rank() == 0
+        raise SetupError(f"--verify works under flk and torchrun, and not under {rank_info.launcher}: {_CURE}")
+    variables = {user_env.VERIFY: "", "MASTER_PORT": str(process_group.on_main(_free_port))}
+    if strategy:
+        variables[user_env.STRATEGY] = strategy
+    is_main = rank_info.rank == 0
     with tempfile.TemporaryDirectory(prefix="flk-") as folder, contextlib.ExitStack() as stack:
-        request |= {"folder": folder}
-        environment |= {KEY: secrets.token_hex(16)}
-        begin = [_Process("this rank", request | {"role": "rank"}, environment)]
+        request = {"steps": setting(user_env.VERIFY), "strategy": strategy or "the script's strategy", "folder": folder}
+        processes = [stack.enter_context(_started(request | {"role": "rank"}, variables))]
         if is_main:
-            alone = request | {"role": "whole"}
-            begin.append(_Process("the whole model in one process", alone, environment | _alone(rank_info.world_size)))
-        processes = [stack.enter_context(each.started(folder)) for each in begin]
-        error = _wait(processes, time.monotonic() + limit)
+            variables |= _alone(rank_info.world_size)
+            processes.append(stack.enter_context(_started(request | {"role": "whole"}, variables)))
+        error = _wait(processes, folder, time.monotonic() + limit)
         result = Path(folder, "result.json")
-        found: dict[str, Any] = json.loads(result.read_text()) if is_main and result.exists() else {}
-    _tell(process_group.all_gather(error), process_group.on_main(lambda: found))
+        found: dict[str, str] = json.loads(result.read_text()) if is_main and result.exists() else {}
+    errors = process_group.all_gather(error)
+    _tell(process_group.on_main(lambda: found), next(filter(None, errors), ""), is_main=is_main)
 
 
-def _tell(errors: list[str], found: dict[str, Any]) -> None:
+def _tell(found: dict[str, str], error: str, *, is_main: bool) -> None:
     """Raise what was found, or say on rank 0 that the steps agree."""
     if "difference" in found:
         raise VerificationError(found["difference"])
-    if "refused" in found:
-        raise SetupError(f"--verify: {found['refused']}{f' ({errors[0]})' if errors[0] else ''}: {_NOT}")
-    if any(errors) or not found:
-        # Of rank 0 first: it knows the process without ranks, whose end breaks the connections of the others.
-        first = next((f"rank {rank}: {error}" for rank, error in enumerate(errors) if error), "there is no result")
-        raise SetupError(f"--verify: the first steps could not be compared: {first}: {_NOT}")
-    if process_group.rank() == 0:
+    if "line" not in found or error:
+        reasons = "; ".join(filter(None, (found.get("refused"), error))) or "there is no result"
+        raise SetupError(f"--verify: the first steps could not be compared: {reasons}: {_CURE}")
+    if is_main:
         print(f"flk: {found['line']}", flush=True)
 
 
-@dataclass(frozen=True)
-class _Process:
-    """A process that runs the script for some steps."""
-
-    name: str
-    request: dict[str, Any]
-    environment: dict[str, str]
-
-    @contextlib.contextmanager
-    def started(self, folder: str) -> Iterator[_Running]:
-        output = Path(folder, self.request["role"])
-        with output.open("wb") as sink:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "flk_verify", json.dumps(self.request), *trial.script_command()],
-                env=trial.trial_environment() | self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            yield _Running(self.name, process, output)
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+@contextlib.contextmanager
+def _started(request: dict[str, Any], variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs the script for some steps, and writes its output to a file with the name of its role."""
+    with Path(request["folder"], request["role"]).open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flk_verify", json.dumps(request), *trial.script_command()],
+            env=trial.trial_environment() | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
-@dataclass(frozen=True)
-class _Running:
-    name: str
-    process: subprocess.Popen[bytes]
-    output: Path
-
-    @property
-    def error(self) -> str:
-        """Why it has failed; empty if it has not."""
-        if not (code := self.process.poll()):
-            return ""
-        lines = self.output.read_text(errors="replace").splitlines()
-        sys.stderr.write("\n".join([f"flk: --verify: {self.name} wrote:", *lines[-_LINES:], ""]))
-        return f"{self.name} failed (exit code {code}): {last_line(lines)[:300]}"
-
-
-def _wait(processes: list[_Running], deadline: float) -> str:
-    """Wait until all ``processes`` have ended, or one on any rank has failed. Returns what failed here."""
-    store = process_group.store()
-    failed, look_at = "flk-verify-failed", 0.0
-    while processes[0].process.poll() is None:  # the whole model has its answers from rank 0, and is ended then
+def _wait(processes: list[subprocess.Popen[bytes]], folder: str, deadline: float) -> str:
+    """Wait until this rank's process has ended, the first one, or one on any rank has failed. Returns what failed."""
+    store, look_at = process_group.store(), 0.0
+    while processes[0].poll() is None:  # the other one, with the whole model, may wait for an answer then
         now = time.monotonic()
         if now > deadline:
-            store.set(failed, "")
-            return "they took too long, or wait for each other"
+            store.set(_FAILED, "")
+            break
         if now >= look_at:
             look_at = now + 1.0
             heartbeat()  # this rank makes no step meanwhile
-            if any(each.process.poll() for each in processes):
-                store.set(failed, "")
-            if store.check([failed]):
+            if any(each.poll() for each in processes):
+                store.set(_FAILED, "")
+            if store.check([_FAILED]):
                 deadline = min(deadline, now + _GRACE)
         time.sleep(_POLL)
-    return next(filter(None, (each.error for each in reversed(processes))), "")
+    if not any(each.poll() for each in processes):
+        return "" if processes[0].poll() == 0 else "the processes waited for each other, or took too long"
+    role = "whole" if processes[-1].poll() and len(processes) > 1 else "rank"
+    lines = Path(folder, role).read_text(errors="replace").splitlines()
+    name = {"whole": "the whole model in one process", "rank": "a rank"}[role]
+    sys.stderr.write("\n".join([f"flk: --verify: {name} wrote:", *lines[-_LINES:], ""]))
+    return f"{name} failed: {last_line(lines)[:300]}"
 
 
 def _alone(world_size: int) -> dict[str, str]:
@@ -152,6 +125,6 @@ def _alone(world_size: int) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as each:
-        each.bind(("", 0))
-        return int(each.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])

@@ -74,9 +74,9 @@ class Watch:
 
         def begin_draws(manager: CheckpointManager) -> None:
             begin(manager)
-            self._begin_draws()
+            self._begin_draws().begin()
 
-        CheckpointManager._set_rng = begin_draws  # type: ignore[method-assign]
+        CheckpointManager._set_rng = begin_draws  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -84,10 +84,11 @@ class Watch:
             if self._numbers:
                 self._numbers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def _begin_draws(self) -> None:
+    def _begin_draws(self) -> SameNumbers:
         if self._numbers is None:
             self._numbers = SameNumbers()
             self._numbers.__enter__()  # type: ignore[no-untyped-call]
+        return self._numbers
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
         self._depth += 1
@@ -192,7 +193,7 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
 
 
 def _mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    total = wide(torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(comm_device(device))
+    total = wide(torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(comm_device(device), copy=True)
     dist.all_reduce(total)
     mean = total.cpu() / dist.get_world_size()
     return torch.view_as_complex(mean) if tensor.is_complex() else mean

@@ -16,7 +16,6 @@ from textwrap import dedent
 import torch
 
 from flk_verify.__main__ import follow
-from flk_verify.channel import KEY
 
 _LIMIT = 120.0  # seconds
 
@@ -27,13 +26,17 @@ def verified(script: str, strategy: str, ranks: int, *, steps: int = 3, nodes: i
         file = Path(folder, "script.py")
         file.write_text(dedent(script))
         request = {"steps": steps, "strategy": strategy, "folder": folder}
-        environment = {"FLK_TRIAL": "1", "FLK_STRATEGY": strategy, KEY: "key", "MASTER_ADDR": "127.0.0.1"}
+        environment = {"FLK_TRIAL": "1", "FLK_STRATEGY": strategy, "MASTER_ADDR": "127.0.0.1"}
         environment |= {"MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
         processes = [
             _start(file, request | {"role": "rank"}, environment | _variables(rank, ranks, nodes))
             for rank in range(ranks)
         ]
-        alone = _variables(0, 1, 1) | {"FLK_STANDS_FOR": str(ranks), "WORLD_SIZE": "1"}
+        alone = _variables(0, 1, 1) | {
+            "FLK_STANDS_FOR": str(ranks),
+            "WORLD_SIZE": "1",
+            "MASTER_PORT": str(_free_port()),
+        }
         processes.append(_start(file, request | {"role": "whole"}, environment | alone))
         codes = dict(_ends(processes))
         result = Path(folder, "result.json")

@@ -13,6 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 import flk_runtime as flk
 torch.manual_seed(0)
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
 X, Y = torch.randn(98, 8), torch.randint(0, 4, (98,))
 
 class Block(nn.Module):
@@ -164,7 +168,7 @@ model = nn.parallel.DistributedDataParallel(Net(dropout=0.2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loop = flk.adopt(model=model, optimizer=optimizer)
 sampler = DistributedSampler(TensorDataset(X[:96], Y[:96]), seed=1)
-loader = DataLoader(sampler.dataset, batch_size=4, sampler=sampler)
+loader = DataLoader(sampler.dataset, batch_size=BATCH, sampler=sampler)
 for epoch in range(2):
     sampler.set_epoch(epoch)
     for x, y in loader:
@@ -173,6 +177,13 @@ for epoch in range(2):
         loop.step(loss=loss.detach())
 loop.close()
 """
+_DIVIDED: Final = "12 // dist.get_world_size()"
+
+
+def _own_ddp(call: str, batch: str = _DIVIDED) -> str:
+    return _OWN_DDP.replace("MODEL", call).replace("BATCH", batch)
+
+
 _OWN_SHARDS: Final = """
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
@@ -303,6 +314,19 @@ RIGHT: Final[dict[str, Case]] = {
             """,
         )
     ),
+    "an unused parameter": Case(
+        run_script(
+            "Model()",
+            define="""
+            class Model(Net):
+                def __init__(self):
+                    super().__init__()
+                    for each in self.layers:
+                        each.extra = nn.Parameter(torch.ones(16))
+            """,
+        ),
+        strategies=("full_shard",),
+    ),
     "two networks": Case(own_loop(_GAN)),
     "noise in a pass": Case(
         run_script("Model()", define=_VAE, loop=_LOOP.replace("F.cross_entropy(model(x), y)", "model(x)"))
@@ -354,7 +378,7 @@ RIGHT: Final[dict[str, Case]] = {
         strategies=("none",),
     ),
     "batches that the script cuts": Case(own_loop(_SLICED)),
-    "own DDP": Case(own_loop(_OWN_DDP.replace("MODEL", "model")), strategies=("none",)),
+    "own DDP": Case(own_loop(_own_ddp("model")), strategies=("none",)),
     "own fully_shard": Case(own_loop(_OWN_SHARDS), strategies=("none",)),
     "evaluation of rank 0": Case(
         run_script(
@@ -424,9 +448,9 @@ WRONG: Final[dict[str, Case]] = {
     ),
     "a loss in an attribute": Case(
         run_script(
-            "Model()",
+            "Model(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))",
             define="""
-            class Model(Net):
+            class Model(nn.Sequential):
                 def forward(self, x, y):
                     self.loss = F.cross_entropy(super().forward(x), y)
             """,
@@ -459,27 +483,13 @@ WRONG: Final[dict[str, Case]] = {
         _NOT_REDUCED,
         ("ddp",),
     ),
-    "an unused parameter": Case(
-        run_script(
-            "Model()",
-            define="""
-            class Model(Net):
-                def __init__(self):
-                    super().__init__()
-                    for each in self.layers:
-                        each.extra = nn.Parameter(torch.ones(16))
-            """,
-        ),
-        ("unused parameter",),
-        ("full_shard",),
-    ),
     "BatchNorm": Case(
         run_script("nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))"), ("BatchNorm",)
     ),
     "clipping by the norm of shards": Case(
         run_script(
             before_step="""
-            shards = [each.grad.to_local() for each in model.parameters()]
+            shards = [local(each.grad) for each in model.parameters()]
             norm = torch.stack([each.norm() for each in shards if each.numel()]).norm()
             for each in shards: each.mul_(0.1 / norm)
             """
@@ -591,13 +601,11 @@ WRONG: Final[dict[str, Case]] = {
                 @torch.no_grad()
                 def step(self, closure=None):
                     for p in self.param_groups[0]["params"]:
-                        local, grad = (getattr(each, "to_local", lambda: each)() for each in (p, p.grad))
-                        local.sub_(grad / (grad.norm() + 1e-6) * 0.1)
+                        rows, grad = local(p), local(p.grad)
+                        rows.sub_(grad / (grad.norm() + 1e-6) * 0.1)
             """,
             optimizer="Trust(model.parameters())",
-        )
-        .replace("in (p, p.grad))", "in (p, p.grad))")
-        .replace("lambda: each", "lambda each=None: each"),
+        ),
         ("steps of shards",),
         ("full_shard",),
     ),
@@ -610,9 +618,10 @@ WRONG: Final[dict[str, Case]] = {
         ("not reduced",),
         ("ddp",),
     ),
-    "own DDP and its module": Case(own_loop(_OWN_DDP.replace("MODEL", "model.module")), _NOT_REDUCED, ("none",)),
+    "own DDP and its module": Case(own_loop(_own_ddp("model.module")), _NOT_REDUCED, ("none",)),
+    "own DDP and a batch size of each rank": Case(own_loop(_own_ddp("model", "4")), ("other data",), ("none",)),
     "own DDP and a scaled rate": Case(
-        own_loop(_OWN_DDP.replace("MODEL", "model").replace("lr=0.1", "lr=0.1 * dist.get_world_size()")),
+        own_loop(_own_ddp("model").replace("lr=0.1", "lr=0.1 * dist.get_world_size()")),
         ("learning rate",),
         ("none",),
     ),

@@ -84,9 +84,12 @@ class Batches(LoaderEvents):
             raise SetupError(f"a loader named {name!r} was made before: make it once, and {_LOOP}")
         self._count += 1
         number, parts = part or self._part
-        if options.batch_size:  # one process may stand for several ranks
-            options = dataclasses.replace(options, batch_size=options.batch_size * setting(user_env.STANDS_FOR))
         full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
+        ranks = setting(user_env.STANDS_FOR)  # whose batches are one of this process
+        if options.batch_size:
+            options = dataclasses.replace(options, batch_size=options.batch_size * ranks)
+        else:
+            full *= ranks
         loader_context = LoaderContext(
             options,
             number,
