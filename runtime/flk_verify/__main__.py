@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +21,16 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from flk_runtime.contract import user_env
 from flk_runtime.contract.ranges import plural
+from flk_runtime.data import LoaderOptions
 from flk_runtime.discovery import discover
 from flk_runtime.distributed import parameters_in, process_group
+from flk_runtime.errors import setting
 from flk_runtime.system import trial
 from flk_verify.causes import INCOMPARABLE, UNKNOWN, Evidence, cause_of
 from flk_verify.compare import Comparison, Difference
-from flk_verify.watch import Done, Step, Tensors, Watch, end, whole
+from flk_verify.watch import Done, Step, Watch, end, whole
 
 _POLL: Final = 0.05  # seconds
 _FAILS: Final = "the script fails in one process"
@@ -35,9 +39,18 @@ _FAILS: Final = "the script fails in one process"
 class Whole:
     """The one process: it shows each step to rank 0, and takes over the parameters that the ranks have after it."""
 
-    def __init__(self, folder: str) -> None:
-        self._path = Path(folder, "socket")
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._folder = Path(request["folder"])
+        self._ranks = setting(user_env.STANDS_FOR)
         self._connection: Connection | None = None
+
+    def loader(self, number: int, options: LoaderOptions) -> LoaderOptions:
+        """Batches of all ranks. A script may divide the size of its batch by the number of ranks, so theirs counts."""
+        file = self._folder / f"loader-{number}"
+        while not file.exists():  # the ranks make it, too
+            time.sleep(_POLL)
+        batch_size, accumulate = json.loads(file.read_text())
+        return replace(options, batch_size=batch_size and batch_size * self._ranks, accumulate=accumulate)
 
     def before(self, step: Step) -> None:
         """Show what a step begins with."""
@@ -62,7 +75,7 @@ class Whole:
         """Rank 0's answer. Ends the script if there is none."""
         while self._connection is None:
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # rank 0 has not come so far
-                self._connection = Client(str(self._path), "AF_UNIX")
+                self._connection = Client(str(self._folder / "socket"), "AF_UNIX")
             time.sleep(_POLL)
         _send(self._connection, message)
         if not (answer := _receive(self._connection)):
@@ -75,18 +88,24 @@ class Ranks:
 
     def __init__(self, request: dict[str, Any]) -> None:
         info = discover()
-        self._strategy, self._folder = request["strategy"], request["folder"]
+        self._strategy, self._folder = request["strategy"], Path(request["folder"])
         self._is_main, self._ranks = info.rank == 0, info.world_size
         self._connection: Connection | None = None
         self._comparisons: dict[int, Comparison] = {}
-        self._gradients: dict[int, Tensors] = {}  # of the latest step of each optimizer
         self._whole: Step | None = None  # the step of the one process
         self._result: dict[str, str] = {}
+
+    def loader(self, number: int, options: LoaderOptions) -> LoaderOptions:
+        """Tell the one process the sizes of a loader."""
+        if self._is_main:
+            file = self._folder / f"new-loader-{number}"
+            file.write_text(json.dumps([options.batch_size, options.accumulate]))
+            file.rename(self._folder / f"loader-{number}")
+        return options
 
     def before(self, step: Step) -> None:
         """Compare what a step begins with. Ends the script on all ranks at a difference. Collective."""
         self._agree(lambda: self._compare(step))
-        self._gradients[step.optimizer] = step.gradients
 
     def after(self, optimizer: Optimizer, step: Step) -> None:
         """Compare what a step has made of the parameters. Collective."""
@@ -104,7 +123,7 @@ class Ranks:
         nothing = {"refused": "no optimizer of torch.optim has made a step, so there is nothing to compare"}
         result = self._result or ({"line": line} if compared else nothing)
         if self._is_main:
-            Path(self._folder, "result.json").write_text(json.dumps(result))
+            (self._folder / "result.json").write_text(json.dumps(result))
 
     def _agree(self, compare: Any) -> None:
         """End the script on all ranks unless ``compare``, on rank 0, finds nothing."""
@@ -118,7 +137,7 @@ class Ranks:
 
     def _compare(self, step: Step) -> dict[str, str]:
         if self._connection is None:
-            with Listener(str(Path(self._folder, "socket")), "AF_UNIX") as listener:
+            with Listener(str(self._folder / "socket"), "AF_UNIX") as listener:
                 self._connection = listener.accept()
         message = _receive(self._connection)
         if "number" not in message:
@@ -147,16 +166,15 @@ class Ranks:
         if not found:
             _send(self._connection, answer)
             return {}
-        evidence = Evidence(step, other, found, self._ranks, self._gradients.get(step.optimizer, []))
-        name, text = cause_of(evidence)
+        name, text = cause_of(Evidence(step, other, found, self._ranks))
         most = max(found, key=lambda each: each.error)
-        text = (
+        message = (
             f"step {step.number} under {self._strategy} differs from the whole model in one process: {most.what} "
-            f"{step.names[most.place]!r}: largest difference {most.largest:.3g}, norm {most.ranks:.3g} on the ranks and "
-            f"{most.whole:.3g} in one process ({len(found)} of {plural(len(step.names), 'parameter')} "
+            f"{step.names[most.place]!r}: largest difference {most.largest:.3g}, norm {most.ranks:.3g} on the ranks "
+            f"and {most.whole:.3g} in one process ({len(found)} of {plural(len(step.names), 'parameter')} "
             f"{'differs' if len(found) == 1 else 'differ'}). {f'Cause: {name}: {text}' if name else UNKNOWN}"
         )
-        return {"refused" if name in INCOMPARABLE else "difference": text}
+        return {"refused" if name in INCOMPARABLE else "difference": message}
 
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:
@@ -179,8 +197,8 @@ def _receive(connection: Connection) -> dict[str, Any]:
 
 def follow(request: dict[str, Any], command: Sequence[str]) -> None:
     """Run ``script.py args`` or ``-m module args`` until its steps are compared. Raises what the script raises."""
-    side = Whole(request["folder"]) if request["role"] == "whole" else Ranks(request)
-    watch = Watch(request["steps"], side.before, side.after)
+    side = Whole(request) if request["role"] == "whole" else Ranks(request)
+    watch = Watch(request["steps"], side)
     try:
         with watch.watching():
             trial.run_script(command)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flk_verify.compare import BEFORE, GRADIENT, Difference, precision, scale_between, tolerance
-from flk_verify.watch import Step, Tensors, total_norm, wide
+from flk_verify.watch import Step, Tensors, total_norm
 
 _REDUCED: Final = 1e-3  # eps of a type of reduced precision
 _NEAR: Final = 0.02
@@ -24,7 +24,6 @@ class Evidence:
     whole: Step
     found: list[Difference]
     world_size: int
-    before: Tensors  # gradients of the ranks in the step before
 
     @property
     def is_gradient(self) -> bool:
@@ -62,13 +61,6 @@ class Evidence:
     def is_scaled_by(self, *factors: float) -> bool:
         """Whether that factor is one of these."""
         return any(_is_near(self.scale, each) for each in factors)
-
-    @property
-    def has_stale(self) -> bool:
-        """Whether the gradients of the step before were added."""
-        pairs = zip(self.ranks.gradients, self.whole.gradients, strict=True)
-        added = [None if one is None or other is None else wide(one) - wide(other) for one, other in pairs]
-        return bool(self.before) and _is_near(scale_between(added, self.before, 0.1), 1)
 
     @property
     def is_missing(self) -> bool:
@@ -143,12 +135,6 @@ CAUSES: Final[tuple[tuple[str, Condition, str], ...]] = (
         lambda it: not it.is_gradient and it.differs("hyperparameters"),
         "hyperparameters of the optimizer follow the number of ranks, such as a learning rate times world_size: the "
         "samples of a step are the same in one process, so is the rate that fits them",
-    ),
-    (
-        "gradients of the step before",
-        lambda it: it.is_gradient and it.has_stale,
-        "gradients of the step before were added: zero_grad() left them, as where another optimizer or a pass in "
-        "no_sync holds them: call model.zero_grad()",
     ),
     (
         "sum in place of mean",

@@ -12,20 +12,20 @@ from typing import Any, Final
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from flk_runtime.system import rng
+from flk_runtime.system.torch_private import dispatch_mode
 
 _MANY: Final = 10_000  # draws of a step after which they differ, so that a loop ends that draws until a number fits
 _ATEN: Final = torch.ops.aten
 _LEAST: Final = 1e-12  # no logarithm of 0
 
 
-class SameNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SameNumbers(dispatch_mode()):  # type: ignore[misc]
     """Gives equal random numbers to all samples, and notes what the passes compute with."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._step = self._draws = 0
         self._others = False  # something was drawn that could not be made equal
         self._before = python_states()
@@ -50,7 +50,7 @@ class SameNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = dict(zip(names, args, strict=False)) | (kwargs or {})
         result = func(*args, **(kwargs or {}))
         is_draw = torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None
-        if is_draw and func.overloadpacket not in _WITHOUT_DRAW:
+        if is_draw and not ("scaled_dot_product" in func.name() and not given.get("dropout_p")):
             self._make_equal(func.overloadpacket, given, result)
         elif isinstance(result, torch.Tensor) and result.is_floating_point() and result.ndim > 1:
             self.eps = max(self.eps, torch.finfo(result.dtype).eps)
@@ -88,18 +88,14 @@ def _normal(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
 
 
 def _bernoulli(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    p: torch.Tensor = torch.as_tensor(given.get("p", given.get("self")))  # one number, or one for each element
-    return (row < p).double()
+    p = torch.as_tensor(given.get("p", given.get("self")))  # one number, or one for each element
+    return torch.where(row < p, 1.0, 0.0)
 
 
 def _integers(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     low, high = given.get("low", given.get("from", 0)), given.get("high", given.get("to"))
     width = (1 << 24 if high is None else int(high)) - int(low)
     return (row * width).floor() + int(low)
-
-
-def _exponential(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    return -(1 - row).log() / float(given.get("lambd", 1.0))
 
 
 def _order(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
@@ -115,12 +111,9 @@ _VALUES: Final = {
     **dict.fromkeys((_ATEN.randn, _ATEN.randn_like, _ATEN.normal, _ATEN.normal_), _normal),
     **dict.fromkeys((_ATEN.bernoulli, _ATEN.bernoulli_), _bernoulli),
     **dict.fromkeys((_ATEN.randint, _ATEN.randint_like, _ATEN.random_), _integers),
-    _ATEN.exponential_: _exponential,
     _ATEN.randperm: _order,
     _ATEN.multinomial: _most_likely,
 }
-# Attention is marked as random, and on a CPU it draws by the functions above.
-_WITHOUT_DRAW: Final = {_ATEN._scaled_dot_product_flash_attention_for_cpu, _ATEN.scaled_dot_product_attention}
 
 
 def python_states() -> list[Any]:

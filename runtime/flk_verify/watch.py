@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flk_runtime.checkpoint import CheckpointManager
+from flk_runtime.data import EpochLoader, LoaderOptions
 from flk_runtime.distributed import comm_device, parameters_in, process_group
+from flk_runtime.run.batches import Batches
 from flk_runtime.system import pytree
 from flk_verify.random_numbers import SameNumbers
 
 _WRAPPERS: Final = re.compile(r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # SyncBatchNorm is none of them
 Tensors = list[torch.Tensor | None]
 
 
@@ -45,11 +47,24 @@ class Done(BaseException):
     """Ends the script after the last step that is compared."""
 
 
-class Watch:
-    """Calls ``before`` and ``after`` for each step of an optimizer, and ends the script after ``steps`` of them."""
+class Side(Protocol):
+    """One of the two that are compared: the ranks, or the whole model in one process."""
 
-    def __init__(self, steps: int, before: Callable[[Step], None], after: Callable[[Optimizer, Step], None]) -> None:
-        self._steps, self._call_before, self._call_after = steps, before, after
+    def before(self, step: Step) -> None:
+        """An optimizer begins a step. Collective."""
+
+    def after(self, optimizer: Optimizer, step: Step) -> None:
+        """It has made the step. Collective."""
+
+    def loader(self, number: int, options: LoaderOptions) -> LoaderOptions:
+        """The options of a loader, for those that the script gives."""
+
+
+class Watch:
+    """Shows its side each step of an optimizer and each loader, and ends the script after ``steps`` steps."""
+
+    def __init__(self, steps: int, side: Side) -> None:
+        self._steps, self._side = steps, side
         self._counts: dict[Optimizer, int] = {}
         self._inside = 0  # of calls of optimizers' steps, which may call those of others
         self._depth = 0  # of calls of modules
@@ -70,24 +85,27 @@ class Watch:
         register_optimizer_step_post_hook(self._after)
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
-        begin = CheckpointManager._set_rng
+        begin, make, loaders = CheckpointManager._set_rng, Batches.make_loader, itertools.count()
 
         def begin_draws(manager: CheckpointManager) -> None:
             begin(manager)
             self._begin_draws().begin()
 
+        def make_loader(batches: Batches, dataset: Any, options: LoaderOptions, part: Any = None) -> EpochLoader:
+            return make(batches, dataset, self._side.loader(next(loaders), options), part)
+
         CheckpointManager._set_rng = begin_draws  # type: ignore[method-assign, assignment]
+        Batches.make_loader = make_loader  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            CheckpointManager._set_rng = begin  # type: ignore[method-assign]
             if self._numbers:
-                self._numbers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                self._numbers.__exit__(None, None, None)
 
     def _begin_draws(self) -> SameNumbers:
         if self._numbers is None:
             self._numbers = SameNumbers()
-            self._numbers.__enter__()  # type: ignore[no-untyped-call]
+            self._numbers.__enter__()
         return self._numbers
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
@@ -116,13 +134,13 @@ class Watch:
         whole_parameters = [whole(each) for each in parameters]
         place, names, facts = list(self._counts).index(optimizer), self._names(parameters), self._facts(optimizer)
         self._step = Step(place, number, names, whole_parameters, gradients, mean, facts)
-        self._call_before(self._step)
+        self._side.before(self._step)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._inside -= 1
         if self._inside or self._step is None:
             return
-        self._call_after(optimizer, self._step)
+        self._side.after(optimizer, self._step)
         self._inputs = []
         if self._numbers:
             self._numbers.begin_step()
@@ -148,8 +166,8 @@ class Watch:
             "calls": len(self._inputs),
             "uneven": len({each[2] for each in of_ranks}) > 1,  # ranks had different numbers of samples
             "random": bool(self._numbers and self._numbers.has_others),
-            "batch_norm": any(isinstance(each, _BatchNorm) and not _is_synced(each) for each in modules),
-            "held": any(isinstance(each, DistributedDataParallel) and not _syncs(each) for each in modules),
+            "batch_norm": any(isinstance(each, _BATCH_NORMS) for each in modules),
+            "held": any(not getattr(each, "require_backward_grad_sync", True) for each in modules),
             "sharded": any(isinstance(each, DTensor) for each in parameters),
             "hyperparameters": _hyperparameters(optimizer),
         }
@@ -212,11 +230,3 @@ def _hyperparameters(optimizer: Optimizer) -> list[str]:
         for name, value in group.items()
         if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
     ]
-
-
-def _is_synced(module: nn.Module) -> bool:
-    return isinstance(module, nn.SyncBatchNorm)
-
-
-def _syncs(module: DistributedDataParallel) -> bool:
-    return bool(module.require_backward_grad_sync)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 import threading
@@ -85,11 +84,8 @@ class Batches(LoaderEvents):
         self._count += 1
         number, parts = part or self._part
         full = context.full_world_size * parts // context.world_size if context.options.keep_batch else parts
-        ranks = setting(user_env.STANDS_FOR)  # whose batches are one of this process
-        if options.batch_size:
-            options = dataclasses.replace(options, batch_size=options.batch_size * ranks)
-        else:
-            full *= ranks
+        if options.batch_size is None:
+            full *= setting(user_env.STANDS_FOR)  # one process has the batches of all these ranks
         loader_context = LoaderContext(
             options,
             number,
