@@ -46,8 +46,9 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
         return self._others or python_states() != self._before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        names = [each.name for each in func._schema.arguments]
-        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        arguments = func._schema.arguments
+        given = {each.name: each.default_value for each in arguments if each.has_default_value()}
+        given |= dict(zip([each.name for each in arguments], args, strict=False)) | (kwargs or {})
         result = func(*args, **(kwargs or {}))
         is_draw = torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None
         if is_draw and not ("scaled_dot_product" in func.name() and not given.get("dropout_p")):
@@ -84,7 +85,8 @@ def _uniform(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
 
 def _normal(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     mean, std = (torch.as_tensor(given.get(name, default)) for name, default in (("mean", 0.0), ("std", 1.0)))
-    return torch.special.ndtri(row.clamp(_LEAST, 1 - _LEAST)) * std + mean
+    normal: torch.Tensor = torch.special.ndtri(row.clamp(_LEAST, 1 - _LEAST))
+    return normal * std + mean
 
 
 def _bernoulli(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
@@ -93,7 +95,7 @@ def _bernoulli(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
 
 
 def _integers(row: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    low, high = given.get("low", given.get("from", 0)), given.get("high", given.get("to"))
+    low, high = given.get("low", given.get("from")) or 0, given.get("high", given.get("to"))
     width = (1 << 24 if high is None else int(high)) - int(low)
     return (row * width).floor() + int(low)
 

@@ -45,6 +45,8 @@ def verify(strategy: str, rank_info: RankInfo, limit: float) -> None:
         return
     if rank_info.launcher not in _LAUNCHERS:
         raise SetupError(f"--verify works under flk and torchrun, and not under {rank_info.launcher}: {_CURE}")
+    if setting(user_env.WORKERS) > 1:
+        raise SetupError(f"--verify compares the ranks of one group, and strategy diloco has several: {_CURE}")
     variables = {user_env.VERIFY: "", "MASTER_PORT": str(process_group.on_main(_free_port))}
     if strategy:
         variables[user_env.STRATEGY] = strategy

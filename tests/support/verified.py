@@ -1,4 +1,7 @@
-"""Runs a script as `flk run --verify` does, in forks of this process, which has imported torch."""
+"""``python -m tests.support.verified NAME…``: what `flk run --verify` says of the scripts of `verify_cases`, as JSON.
+
+Each process of a script is a fork of this one, which has imported torch. Without names, all scripts are run.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,13 @@ from textwrap import dedent
 
 import torch
 
+import flk_runtime.parallel.ddp
+import flk_runtime.parallel.fsdp2  # once, and not in each fork  # noqa: F401
 from flk_verify.__main__ import follow
+from tests.support.verify_cases import RIGHT, WRONG, Case
 
 _LIMIT = 120.0  # seconds
+_RANKS = {"ddp": 2, "none": 2, "full_shard": 3, "shard_grad_op": 3, "hybrid_shard": 4, "hybrid_shard_zero2": 4}
 
 
 def verified(script: str, strategy: str, ranks: int, *, steps: int = 3, nodes: int = 1) -> dict[str, str]:
@@ -99,3 +106,23 @@ def _free_port() -> int:
     with socket.socket() as each:
         each.bind(("127.0.0.1", 0))
         return int(each.getsockname()[1])
+
+
+def is_named(case: Case, found: dict[str, str]) -> bool:
+    """Whether a script that trains otherwise is named, with one of the causes that fit."""
+    text = " ".join(found.values())
+    return "line" not in found and any(f"Cause: {cause}" in text or cause == "refused: " for cause in case.causes)
+
+
+def main(names: list[str]) -> None:
+    """Print a line for each script and strategy: name, strategy, whether it is as it should be, and what was found."""
+    for name, case in (RIGHT | WRONG).items():
+        for strategy in case.strategies if not names or name in names else ():
+            nodes = 2 if strategy.startswith("hybrid") else 1
+            found = verified(case.script, strategy, _RANKS[strategy], nodes=nodes)
+            right = is_named(case, found) if case.causes else "line" in found
+            print(json.dumps([name, strategy, right, found]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
