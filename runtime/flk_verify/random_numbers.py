@@ -1,9 +1,9 @@
 """SameNumbers: random numbers that do not depend on the number of ranks, so that dropout can be compared.
 
 Ranks draw numbers for their samples, and one process draws them for the samples of all ranks. In a verification all
-samples of a step get the same ones instead: a draw has one row of numbers, for its last dimension, at each index of the
-others. The rows of a step are equal for equal draws, and other ones in the next step. Draws from a generator of the
-script's own stay as they are.
+samples get the same ones instead: a draw has one row of numbers, for its last dimension, at each index of the others. The
+rows are the same in each draw, since a stream may be read ahead. Draws from a generator of the script's own stay as they
+are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._step = self._draws = 0
+        self._draws = 0  # of this step
         self._others = False  # something was drawn that could not be made equal
         self._before = python_states()
         self.eps = 0.0
@@ -37,8 +37,8 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
         self._before = python_states()
 
     def begin_step(self) -> None:
-        """Draw other numbers, and forget what was noted of the step before."""
-        self._step, self._draws, self.eps = self._step + 1, 0, 0.0
+        """Forget what was noted of the step before."""
+        self._draws, self.eps = 0, 0.0
 
     @property
     def has_others(self) -> bool:
@@ -73,7 +73,7 @@ class SameNumbers(dispatch_mode()):  # type: ignore[misc]
     def _row(self, like: torch.Tensor) -> torch.Tensor:
         """Numbers in [0, 1) for the last dimension of ``like``, or one for a tensor with one dimension or less."""
         salt = self._draws if self._draws > _MANY else 0
-        generator = torch.Generator().manual_seed(self._step * 1_000_003 + salt)
+        generator = torch.Generator().manual_seed(salt)
         numbers = torch.rand(like.shape[-1] if like.ndim > 1 else 1, generator=generator, dtype=torch.float64)
         return numbers.to(like.device)
 

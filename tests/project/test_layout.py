@@ -46,6 +46,8 @@ COVERED = {
     "tests/local/test_optimizer.py": ("flk_runtime.distributed.buckets flk_runtime.distributed.main_process"),
     "tests/local/test_hosts_accelerate_launch.py": "flk_hosts.accelerate_launch",
     "tests/local/test_hosts_torchtitan.py": "flk_hosts.torchtitan",
+    "tests/local/test_verify.py": "flk_verify.__main__ flk_verify.start flk_verify.watch",
+    "tests/unit/flk_verify/test_compare.py": "flk_verify.causes",
     "tests/unit/flk_hosts/test_loaders.py": "flk_hosts.generators",
     "tests/unit/flk_hosts/test_lightning.py": "flk_hosts.sums",
     "tests/local/test_loop.py": "flk_runtime.run.adopt flk_runtime.run.loop",
