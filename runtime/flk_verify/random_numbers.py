@@ -1,8 +1,8 @@
 """SameNumbers: random numbers that do not depend on the number of ranks, so that dropout can be compared.
 
 Ranks draw numbers for their samples, and one process draws them for the samples of all ranks. In a verification all
-samples get the same ones instead: a draw has one row of numbers, for its last dimension, at each index of the others. The
-rows are the same in each draw, since a stream may be read ahead. Draws from a generator of the script's own stay as they
+samples get the same ones instead: a draw has one row of numbers, for its last dimension, at each index of the others.
+Each draw has the same row, since a stream may be read ahead. Draws from a generator of the script's own stay as they
 are.
 """
 

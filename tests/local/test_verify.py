@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import verified
 from tests.support.commands import Flk
 from tests.support.verify_cases import RIGHT, WRONG
 
@@ -21,7 +22,7 @@ FEW_WRONG = [
 
 
 def found(names: list[str]) -> list[tuple[str, str, bool, dict[str, str]]]:
-    command = [sys.executable, "-m", "tests.support.verified", *names]
+    command = [sys.executable, "-m", verified.__name__, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
