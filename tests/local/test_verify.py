@@ -47,10 +47,10 @@ def test_flk_run_verifies_and_goes_on_or_ends_with_the_cause(tmp_path: Path) -> 
     flk = Flk(tmp_path)
     (tmp_path / "train.py").write_text(RIGHT["dropout"].script + "print('trained', run.steps)\n")
     options = ("--processes", "2", "--strategy", "full_shard", "--verify", "2")
-    done = flk("run", "train.py", *options)
-    assert "verified: 2 steps under full_shard on 2 ranks equal the whole model in one process" in done.output
-    assert "trained 4" in done.output
+    output = flk("run", "train.py", *options).stdout
+    assert "verified: 2 steps under full_shard on 2 ranks equal the whole model in one process" in output
+    assert "trained 4" in output
     (tmp_path / "train.py").write_text(WRONG["a sum as the loss"].script)
     done = flk("run", "train.py", *options, code=100)
-    assert "step 1 under full_shard differs from the whole model in one process: gradient" in done.output
-    assert "Cause: sum in place of mean" in done.output
+    assert "step 1 under full_shard differs from the whole model in one process: gradient" in done.stderr
+    assert "Cause: sum in place of mean" in done.stderr

@@ -128,6 +128,7 @@ SAMPLES: dict[str, list[Any]] = {
     "metrics": ["tensorboard:/curves,mlflow", "none"],
     "keep": [5],
     "keep_every": [1000],
+    "verify": [5],
     "queue": ["team"],
     "queue_priority": ["high"],
     "target": list(TARGETS),
