@@ -51,6 +51,7 @@ def test_flk_run_verifies_and_goes_on_or_ends_with_the_cause(tmp_path: Path) -> 
     assert "verified: 2 steps under full_shard on 2 ranks equal the whole model in one process" in output
     assert "trained 4" in output
     (tmp_path / "train.py").write_text(WRONG["a sum as the loss"].script)
-    done = flk("run", "train.py", *options, code=100)
+    done = flk("run", "train.py", *options)
+    assert done.code == 100, done.stderr
     assert "step 1 under full_shard differs from the whole model in one process: gradient" in done.stderr
     assert "Cause: sum in place of mean" in done.stderr
