@@ -47,7 +47,9 @@ def test_flk_run_verifies_and_goes_on_or_ends_with_the_cause(tmp_path: Path) -> 
     flk = Flk(tmp_path)
     (tmp_path / "train.py").write_text(RIGHT["dropout"].script + "print('trained', run.steps)\n")
     options = ("--processes", "2", "--strategy", "full_shard", "--verify", "2")
-    output = flk("run", "train.py", *options).stdout
+    done = flk("run", "train.py", *options)
+    assert done.code == 0, done.stderr
+    output = done.stdout
     assert "verified: 2 steps under full_shard on 2 ranks equal the whole model in one process" in output
     assert "trained 4" in output
     (tmp_path / "train.py").write_text(WRONG["a sum as the loss"].script)
