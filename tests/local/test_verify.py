@@ -45,7 +45,7 @@ def test_no_right_script_of_the_corpus_is_refused_and_the_wrong_ones_are_named()
 
 def test_flk_run_verifies_and_goes_on_or_ends_with_the_cause(tmp_path: Path) -> None:
     flk = Flk(tmp_path)
-    (tmp_path / "train.py").write_text(RIGHT["dropout"].script + "print('trained', run.steps)\n")
+    (tmp_path / "train.py").write_text(RIGHT["dropout"].script + "\nprint('trained', run.steps)\n")
     options = ("--processes", "2", "--strategy", "full_shard", "--verify", "2")
     done = flk("run", "train.py", *options)
     assert done.code == 0, done.stderr
