@@ -13,6 +13,7 @@
     │   └── StorageError         storage      a checkpoint cannot be read or written now
     │       ├── NoRoomError      storage      a shard of a checkpoint does not fit into memory
     │       └── RefusedError     storage      the launcher of another pod refuses a shard
+    ├── VerificationError        difference   the first steps differ from those of the whole model in one process
     ├── PeerError                peer         another rank failed; also a RuntimeError
     ├── MessageError             exception    what was received is no message
     ├── AttemptEndedError        stopped      the attempt that wrote a shard has ended
@@ -102,6 +103,13 @@ def storage_access(action: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise checkpoint_error(f"cannot {action}: {error}", error) from error
+
+
+class VerificationError(RuntimeFailure):
+    """The first steps differ from those of the whole model in one process. The message names parameter and cause."""
+
+    kind = Kind.DIFFERENCE
+    everywhere = True
 
 
 class PeerError(RuntimeFailure, RuntimeError):

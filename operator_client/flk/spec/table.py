@@ -179,6 +179,12 @@ class JobOptions(StrictModel):
         default=user_env.STRATEGY.default,
         description=f"how the model is parallelized: {', '.join(STRATEGIES)}; auto: the ranks choose one",
     )
+    verify: Annotated[int | None, Option("N", Form.NUMBER, example="5", variable=user_env.VERIFY)] = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="compare the first N steps with those of the whole model in one process, before the training",
+    )
     diloco: Annotated[
         DiLoCo | None,
         Option(

@@ -31,6 +31,7 @@ class Kind(_Text):
 
     USAGE = "usage"
     MISMATCH = "mismatch"
+    DIFFERENCE = "difference"
     UNPREPARED = "unprepared"
     DEADLINE = "deadline"
     IDLE = "idle"
@@ -145,6 +146,10 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
         "a checkpoint does not match the state that it is restored into, or the state cannot be saved",
         0, ExitCode.USAGE, predicate="could not use a checkpoint", reason=_SAME_WAY, same=_ERROR,
         may_follow_loss=True, answers_sigterm=True,
+    ),
+    Kind.DIFFERENCE: Meaning(
+        "the first steps differ from those of the whole model in one process, which `--verify` compares",
+        0, _TRAINING, predicate="trains otherwise than one process", reason=_SAME_WAY, same=_ERROR,
     ),
     Kind.UNPREPARED: Meaning(
         "the index of packages cannot be reached, or the preparation of a pod hangs, for FLK_JOIN_TIMEOUT",

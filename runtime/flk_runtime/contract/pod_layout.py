@@ -23,6 +23,7 @@ RUNTIME_PACKAGES: Final = (
     "flk_hosts",
     "flk_plan",
     "flk_sinks",
+    "flk_verify",
 )  # core first
 PROGRAMS: Final = ("flk_plan", "flk_diloco")  # packages among them whose modules are programs that train nothing
 CODE_ARCHIVE: Final = "code.tar.gz"  # prefix of the keys of the code: code.tar.gz.000, code.tar.gz.001, … in order

@@ -82,6 +82,12 @@ MEMORY_LIMIT: Final[Setting[int | None]] = Setting(
     size,
 )
 STRATEGY: Final = Variable("FLK_STRATEGY", "how the ranks share the model", "ddp")
+VERIFY: Final = Variable(
+    "FLK_VERIFY", "first steps that are compared with those of the whole model in one process; 0: none", 0, integer()
+)
+STANDS_FOR: Final = Variable(
+    "FLK_STANDS_FOR", "ranks in whose place one process trains, to verify them; set by flk", 1, integer(1)
+)
 MEASURED: Final = Setting("FLK_MEASURED", "results of `flk bench` that strategy auto uses: a list in JSON", "")
 FABRIC: Final = Variable("FLK_FABRIC", "preset of NCCL's variables that the job uses", AUTO)
 CHECKPOINT: Final = Variable(

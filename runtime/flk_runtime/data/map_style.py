@@ -11,13 +11,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
 
+from flk_runtime.contract import user_env
 from flk_runtime.data import order, samplers
 from flk_runtime.data.loader import Collate, EpochLoader, Iteration, LoaderContext, Position
 from flk_runtime.data.micro_batches import StepShare, pieces_of
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.data.samplers import DrawnOrders, SampledOrder
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import MismatchError, SetupError
+from flk_runtime.errors import MismatchError, SetupError, setting
 
 
 def step_sizes(samples: int, world_size: int, full: int, *, drop_last: bool) -> tuple[int, int]:
@@ -185,7 +186,7 @@ class Loader(EpochLoader):
     @property
     def _least_rest(self) -> int:
         """The least number that is a step of its own at the end of an epoch. Batches of a sampler are never joined."""
-        return 1 if self._is_batched else self._world_size
+        return 1 if self._is_batched else max(self._world_size, setting(user_env.STANDS_FOR))
 
     def _plan(self, length: int) -> Iterator[tuple[range, list[range]]]:
         """Yield the positions of each step that is left of the epoch, and those of this rank's micro-batches in it."""

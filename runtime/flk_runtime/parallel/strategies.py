@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.contract.variable import is_count
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.checks import check_fsdp2, check_model, check_shardable, parallelized_by_script
 from flk_runtime.parallel.computation import (
@@ -128,7 +128,7 @@ def _parallelize(
     if not kind.shards and options.precision is None:
         Materializer(model, (), device, init_follows=init_follows).run(lambda module: None, broadcast=False)
         model.to(device)  # some modules (nn.LSTM) rearrange their parameters when they are moved
-        if strategy == "none" or world_size == 1:
+        if strategy == "none" or (world_size == 1 and setting(user_env.STANDS_FOR) == 1):
             return ParallelModel(model)
         from flk_runtime.parallel import ddp
 

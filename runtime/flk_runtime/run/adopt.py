@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
+from flk_runtime.run import extensions
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.group import entered
 from flk_runtime.run.loop import Loop
@@ -65,6 +66,7 @@ def adopt(
     if not objects:
         raise SetupError("adopt: there is nothing to keep: pass the model and its optimizer by name, as model=model")
     with entered(given) as (rank_info, options, owns_group):
+        extensions.verify("", rank_info, options.timeout)
         if not options.has_seed and (seed := process_group.on_main(rng.script_seed)) is not None:
             options = dataclasses.replace(options, seed=seed)  # of the order of loaders
         current.training = loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)

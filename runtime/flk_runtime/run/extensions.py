@@ -18,12 +18,14 @@ from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import AUTO, DILOCO
 from flk_runtime.discovery import RankInfo
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import ParallelModel
+from flk_runtime.system import trial
 
 _CHOOSERS: Final = {AUTO: "flk_plan.automatic"}  # strategies that stand for another one
 _OUTER: Final = {DILOCO: "flk_diloco.strategy"}  # strategies over several groups of ranks
 _RECORDERS: Final = "flk_sinks.curves"
+_VERIFIER: Final = "flk_verify.start"
 
 
 class OuterLoop(Protocol):
@@ -89,6 +91,15 @@ def choose(strategy: str, rank_info: RankInfo, device: torch.device, timeout: fl
     if not module:
         return strategy
     return cast("str", _imported(module, f"strategy {strategy}").choose(rank_info, device, timeout))
+
+
+def verify(strategy: str, rank_info: RankInfo, timeout: float) -> None:
+    """Compare the first steps with those of the whole model in one process, if $FLK_VERIFY asks for it. Collective.
+
+    Raises VerificationError on all ranks where they differ, and SetupError where they cannot be compared.
+    """
+    if setting(user_env.VERIFY) and not trial.is_trial():
+        _imported(_VERIFIER, "--verify").verify(strategy, rank_info, timeout)
 
 
 def outer(strategy: str, options: OuterOptions | None) -> Outer | None:

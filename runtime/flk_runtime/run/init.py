@@ -78,6 +78,7 @@ def init(
     with entered(given) as (rank_info, options, owns_group):
         chosen = extensions.choose(options.strategy, rank_info, options.device, options.timeout)
         options = dataclasses.replace(options, strategy=chosen)
+        extensions.verify(chosen, rank_info, options.timeout)
         options = dataclasses.replace(options, seed=_seed(options))
         current.training = run = Run(rank_info, options, owns_group=owns_group)
     run.arguments = given

@@ -110,6 +110,8 @@ def _strategy(given: str | extensions.OuterOptions | None) -> tuple[str, extensi
     if options is not None and not isinstance(name, str):
         raise SetupError(f"strategy={given!r}: expected a name, or options such as flk_diloco.DiLoCo")
     strategy = choose_strategy(name)
+    if setting(user_env.STANDS_FOR) > 1:
+        return ("ddp" if strategy == "ddp" else "none"), None  # scripts may use the attributes of its wrapper
     outer = extensions.outer(strategy, options)
     return (outer.inner if outer else strategy), outer
 

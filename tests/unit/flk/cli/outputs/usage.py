@@ -62,6 +62,7 @@ JOB_OPTIONS = [
     "--memory-path /data/flk --volume data:/data",
     "--keep 0",
     "--keep-every often",
+    "--verify 0",
     "--checkpoint gs://bucket/a",
     "--node-selector gpu",
     "--toleration a:Never",

@@ -1,0 +1,59 @@
+"""`--verify`: a script that trains otherwise than one process is named, and one that trains as it does is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import verified
+from tests.support.commands import Flk
+from tests.support.verify_cases import RIGHT, WRONG
+
+ROOT = Path(__file__).parents[2]
+FEW_RIGHT = ["dropout", "two networks", "micro-batches", "reduced precision", "own DDP", "noise in a pass"]
+FEW_WRONG = [
+    "no_sync left on", "a replaced parameter", "clipping by the norm of shards", "a sum as the loss",
+    "a learning rate times the ranks", "an optimizer with norms of shards", "every second sample for each rank",
+]  # fmt: skip
+
+
+def found(names: list[str]) -> list[tuple[str, str, bool, dict[str, str]]]:
+    command = [sys.executable, "-m", verified.__name__, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_scripts_that_train_as_one_process_are_verified_and_others_are_named() -> None:
+    results = found(FEW_RIGHT + FEW_WRONG)
+    assert {name for name, *_ in results} == {*FEW_RIGHT, *FEW_WRONG}
+    assert [each for each in results if not each[2]] == []
+
+
+@pytest.mark.soak
+def test_no_right_script_of_the_corpus_is_refused_and_the_wrong_ones_are_named() -> None:
+    results = found([])
+    assert [each for each in results if each[0] in RIGHT and not each[2]] == []
+    wrong = [each for each in results if each[0] in WRONG]
+    print(f"{sum(each[2] for each in wrong)} of {len(wrong)} wrong ones named")
+    assert sum(each[2] for each in wrong) >= 0.95 * len(wrong), [each for each in wrong if not each[2]]
+
+
+def test_flk_run_verifies_and_goes_on_or_ends_with_the_cause(tmp_path: Path) -> None:
+    flk = Flk(tmp_path)
+    (tmp_path / "train.py").write_text(RIGHT["dropout"].script + "\nprint('trained', run.steps)\n")
+    options = ("--processes", "2", "--strategy", "full_shard", "--verify", "2")
+    done = flk("run", "train.py", *options)
+    assert done.code == 0, done.stderr
+    output = done.stdout
+    assert "verified: 2 steps under full_shard on 2 ranks equal the whole model in one process" in output
+    assert "trained 4" in output
+    (tmp_path / "train.py").write_text(WRONG["a sum as the loss"].script)
+    done = flk("run", "train.py", *options)
+    assert done.code == 100, done.stderr
+    assert "step 1 under full_shard differs from the whole model in one process: gradient" in done.stderr
+    assert "Cause: sum in place of mean" in done.stderr
