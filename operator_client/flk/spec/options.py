@@ -99,7 +99,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         *("module", "file", "env", "env_file", "secret", "pip", "requirements", "setup"),
         *("ship", "no_ship", "preload", "accelerate_config"),
     ),
-    "Size": ("replicas", "processes", "elastic", "spares", "strategy", "diloco"),
+    "Size": ("replicas", "processes", "elastic", "spares", "strategy", "verify", "diloco"),
     "Hardware": (
         *("gpu", "cpu", "memory", "shm", "cpu_limit", "memory_limit", "ephemeral_storage", "resource", "claim"),
         *("fabric", "image", "image_pull_policy"),
