@@ -12,7 +12,7 @@ from typing import Any
 from flk.errors import FlkError
 from flk.terminal import print_error
 from flk_runtime.contract import VERSION
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 
 PIPE_CLOSED = 141  # exit code that a shell shows for a program that SIGPIPE has ended
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from flk_runtime.contract.durations import UNITS
+from flk_runtime.contract.quantities import DURATION_UNITS
 
 QUANTITY: Final = re.compile(
     r"\+?(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>[eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE]?)", re.ASCII
@@ -95,7 +95,7 @@ def bytes_text(value: float | None) -> str:
 def duration_text(seconds: int) -> str:
     """Return a duration with its units: 5400 seconds are ``1h30m``."""
     parts = []
-    for unit, length in UNITS.items():
+    for unit, length in DURATION_UNITS.items():
         amount, seconds = divmod(seconds, length)
         if amount:
             parts.append(f"{amount}{unit}")

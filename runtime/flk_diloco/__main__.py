@@ -16,7 +16,7 @@ from typing import Any
 
 from flk_diloco.server import Hub
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.strategies import DILOCO, INNER_STRATEGIES, OUTER_DTYPES, parse_strategy
+from flk_runtime.contract.options import DILOCO, INNER_STRATEGIES, OUTER_DTYPES, parse_strategy
 from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, setting
 

@@ -18,8 +18,8 @@ from flk_diloco.messages import Data, FromHub, Peer
 from flk_diloco.rounds import Limits, Member, Rounds
 from flk_diloco.tls import TlsSocket
 from flk_runtime.contract import foreign
-from flk_runtime.contract.strategies import OUTER_DTYPES
-from flk_runtime.contract.typed import Seconds, Within
+from flk_runtime.contract.foreign import Seconds, Within
+from flk_runtime.contract.options import OUTER_DTYPES
 from flk_runtime.errors import SetupError
 from flk_runtime.wire import LEASE, Acceptor, Lease, Refused, listen
 

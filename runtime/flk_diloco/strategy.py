@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from flk_diloco.options import DiLoCo, Membership, environment_options
 from flk_diloco.worker import OuterLoop
-from flk_runtime.contract.strategies import DILOCO
+from flk_runtime.contract.options import DILOCO
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel
 

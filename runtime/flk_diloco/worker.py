@@ -12,7 +12,7 @@ from torch import nn
 
 from flk_diloco.lead import JOINED, STOP, Lead, say
 from flk_diloco.options import DiLoCo, Membership
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel

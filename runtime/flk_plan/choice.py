@@ -10,7 +10,7 @@ from flk_plan.communication import Cluster
 from flk_plan.hardware import GPUS
 from flk_plan.plan import hardware_in, identity, predictions_as_written, strategies_of, unmodelled
 from flk_plan.predict import Prediction
-from flk_runtime.contract.ranges import size_text
+from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import SetupError
 
 _AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it takes at most this factor longer

@@ -12,7 +12,7 @@ import os
 import sys
 import zipfile
 
-_USAGE_ERROR = 2  # see flk_runtime.contract.exit_codes
+_USAGE_ERROR = 2  # see flk_runtime.contract.failure
 
 
 def modules(data: bytes) -> dict[str, str]:

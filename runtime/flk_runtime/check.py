@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.preflight import RankReport
 from flk_runtime.shared import failure_report

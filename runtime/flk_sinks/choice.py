@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.sinks import MLFLOW, NO_SINK, TENSORBOARD, WANDB, SinkName, implied_sinks, parse_sinks
+from flk_runtime.contract.options import MLFLOW, NO_SINK, TENSORBOARD, WANDB, SinkName, implied_sinks, parse_sinks
 from flk_runtime.errors import SetupError
 
 _PACKAGES: Final = {TENSORBOARD: "tensorboard", MLFLOW: "mlflow", WANDB: "wandb"}

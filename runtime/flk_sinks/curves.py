@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from flk_runtime.checkpoint import INTERNAL, CheckpointManager
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.ranges import numbered, plural
+from flk_runtime.contract.options import MLFLOW, TENSORBOARD, WANDB, SinkName
+from flk_runtime.contract.quantities import numbered, plural
 from flk_runtime.contract.secrets import REDACTED, hidden, is_secret, secrets_in
-from flk_runtime.contract.sinks import MLFLOW, TENSORBOARD, WANDB, SinkName
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.ending import has_failed

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Final
 
-from flk_runtime.contract.ranges import numbered, plural
+from flk_runtime.contract.quantities import numbered, plural
 from flk_sinks.sink import Row, Sink
 
 LIMIT: Final = 10_000  # rows that wait

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.data import LoaderOptions
 from flk_runtime.discovery import discover
 from flk_runtime.distributed import parameters_in, process_group

@@ -33,10 +33,9 @@ from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk.spec.options import GROUPS, rows
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import MEANINGS, Budget, Meaning, Retry
-from flk_runtime.contract.ranges import size_text
-from flk_runtime.contract.save_interval import parse_interval
+from flk_runtime.contract.failure import MEANINGS, Budget, ExitCode, Meaning, Retry
+from flk_runtime.contract.options import parse_interval
+from flk_runtime.contract.quantities import size_text
 from flk_runtime.contract.variable import Setting, Variable
 from scripts.documentation import chart_values, promises
 from scripts.documentation.pages import GENERATED, ROOT

@@ -27,7 +27,7 @@ from flk.observe.client import JobClient
 from flk.observe.reader import view_job
 from flk.observe.resources import EVENTS, PODS, RESOURCES
 from flk_runtime.contract import user_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
 from tests.support.cause_cases import Case, Object

@@ -14,7 +14,7 @@ import torch
 from flk.jobs.profiling import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.metrics import mfu
 from tests.support.gpu import Launch, said
 from tests.support.ports import held_ports

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import ExitCode, Failure
 from tests.support.collection import for_the_soak, often
 from tests.support.pods import Pods
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from flk_runtime.contract import log_format, user_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.record import JobRecord
 from tests.support.collection import often
 from tests.support.pods import Pods

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from tests.support.collection import skip_without
 
 skip_without("accelerate")

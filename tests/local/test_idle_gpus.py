@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.contract.record import JobRecord
 from tests.support.collection import often
 

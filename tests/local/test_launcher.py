@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import log_format, pod_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from tests.support.collection import often
 from tests.support.pods import END, TRAIN, Pods
 from tests.support.processes import alive, checked

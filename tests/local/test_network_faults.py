@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from tests.support.collection import often
 from tests.support.hosts import Hosts
 from tests.support.network import network

@@ -15,7 +15,7 @@ import pytest
 from flk.jobs.profiling import read_trace, summarize
 from flk.manifest.runtime import module_source
 from flk.observe.pods import with_packages
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.profiling import ask as program
 from tests.support.collection import often
 from tests.support.install import cache, pip_install

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from tests.support.commands import WITHOUT_TORCH, Flk
 from tests.support.processes import alive, parent_of, until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.shared.memory_messages import EXCHANGE_BYTES
 from tests.support.memory import delete_pods
 from tests.support.pods import END, Pods

@@ -9,7 +9,7 @@ from typing import Any
 
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
-from flk_runtime.contract import typed
+from flk_runtime.contract import foreign
 from flk_runtime.contract.record import JobRecord
 
 _NOISE = (
@@ -71,7 +71,7 @@ def load(path: Path) -> JobView:
     around = data["surroundings"]
     for key in ("missing", "unreadable"):
         around[key] = frozenset(around[key])
-    record = typed.read(JobRecord, data["record"]) if data["record"] else None
+    record = foreign.read_typed(JobRecord, data["record"]) if data["record"] else None
     seen = Observation(data["job"], data["pods"], data["now"], events=data["events"], record=record, **around)
     return JobView(seen)
 

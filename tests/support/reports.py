@@ -11,9 +11,8 @@ from flk.manifest.commit import DIFF_LIMIT
 from flk.report.build import LINE, LINES, build
 from flk.report.model import Excerpt, Report
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import TIME_CAUSES, Attempt, Goodput, JobRecord
-from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import (
     HISTORY_LIMIT,
     GpuUsage,

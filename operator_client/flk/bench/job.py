@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from flk.errors import UsageError
 from flk.spec.job import Job
-from flk_runtime.contract.strategies import INNER_STRATEGIES, parse_strategy
+from flk_runtime.contract.options import INNER_STRATEGIES, parse_strategy
 
 
 def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) -> Job:

@@ -24,7 +24,7 @@ from flk.cli.help import Command, rows
 from flk.commands import program_name
 from flk.errors import UsageError
 from flk_runtime.contract import VERSION
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 
 # Each command with its module, its help and the section of `flk --help` in which it stands.
 COMMANDS: Final = {

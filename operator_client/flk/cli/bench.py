@@ -16,7 +16,7 @@ from flk.cli.options import Context, LoadedJob, Namespace, note, output_format, 
 from flk.errors import FlkError
 from flk.terminal import one_line, print_error
 from flk.units import bytes_text
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
     from flk.bench import BenchResult

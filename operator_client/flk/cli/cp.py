@@ -11,7 +11,7 @@ import typer
 from flk.cli.exec import Container, PodName, Rank
 from flk.cli.options import Context, Namespace, job_ref, note, open_job
 from flk.errors import UsageError
-from flk_runtime.contract.ranges import plural, size_text
+from flk_runtime.contract.quantities import plural, size_text
 
 
 def cp(

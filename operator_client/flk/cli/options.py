@@ -21,7 +21,7 @@ import typer
 from flk.cli.help import show_all
 from flk.errors import UsageError
 from flk.terminal import one_line
-from flk_runtime.contract.strategies import AUTO
+from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.user_env import MEASURED
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def note(text: str) -> None:
 
 def seconds(value: str | None, flag: str) -> int | None:
     """Return the seconds of a duration given to ``flag``; None stays None. Raises UsageError for anything else."""
-    from flk_runtime.contract.durations import parse_duration
+    from flk_runtime.contract.quantities import parse_duration
 
     return None if value is None else _checked(flag, parse_duration, value)
 

@@ -57,7 +57,7 @@ def plan(
 
 def _text(plan: Plan, *, all_rows: bool) -> list[str]:
     from flk.cli.output import table
-    from flk_runtime.contract.ranges import plural
+    from flk_runtime.contract.quantities import plural
 
     best = plan.best
     lines = [

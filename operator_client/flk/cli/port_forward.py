@@ -15,7 +15,7 @@ from flk.cli.exec import PodName, Rank
 from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import ApiError, FlkError, ForbiddenError, JobDeletedError, UsageError
 from flk.terminal import print_error
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
     from flk.kube import Access, RequestTarget

@@ -14,7 +14,7 @@ import typer
 from flk.cli.logs import parse_ranks
 from flk.cli.options import Context, JobName, Namespace, note, open_job, output_format, seconds
 from flk.errors import ApiError, FlkError, UsageError
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:
     from flk.jobs.profiling import Profiled, RankPlace

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flk.cli.output import table
 from flk.cli.screen import cut
 from flk.terminal import printable_lines
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:
     from flk.jobs.profiling import Operator, TraceSummary

@@ -10,8 +10,8 @@ import typer
 
 from flk.cli.options import LoadedJob, note, takes_job
 from flk.terminal import print_error
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 _ENDS = {int(ExitCode.DONE): "succeeded", int(ExitCode.INTERRUPTED): "was interrupted"}
 

@@ -21,7 +21,7 @@ def scale(
     none of the job's restarts and disruptions.
     """
     from flk.jobs import lifecycle
-    from flk_runtime.contract.ranges import plural
+    from flk_runtime.contract.quantities import plural
 
     client, job = open_job(job, context, namespace)
     before = lifecycle.scale(client, job, pods)

@@ -20,8 +20,8 @@ from flk.cli.options import complete_jobs, job_ref, note, valid_jobs
 from flk.commands import program_name
 from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk.terminal import print_error
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:
     from flk.observe.client import JobClient, JobRef

@@ -9,7 +9,7 @@ from flk.cli.output import table
 from flk.cli.screen import cut, phase_style, width_of, wrapped
 from flk.terminal import printable, styled
 from flk.units import short_duration
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import TIME_CAUSES, Goodput
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import typer
 
 from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, output_format, seconds, takes_job
 from flk.errors import FlkError, NoKubeconfigError, UsageError
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
-from flk_runtime.contract.strategies import AUTO
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.options import AUTO
+from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:
     from flk.jobs.submission import Submission

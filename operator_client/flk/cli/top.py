@@ -14,8 +14,8 @@ import typer
 from flk.cli.options import Context, Namespace, complete_jobs, note, open_job, output_format, valid_jobs
 from flk.cli.output import json_text
 from flk.errors import ApiError, FlkError, UsageError
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 if TYPE_CHECKING:
     from flk.cli.top_text import Line

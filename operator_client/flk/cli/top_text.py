@@ -15,7 +15,7 @@ from flk.cli.screen import cut, phase_style
 from flk.observe.progress import Progress
 from flk.terminal import printable
 from flk.units import bytes_text, short_duration
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, latest_sample
 

@@ -13,7 +13,7 @@ from flk.cli.options import Context, Namespace, Timeout, note, output_format, se
 from flk.cli.output import json_text
 from flk.cli.several import Chosen, Jobs, Selector, worst
 from flk.errors import FlkError, JobNotFoundError, UsageError
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.screen import ProgressLine

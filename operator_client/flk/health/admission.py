@@ -9,7 +9,7 @@ from typing import Final
 from flk.health.cause import Cause
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.quota import refused
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)')
 _ACCOUNT: Final = re.compile(r'error looking up service account \S+: serviceaccount "([^"]+)" not found')

@@ -8,9 +8,8 @@ from flk.health.cause import Cause, Found
 from flk.health.failure import exit_code_of
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.ranges import numbered, plural
+from flk_runtime.contract.failure import ExitCode, Failure
+from flk_runtime.contract.quantities import numbered, plural
 from flk_runtime.contract.record import Attempt
 
 FRUITLESS: Final = 3  # attempts in a row without a further step before flk says so

@@ -15,8 +15,8 @@ from flk.observe.observation import event_time, involved
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 FOR_NODES: Final = (
     "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "

@@ -15,7 +15,7 @@ from flk.observe.view import JobView
 from flk.targets.controllers import CONTROLLERS, Controller, trouble
 from flk.targets.trainjob import RUNTIME
 from flk.units import short_duration, timestamp
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 
 NAMESPACE: Final = "namespace"  # the check without which no check of a job says anything
 OLDEST_KUBERNETES: Final = (1, 25)

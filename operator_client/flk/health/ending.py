@@ -12,8 +12,7 @@ from flk.health.failure import exit_code_of, root_failure
 from flk.health.starting import LOOP, LOOP_GRACE, loop
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import ExitCode, Failure, Kind
 
 _DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b")
 _READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")

@@ -9,8 +9,7 @@ from typing import Final
 
 from flk.observe.model import PodState
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import Failure, Kind, kind_of_loss
-from flk_runtime.contract.failure_text import kind_of_text
+from flk_runtime.contract.failure import Failure, Kind, kind_of_loss, kind_of_text
 
 # torch puts the rank before each line of a traceback that ends a process.
 _PREFIX: Final = re.compile(r"\[rank\d+\]: ?")

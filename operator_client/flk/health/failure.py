@@ -12,8 +12,7 @@ from flk.observe.observation import What
 from flk.observe.pods import SIGKILLED, one_line
 from flk.observe.view import JobView
 from flk.units import timestamp
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind, kind_of_container, root_cause
+from flk_runtime.contract.failure import ExitCode, Failure, Kind, kind_of_container, root_cause
 
 _CONTAINER_ENDED: Final = re.compile(
     r"Error pod (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL

@@ -24,7 +24,7 @@ from flk.observe.model import PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView, pod_spec
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 _PULL: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
 _NAME: Final = re.compile(r'[Ii]mage "([^"]+)"')

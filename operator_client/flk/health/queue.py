@@ -14,8 +14,8 @@ from flk.observe.observation import What
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 SUSPENDED: Final = "Suspended"
 UNMANAGED_AFTER: Final = 60.0  # seconds after which Kueue, which needs one or two, has made no Workload of a job

@@ -17,7 +17,7 @@ from flk.observe.model import PodPhase
 from flk.observe.pods import one_line
 from flk.observe.view import SERVICE_REFUSED, JobView
 from flk.targets import DEFAULT
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 EXCEEDED: Final = "QuotaExceeded"
 _QUOTA: Final = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+?),?(?:\s|$)")

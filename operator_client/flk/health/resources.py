@@ -14,7 +14,7 @@ from flk.observe.needs import volume_name
 from flk.observe.pods import claims_of
 from flk.observe.view import JobView
 from flk.units import parse_quantity
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 Amounts = dict[str, float]  # by resource name; cores, bytes or a number
 # Taints of nodes that report a fault: of NVSentinel, and as its guides name them.

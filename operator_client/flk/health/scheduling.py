@@ -31,7 +31,7 @@ from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import conditions, phase_of
 from flk.observe.view import JobView, pod_spec
 from flk.units import created_at
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control planes begin

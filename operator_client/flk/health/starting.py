@@ -28,8 +28,8 @@ from flk.observe.pods import one_line
 from flk.observe.view import JobView, Recreation
 from flk.units import short_duration, timestamp
 from flk_runtime.contract import user_env
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 _ROOT: Final = re.compile(
     r"runAsNonRoot and image (?:will run as root|has non-numeric user)|runAsUser breaks non-root policy"

@@ -15,7 +15,7 @@ from flk.observe.model import Evidence, Finding, PodState
 from flk.observe.observation import event_time, involved
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
-from flk_runtime.contract.ranges import numbered, plural
+from flk_runtime.contract.quantities import numbered, plural
 
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted

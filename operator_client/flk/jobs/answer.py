@@ -39,7 +39,7 @@ from flk.observe.view import JobView
 from flk.targets import target_of
 from flk.units import short_duration
 from flk.user_files import state_folder, write_whole
-from flk_runtime.contract import foreign, typed
+from flk_runtime.contract import foreign
 from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.secrets import hidden
 
@@ -81,7 +81,7 @@ class Answer:
 class _Kept:
     """The content of a file."""
 
-    time: typed.Time
+    time: foreign.Time
     state: State
     report: Diagnosis
     pods: list[str]

@@ -14,7 +14,7 @@ from flk.jobs.wait import follow_states
 from flk.observe.client import JobClient
 from flk.observe.model import PodPhase
 from flk.observe.observation import event_time
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.telemetry import Telemetry
 
 EVERY: Final = 2.0  # seconds between two reads of the telemetry

@@ -33,7 +33,7 @@ from flk.spec.job import Job
 from flk.targets import target_of
 from flk.targets.gang import GANGS, NONE
 from flk.targets.trainjob import RUNTIME
-from flk_runtime.contract.strategies import AUTO
+from flk_runtime.contract.options import AUTO
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from flk.observe.client import JobClient
 from flk.observe.pods import has_log, launcher_command, phase_of, training_container
 from flk.observe.progress import read_telemetry_of
 from flk.observe.reader import find_record
-from flk_runtime.contract import foreign, telemetry_archive
+from flk_runtime.contract import foreign
 from flk_runtime.contract.log_format import parse_telemetry
-from flk_runtime.contract.telemetry import Telemetry
+from flk_runtime.contract.telemetry import Telemetry, unpack_telemetry
 
 _LINES: Final = 20_000  # last lines of the log that are read
 
@@ -45,7 +45,7 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
         except FlkError:  # without the rights to pods/exec, or the launcher has just ended
             pass
     seen = find_record(client, job, uid)
-    if seen and seen.entry and (kept := telemetry_archive.unpack(seen.entry.telemetry)):
+    if seen and seen.entry and (kept := unpack_telemetry(seen.entry.telemetry)):
         return _with_image(kept, first)
     if missing and not (seen and seen.entry):
         raise missing
@@ -53,7 +53,7 @@ def read_telemetry(client: JobClient, job: str) -> Telemetry:
     if first is not None and has_log(first):
         lines = client.last_lines(first, _LINES, timestamps=True)
     packed = next(filter(None, (parse_telemetry(line.partition(" ")[2]) for line in reversed(lines))), "")
-    return _with_image(telemetry_archive.unpack(packed) or read_telemetry_of(lines, client.now()), first)
+    return _with_image(unpack_telemetry(packed) or read_telemetry_of(lines, client.now()), first)
 
 
 def _measured(client: JobClient, pod: Object) -> Telemetry:

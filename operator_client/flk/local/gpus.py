@@ -8,8 +8,8 @@ from pathlib import Path
 
 from flk.errors import UsageError
 from flk.spec.job import Job
-from flk_runtime.contract.platform import VISIBLE_GPUS, gpu_names
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.pod_layout import VISIBLE_GPUS, gpu_names
+from flk_runtime.contract.quantities import plural
 
 _WSL = Path("/dev/dxg")  # the device of all GPUs where Linux runs in Windows
 

@@ -26,9 +26,9 @@ from flk.local.python import interpreter
 from flk.local.shown import Shown
 from flk.local.variables import free_port, launcher_variables
 from flk.spec.job import Job
-from flk_runtime.contract import platform, pod_env, pod_layout, user_env
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -104,7 +104,7 @@ class LocalRun:
         if self._known_gpus:
             values[pod_env.GPUS] = str(self._known_gpus)
         if self._gpus:
-            values[platform.VISIBLE_GPUS] = self._gpus[index]
+            values[pod_layout.VISIBLE_GPUS] = self._gpus[index]
         # In a session of its own, so that the terminal's Ctrl-C reaches only flk, which forwards it once.
         process = subprocess.Popen(
             [self._python[0], "-u", "-m", "flk_runtime", "--", *self._job.command],

@@ -9,11 +9,10 @@ from typing import Final
 
 from flk.errors import JobFailedError
 from flk.units import short_duration
-from flk_runtime.contract import metrics_line
-from flk_runtime.contract.log_format import is_record, parse_record, parse_telemetry
-from flk_runtime.contract.metrics_line import AT, TOTALS, MetricsLine
+from flk_runtime.contract import log_format
+from flk_runtime.contract.log_format import MADE_AT, TOTAL_NAMES, MetricsLine, is_record, parse_record, parse_telemetry
 from flk_runtime.contract.record import JobRecord
-from flk_runtime.contract.telemetry_archive import unpack
+from flk_runtime.contract.telemetry import unpack_telemetry
 
 _METRICS: Final = re.compile(r"(\[ranks? [\d,-]+\] )?(\{.*\})")
 _SAID_AT_THE_END: Final = re.compile(r"\[pod \d+\] (?:failed: |attempt \d+ ended: )")
@@ -34,7 +33,7 @@ class MetricsText:
     def text(self, line: str) -> str | None:
         """Return a line of a log, which may begin with its rank, for people; None if it has no metrics."""
         match = _METRICS.fullmatch(line)
-        metrics = metrics_line.parse(match[2]) if match else None
+        metrics = log_format.parse_metrics(match[2]) if match else None
         return f"{match[1] or ''}{self._of(metrics, match[2])}" if match and metrics else None
 
     def _of(self, metrics: MetricsLine, written: str) -> str:
@@ -43,7 +42,7 @@ class MetricsText:
         self.total = metrics.total or self.total
         parts = [f"step {metrics.step}" + (f" of {self.total} ({metrics.step / self.total:.0%})" if self.total else "")]
         values = json.loads(written)
-        for name in ("step", *TOTALS, AT):
+        for name in ("step", *TOTAL_NAMES, MADE_AT):
             values.pop(name, None)
         for name, value in values.items():
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -77,7 +76,7 @@ class Shown:
             record = parse_record(text)
             if record and not (self.record and self.record.outcome == "failed"):
                 self.record = record
-            telemetry = unpack(parse_telemetry(text))
+            telemetry = unpack_telemetry(parse_telemetry(text))
             self._metrics.total = (telemetry and telemetry.total_steps) or self._metrics.total
             return None
         shown = self._metrics.text(text)

@@ -18,7 +18,7 @@ from flk.manifest.environment import environment
 from flk.spec.diloco import HUB_MODULE
 from flk.spec.job import Job
 from flk_runtime.contract import pod_env, pod_layout, user_env
-from flk_runtime.contract.strategies import DILOCO
+from flk_runtime.contract.options import DILOCO
 
 
 def launcher_variables(job: Job, folder: Path, scratch: Path, python: tuple[str, str]) -> dict[str, str]:

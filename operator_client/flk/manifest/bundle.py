@@ -21,7 +21,7 @@ from flk.errors import UsageError
 from flk.manifest.files import parsed, select_files, unreadable
 from flk.manifest.runtime import runtime_archive
 from flk.spec.job import Job
-from flk_runtime.contract.ranges import size_text
+from flk_runtime.contract.quantities import size_text
 
 SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigMaps
 RAW_LIMIT: Final = 64 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain

@@ -10,8 +10,8 @@ from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk.spec.options import rows
 from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract.options import DILOCO
 from flk_runtime.contract.secrets import names_secret
-from flk_runtime.contract.strategies import DILOCO
 
 
 def environment(job: Job) -> dict[str, str]:

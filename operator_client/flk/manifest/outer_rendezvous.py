@@ -8,7 +8,7 @@ from flk.spec.diloco import HUB_MODULE, TLS_FOLDER, DiLoCo
 from flk.spec.job import Job
 from flk.targets import Target
 from flk_runtime.contract import pod_env, pod_layout
-from flk_runtime.contract.strategies import DILOCO
+from flk_runtime.contract.options import DILOCO
 
 _VOLUME = "hub"
 

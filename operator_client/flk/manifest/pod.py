@@ -23,8 +23,8 @@ from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.options import AUTO
 from flk_runtime.contract.record import JobRecord
-from flk_runtime.contract.strategies import AUTO
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
 LAUNCHER_GRACE: Final = 5  # seconds after the ranks' grace period in which the launcher ends them and reports

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from flk.units import timestamp
-from flk_runtime.contract import metrics_line
-from flk_runtime.contract.metrics_line import MetricsLine
-from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, overlaid
-from flk_runtime.contract.telemetry_archive import thinned
+from flk_runtime.contract import log_format
+from flk_runtime.contract.log_format import MetricsLine
+from flk_runtime.contract.telemetry import HISTORY_LIMIT, Sample, Telemetry, overlaid, thinned
 
 _METRICS: Final = re.compile(
     r"(?P<time>[-\dT:]+(?:\.\d{1,6})?)\d*Z (?:\[rank (?P<rank>\d{1,9})\] )?(?P<json>\{.*\})\s*"
@@ -44,7 +43,7 @@ class Progress:
 def read_progress(lines: Sequence[str]) -> list[Progress]:
     """Return the progress of the ranks whose metrics are among lines of a log, each of which begins with its time.
 
-    A line of metrics is as `flk_runtime.contract.metrics_line` says.
+    A line of metrics is as `flk_runtime.contract.log_format` says.
     """
     last: dict[int, Progress] = {}
     for line in lines:
@@ -87,7 +86,7 @@ def read_telemetry_of(lines: Sequence[str], now: float) -> Telemetry:
 def _read(line: str) -> tuple[float, int, MetricsLine] | None:
     """Return the time in seconds since the epoch, the rank and the metrics of a line of a log; None without metrics."""
     match = _METRICS.fullmatch(line.rstrip())
-    found = metrics_line.parse(match["json"]) if match else None
+    found = log_format.parse_metrics(match["json"]) if match else None
     return (found.time(timestamp(match["time"] + "Z")), int(match["rank"] or 0), found) if match and found else None
 
 

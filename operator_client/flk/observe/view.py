@@ -34,7 +34,7 @@ from flk.units import created_at, timestamp
 from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
-from flk_runtime.contract.ranges import parse_ranges
+from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, QuarantinedNode, SlowRank, Standstill
 from flk_runtime.contract.user_env import JOB, WORKERS
 

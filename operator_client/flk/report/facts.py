@@ -6,7 +6,7 @@ from statistics import median
 
 from flk.report.model import Report
 from flk.units import short_duration
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.telemetry import Telemetry, latest_sample
 
 

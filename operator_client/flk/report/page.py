@@ -17,7 +17,7 @@ from flk.report.charts import Chart, charts_of
 from flk.report.facts import facts_of
 from flk.report.model import Report
 from flk.units import short_duration
-from flk_runtime.contract.ranges import size_text
+from flk_runtime.contract.quantities import size_text
 from flk_runtime.contract.record import TIME_CAUSES
 
 MARK: Final = "<!-- made by flk report -->"  # after the type of the document: flk replaces only files that have it

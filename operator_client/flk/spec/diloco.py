@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, model_validator
 
 from flk.spec.fields import ObjectName, OneOf, Seconds, SecretKey, Strategy, StrictModel
-from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES
+from flk_runtime.contract.options import INNER_STRATEGIES, OUTER_DTYPES
 
 HUB_MODULE: Final = "flk_diloco"  # program of the extension that is the hub
 TLS_FOLDER: Final = "/flk/hub"  # mount path of the Secret that `tls` names

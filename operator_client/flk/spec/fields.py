@@ -29,13 +29,18 @@ from flk.spec import mounts, names, packages
 from flk.spec.fabric import fabrics
 from flk.spec.gpus import gpu_types
 from flk.spec.validation import usage_error
-from flk_runtime.contract import durations
-from flk_runtime.contract.hang_timeout import parse_hang_timeout
+from flk_runtime.contract import quantities
+from flk_runtime.contract.options import (
+    AUTO,
+    MOST_STEPS,
+    STRATEGIES,
+    check_interval,
+    parse_hang_timeout,
+    parse_sinks,
+    parse_strategy,
+)
 from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.pod_layout import is_address
-from flk_runtime.contract.save_interval import MOST, check_interval
-from flk_runtime.contract.sinks import parse_sinks
-from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
 from flk_runtime.contract.variable import words
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
@@ -125,7 +130,7 @@ def _number_as_text(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    seconds = durations.parse_duration(value) if isinstance(value, str) else value
+    seconds = quantities.parse_duration(value) if isinstance(value, str) else value
     if seconds == 0:
         raise ValueError(f"must be at least one second (is {value!r})")
     return seconds
@@ -218,21 +223,21 @@ Memory = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.m
 Seconds = Annotated[
     int,
     BeforeValidator(_seconds),
-    Field(ge=1, le=durations.LONGEST),
+    Field(ge=1, le=quantities.LONGEST),
     PlainSerializer(units.duration_text, return_type=str),
-    WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "maximum": durations.LONGEST}),
+    WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "maximum": quantities.LONGEST}),
 ]
 HangTimeout = Annotated[
     str,
     PlainValidator(_hang_timeout),
-    WithJsonSchema({"type": ["string", "integer"], "exclusiveMinimum": -1, "maximum": durations.LONGEST}),
+    WithJsonSchema({"type": ["string", "integer"], "exclusiveMinimum": -1, "maximum": quantities.LONGEST}),
 ]
 MemoryPath = Annotated[str, AfterValidator(names.memory_path)]
 Sinks = Annotated[str, AfterValidator(_sinks)]
 SaveEvery = Annotated[
     int | str,
     PlainValidator(_save_every),
-    WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": MOST}]}),
+    WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": MOST_STEPS}]}),
 ]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
 FabricName = Annotated[str, OneOf(*fabrics())]

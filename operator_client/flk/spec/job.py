@@ -18,8 +18,7 @@ from flk.spec.fields import DEFAULT_TARGET, Elastic
 from flk.spec.table import JobOptions
 from flk.spec.validation import usage_error
 from flk_runtime.contract import VERSION, user_env
-from flk_runtime.contract.preflight import parse_preflight
-from flk_runtime.contract.strategies import DILOCO
+from flk_runtime.contract.options import DILOCO, parse_preflight
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 # The job is recorded in an annotation of its object in the cluster, and all annotations of one may have 256 KiB.

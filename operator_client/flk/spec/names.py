@@ -17,8 +17,8 @@ from typing import Final
 
 from flk import labels
 from flk_runtime.contract import user_env
-from flk_runtime.contract.ranges import plural
-from flk_runtime.contract.strategies import AUTO
+from flk_runtime.contract.options import AUTO
+from flk_runtime.contract.quantities import plural
 
 LABEL_LIMIT: Final = 63  # characters of a DNS label, of a label's value and of a service's name
 MEMORY_PATH_LIMIT: Final = 64  # the path of a socket may have 107

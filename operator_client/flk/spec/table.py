@@ -51,7 +51,7 @@ from flk.spec.options import Form, Option
 from flk.spec.parts import Nodes, PodSettings, Resources
 from flk.units import duration_text
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.strategies import STRATEGIES
+from flk_runtime.contract.options import STRATEGIES
 
 _GRACE: Final = duration_text(int(pod_env.GRACE.default))
 MOST_REPLICAS: Final = 100_000  # an indexed Job has at most so many pods; a cluster, 150,000

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from flk.errors import UsageError
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 _WRONG_TYPES: Final = {
     "int_type": "must be a whole number",

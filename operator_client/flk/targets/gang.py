@@ -11,7 +11,7 @@ from flk.errors import UsageError
 from flk.spec.names import split_topology
 from flk.targets.model import MOST_PODS, Object
 from flk_runtime.contract import foreign
-from flk_runtime.contract.strategies import AUTO
+from flk_runtime.contract.options import AUTO
 
 if TYPE_CHECKING:
     from flk.spec.job import Job

@@ -19,7 +19,7 @@ from flk_plan.automatic import run_plan
 from flk_plan.bench.cases import Cases, Ended
 from flk_plan.bench.transport import transport, warning
 from flk_runtime.contract import log_format, user_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.preflight.bootstrap import connect_store

@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime.contract.failure_text import kind_of_text
+from flk_runtime.contract.failure import kind_of_text
 from flk_runtime.discovery import RankInfo
 from flk_runtime.shared.progress import heartbeat
 from flk_runtime.system import trial

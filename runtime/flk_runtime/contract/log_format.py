@@ -1,10 +1,17 @@
-"""Format of the pods' logs: the prefixes of lines, and the lines that are for programs."""
+"""Format of the pods' logs: the prefixes of lines, the lines that are for programs, and lines of metrics.
+
+A line of metrics is an object of JSON with a whole number ``step``, as `flk_runtime.Run` and many scripts print it.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
+from flk_runtime.contract import foreign
 from flk_runtime.contract.record import JobRecord
 
 LAUNCHER_PREFIX: Final = "[pod {index}] "
@@ -32,7 +39,7 @@ def parse_attempt(line: str) -> int | None:
 
 
 def parse_telemetry(line: str) -> str:
-    """The telemetry, as `telemetry_archive.pack` writes it, that a line of a pod's log contains; empty for others."""
+    """The telemetry, as `telemetry.pack_telemetry` writes it, that a line of a pod's log contains; empty for others."""
     match = _TELEMETRY_LINE.match(line)
     return line[match.end() :] if match else ""
 
@@ -40,3 +47,69 @@ def parse_telemetry(line: str) -> str:
 def is_record(line: str) -> bool:
     """Return whether a line of a pod's log is for programs: a job record, telemetry or the mark of an attempt."""
     return any(pattern.match(line) for pattern in (_RECORD_LINE, _ATTEMPT_LINE, _TELEMETRY_LINE))
+
+
+TOTAL_NAMES: Final = ("total", "total_steps", "steps", "max_steps")  # keys with the number of steps of the whole job
+MADE_AT: Final = "at"  # key with the time at which a line was made that is printed later, in seconds since the epoch
+_LONGEST: Final = 300.0  # seconds that such a line may wait: a script may mean something else by its name
+_MEASURED: Final = ("loss", "samples_per_s", "tokens_per_s", "mfu", "communication", "data_wait")
+_NOT_FINITE: Final = ("nan", "inf", "-inf", "NaN", "Infinity", "-Infinity")  # as strings: JSON has no such numbers
+_LARGEST_COUNT: Final = 1 << 53  # a larger number is no count of steps
+
+
+@dataclass(frozen=True)
+class MetricsLine:
+    """What one line of metrics says. A value that it does not say is None."""
+
+    step: int
+    total: int | None = None  # steps of the whole job
+    loss: float | None = None
+    samples_per_s: float | None = None  # of all ranks together
+    tokens_per_s: float | None = None
+    mfu: float | None = None  # model FLOPs utilisation, from 0 to 1, as the shares
+    communication: float | None = None  # share of the time in which a collective was under way
+    data_wait: float | None = None  # share of the time in which the rank waited for data
+    at: float | None = None  # when it was made, in seconds since the epoch, if it was printed later
+
+    def time(self, printed: float) -> float:
+        """When it was made, if it was ``printed`` at this time, both in seconds since the epoch."""
+        return self.at if self.at is not None and 0 <= printed - self.at < _LONGEST else printed
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The finite values, by the names of their fields, which `telemetry.Sample` has too."""
+        found = {name: getattr(self, name) for name in _MEASURED}
+        return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+    def diverged(self, before: int | None) -> int | None:
+        """The step since which the loss is infinite or no number. ``before`` is that after the line before."""
+        if self.loss is None:
+            return before
+        return None if math.isfinite(self.loss) else self.step if before is None else before
+
+
+def parse_metrics(line: str | bytes) -> MetricsLine | None:
+    """The metrics of a line without a prefix; None if it has none."""
+    start, key = ("{", '"step"') if isinstance(line, str) else (b"{", b'"step"')
+    if not line.startswith(start) or key not in line:  # type: ignore[arg-type,operator]  # both are of one type
+        return None
+    try:
+        values = json.loads(line)
+    except foreign.ERRORS:  # not by foreign.parse: Python writes a loss of NaN as it stands
+        return None
+    step = _count(values.get("step"))
+    if step is None:
+        return None
+    total = next((count for name in TOTAL_NAMES if (count := _count(values.get(name))) is not None), None)
+    names = ("loss", "samples_per_s", "tokens_per_s", "mfu", "comm", "data_wait", MADE_AT)
+    return MetricsLine(step, total, *(_number(values.get(name)) for name in names))
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and abs(value) < _LARGEST_COUNT else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return float(value)
+    return float(value) if type(value) is float or (type(value) is int and abs(value) < _LARGEST_COUNT) else None

@@ -1,8 +1,9 @@
-"""Paths, ports and names in a pod, and keys of the ConfigMaps that are mounted there."""
+"""A pod: its paths, ports and names, the keys of ConfigMaps that are mounted there, and the machine of a process."""
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import Final
 
 RDZV_PORT: Final = 29400
@@ -53,3 +54,14 @@ def is_of_pod(place: str | None) -> bool:
 def on_volume(checkpoint: str) -> str:
     """The folder of a job's checkpoints (FLK_CHECKPOINT) if it outlives the pods; else empty, as in S3."""
     return "" if is_address(checkpoint) or is_of_pod(checkpoint) else checkpoint
+
+
+LINUX = sys.platform == "linux"
+"""Whether this is Linux. Elsewhere there is no /proc, and ranks are new processes, since a fork may end in macOS's
+libraries."""
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # the variable that names the GPUs that a process may use
+
+
+def gpu_names(visible: str) -> list[str]:
+    """Return the numbers and UUIDs of the GPUs that a value of VISIBLE_GPUS names; -1 names none."""
+    return [name for name in map(str.strip, visible.split(",")) if name not in ("", "-1")]

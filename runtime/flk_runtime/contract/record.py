@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 from flk_runtime.contract import foreign
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.ranges import check_pods
-from flk_runtime.contract.typed import AtMost, Count, Pods, Processes, Seconds, Time
+from flk_runtime.contract.foreign import AtMost, Count, Pods, Processes, Seconds, Time
+from flk_runtime.contract.quantities import check_pods
 
 _KEPT_RECORD_LIMIT = 10_000  # bytes
 _FEW: Final = AtMost(1_000)  # a reader may make a row for each
@@ -199,7 +199,7 @@ class ArchivedRecord:
     step: int | None = None  # optimizer steps that the first rank of pod 0 has done; None: unknown
     step_seconds: Seconds | None = None  # mean duration of its steps
     lines: Annotated[list[str], _FEW] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
-    telemetry: str = ""  # as flk_runtime.contract.telemetry_archive packs it; empty: none is known
+    telemetry: str = ""  # as flk_runtime.contract.telemetry packs it; empty: none is known
     start: Time = 0.0  # when the job was started or resumed, as its pods were told (FLK_STARTED); 0: they were not
 
     @property

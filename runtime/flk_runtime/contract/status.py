@@ -1,17 +1,34 @@
-"""RankStatus: all that is known of one rank at one moment. It is made once and read by all that show or judge ranks.
+"""RankStatus: all that is known of one rank at one moment, with its `Phase`. It is made once and read by all.
 
 The launcher of the rank makes it of the rank's progress page (`flk_runtime.launcher.hangs.watch`). It travels with the
 heartbeat; the leader keeps the latest one of each rank. From it hangs and slow ranks are found, and from it `flk top`,
-the metrics page and the record say how far the job is.
+the metrics page and the record say how far the job is. Phases are also written in hang timeouts of users
+(``step=5m``) and in records, so their values stay as they are.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from flk_runtime.contract.phase import Phase
+
+class Phase(str, enum.Enum):
+    """The phase of a rank, as far as flk's library knows. A script without it stays in STARTING until it trains."""
+
+    STARTING = "start"  # the script has not called `flk_runtime.init`, and perhaps never does
+    RENDEZVOUS = "rendezvous"  # the ranks meet, compare their settings and open the process group
+    FIRST_STEP = "first-step"  # torch compiles, kernels are tuned, datasets are opened
+    TRAINING = "step"
+    EVALUATING = "evaluation"  # a loop over the loader of `Run.evaluation`, or inside `Loop.evaluating`
+    SAVING = "save"  # a checkpoint
+    RESTORING = "restore"  # a checkpoint
+    MEETING = "round"  # with the other workers of strategy diloco
+
+    def __str__(self) -> str:
+        return str(self.value)
+
 
 NEVER: Final = 1e9  # seconds since something that has not happened
 NO_STEP: Final = -1

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from flk_runtime.contract.hang_timeout import parse_hang_timeout
-from flk_runtime.contract.preflight import parse_preflight
-from flk_runtime.contract.save_interval import parse_interval
-from flk_runtime.contract.strategies import AUTO
+from flk_runtime.contract.options import AUTO, parse_hang_timeout, parse_interval, parse_preflight
 from flk_runtime.contract.variable import Setting, Variable, choice, integer, number, size
 
 # A row for each variable: its name, what it means, its default, and how its text is read.

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.contract.ranges import numbered
+from flk_runtime.contract.quantities import numbered
 from flk_runtime.distributed.process_group import all_gather, comm_device, maximum
 from flk_runtime.errors import SetupError
 from flk_runtime.system import device as devices

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import SOURCES, JobRecord
 from flk_runtime.launcher.control import Control
 from flk_runtime.launcher.hangs.watch import Watch

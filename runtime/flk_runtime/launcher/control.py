@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.launcher.hangs import diagnosis
 from flk_runtime.wire import serve
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from flk_runtime.contract import platform, pod_env, pod_layout, user_env
+from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.secrets import secrets_in
 from flk_runtime.contract.variable import T, Variable
 from flk_runtime.errors import SetupError, setting
@@ -233,7 +233,7 @@ class Settings:
             limits=Limits(**_values(Limits, value), retry_same=bool(value(user_env.RETRY_SAME_FAILURE))),
             join_timeout=min(join_timeout, deadline or join_timeout),
             health="health" not in value(user_env.PREFLIGHT),
-            fork=value(user_env.START) == "fork" and platform.LINUX,
+            fork=value(user_env.START) == "fork" and pod_layout.LINUX,
             work=value(pod_env.WORK) or os.getcwd(),
             volume=pod_layout.on_volume(value(user_env.CHECKPOINT)),
         )

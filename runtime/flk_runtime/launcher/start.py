@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from flk_runtime.contract import log_format, pod_env, pod_layout, user_env
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode, Failure
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.secrets import hidden, secrets_in
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher import coordinator

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.strategies import parse_strategy
+from flk_runtime.contract.options import parse_strategy
 from flk_runtime.contract.variable import is_count
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel.blocks import find_blocks, sharded_units

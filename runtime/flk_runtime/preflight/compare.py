@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
-from flk_runtime.contract.ranges import numbered, often, plural, size_text
+from flk_runtime.contract.quantities import numbered, often, plural, size_text
 from flk_runtime.preflight.report import SHM, RankReport
 
 DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default

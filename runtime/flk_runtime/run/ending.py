@@ -12,7 +12,7 @@ from multiprocessing.util import Finalize
 from typing import Final
 
 from flk_runtime.checkpoint.manager import CheckpointManager
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.run.process import Training, current
 from flk_runtime.shared import failure_report
 

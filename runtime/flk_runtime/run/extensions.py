@@ -16,7 +16,7 @@ import torch
 
 from flk_runtime.checkpoint import CheckpointManager
 from flk_runtime.contract import user_env
-from flk_runtime.contract.strategies import AUTO, DILOCO
+from flk_runtime.contract.options import AUTO, DILOCO
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError, setting
 from flk_runtime.parallel import ParallelModel

@@ -11,8 +11,7 @@ import torch
 
 from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
-from flk_runtime.contract.save_interval import check_interval
+from flk_runtime.contract.options import PREFLIGHT_CHECKS, check_interval
 from flk_runtime.contract.variable import Variable, is_count
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError, setting

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, SupportsFloat
 import torch
 
 from flk_runtime.checkpoint.interval import FixedInterval
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.extensions import OuterLoop

@@ -15,10 +15,9 @@ import types
 from typing import Any
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.failure import Kind, kind_of_loss
-from flk_runtime.contract.failure_text import kind_of_text, with_advice
+from flk_runtime.contract.failure import Kind, kind_of_loss, kind_of_text, with_advice
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.system import faults, host
 from flk_runtime.system.text import last_exception, text_of

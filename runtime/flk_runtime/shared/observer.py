@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flk_runtime.contract import platform, pod_env
+from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.shared.progress import Phase, ProgressPage, own_page
 from flk_runtime.system import torch_private
 from flk_runtime.wire import Registry, accept
@@ -85,7 +85,7 @@ def start() -> None:
         return
     others = signal.valid_signals() - set(_FAULTS)
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        if platform.LINUX:  # elsewhere there is no such signal, and the socket tells the stacks of Python
+        if pod_layout.LINUX:  # elsewhere there is no such signal, and the socket tells the stacks of Python
             # The descriptor stays open until the process ends. Processes that are forked from this one write there too.
             stacks = os.open(path + STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             faulthandler.register(stack_signal(), file=stacks, all_threads=True)
@@ -121,7 +121,7 @@ def _short_path(path: str) -> Iterator[str]:
 
     Without /proc it is the path itself.
     """
-    if not platform.LINUX:
+    if not pod_layout.LINUX:
         yield path
         return
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.phase import Phase as Phase
+from flk_runtime.contract.status import Phase as Phase
 
 _SIZE: Final = mmap.PAGESIZE
 _POLL: Final = 0.002  # seconds between two looks of a rank that waits

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.variable import VariableError
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.failure import Kind
-from flk_runtime.contract.failure_text import kind_of_text
+from flk_runtime.contract.failure import Kind, kind_of_text
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system.text import text_of
 

@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from flk_runtime.contract import platform
+from flk_runtime.contract import pod_layout
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_SIOCGIFADDR = 0x8915 if platform.LINUX else 0xC0206921
+_SIOCGIFADDR = 0x8915 if pod_layout.LINUX else 0xC0206921
 _LOOK_AT_PARENT = 0.5  # seconds, where the kernel does not tell that it has ended
 _OPEN_FILES = 1 << 20  # a process needs no more, and some programs close all descriptors below the limit
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
@@ -34,7 +34,7 @@ _ROUNDS = 10  # of killing the processes that a process group has started meanwh
 
 def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Number of CPUs that this container may use: its affinity, or its CPU limit rounded up if that is less."""
-    count = len(os.sched_getaffinity(0)) if platform.LINUX else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if pod_layout.LINUX else os.cpu_count() or 1
     limit = cpu_limit(root)
     return count if limit is None else min(count, max(1, math.ceil(limit)))
 
@@ -52,7 +52,7 @@ def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 # They hide GPUs from a process: NVIDIA's, and AMD's from the most to the least specific.
-VISIBLE_DEVICES: Final = (platform.VISIBLE_GPUS, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+VISIBLE_DEVICES: Final = (pod_layout.VISIBLE_GPUS, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def visible_devices(environ: Mapping[str, str]) -> tuple[str, str | None]:
@@ -68,7 +68,7 @@ def gpu_count(environ: Mapping[str, str] = os.environ, devices: Path = Path("/de
     """
     _, visible = visible_devices(environ)
     if visible is not None:
-        return len(platform.gpu_names(visible))
+        return len(pod_layout.gpu_names(visible))
     nvidia = list(devices.glob("nvidia[0-9]*"))
     return len(nvidia) if nvidia or not (devices / "kfd").exists() else len(list(devices.glob("dri/renderD*")))
 
@@ -86,7 +86,7 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/meminfo")) -> int:
     """Bytes of memory that this container may use: its limit, or the memory of the machine if that is less."""
-    if not platform.LINUX:
+    if not pod_layout.LINUX:
         return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
     total = int(re.search(r"MemTotal:\s+(\d+) kB", info.read_text())[1]) << 10  # type: ignore[index]
     for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # cgroup v2 ("max": none), v1
@@ -208,7 +208,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
     Elsewhere than on Linux a thread does it, which a process that is executed in the place of this one has not.
     """
-    if platform.LINUX:
+    if pod_layout.LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     else:
         threading.Thread(target=_watch_parent, args=(parent, number), name="flk-parent", daemon=True).start()
@@ -228,7 +228,7 @@ def reap_orphans(keep: Callable[[], Collection[int]] = list) -> None:
     ``keep`` returns processes that others in this process wait for. If one of them has ended, the rest is left for
     later.
     """
-    if not platform.LINUX:
+    if not pod_layout.LINUX:
         return  # it has adopted none
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -240,13 +240,13 @@ def reap_orphans(keep: Callable[[], Collection[int]] = list) -> None:
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, as process 1 does (Linux only)."""
-    if platform.LINUX:
+    if pod_layout.LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def name_process(name: str) -> None:
     """Name this thread, the main one of a process, with up to 15 bytes, which top and ``ps -A`` show (Linux only)."""
-    if platform.LINUX:
+    if pod_layout.LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode())
 
 
@@ -301,7 +301,7 @@ def kill_adopted(keep: Callable[[], Iterable[int]], *, spare_trackers: bool) -> 
 def children() -> set[int]:
     """The child processes of this process, as far as /proc shows them (Linux with CONFIG_PROC_CHILDREN)."""
     found: set[int] = set()
-    if not platform.LINUX:
+    if not pod_layout.LINUX:
         return found
     for thread in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """Sets of messages: each message is a dataclass, and travels as JSON with the name of its class.
 
-What is read is checked against the annotations of the class (`flk_runtime.contract.typed`). `Done`, `Failed` and
+What is read is checked against the annotations of the class (`flk_runtime.contract.foreign`). `Done`, `Failed` and
 `Refused` are in several sets.
 """
 

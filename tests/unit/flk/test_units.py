@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk import units
-from flk_runtime.contract import durations
+from flk_runtime.contract import quantities
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_cpu_is_refused_as_a_number_of_cores(text: str) -> None:
         units.cpu(text)
 
 
-@given(st.integers(0, durations.LONGEST))
+@given(st.integers(0, quantities.LONGEST))
 def test_a_written_duration_reads_the_same(seconds: int) -> None:
-    assert durations.parse_duration(units.duration_text(seconds)) == seconds
+    assert quantities.parse_duration(units.duration_text(seconds)) == seconds
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_diloco.messages import MESSAGES as diloco
-from flk_runtime.contract import log_format, metrics_line, telemetry_archive
+from flk_runtime.contract import log_format
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import (
     ArchivedRecord,
@@ -32,7 +32,7 @@ from flk_runtime.contract.record import (
     SlowRank,
     Standstill,
 )
-from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry
+from flk_runtime.contract.telemetry import PodUsage, Sample, Telemetry, pack_telemetry, unpack_telemetry
 from flk_runtime.launcher.processes.rank_failure import from_report
 from flk_runtime.launcher.records.history import former_attempts
 from flk_runtime.launcher.records.ledger import Ledger
@@ -57,7 +57,7 @@ RECORD = JobRecord(
     goodput=Goodput(9.5, {"computing": 7.0, "starting": 1.5}, 1, 7),
 )
 TELEMETRY = Telemetry(9.0, 0, 100, [Sample(1.0, 0, 3, loss=2.0)], pods=[PodUsage(0, "gpt-worker-0", "n", 1.0)])
-ENTRY = ArchivedRecord("gpt", "uid", 2, 4, 1e9, 1e9, RECORD, 7, 0.1, ["x"], telemetry_archive.pack(TELEMETRY))
+ENTRY = ArchivedRecord("gpt", "uid", 2, 4, 1e9, 1e9, RECORD, 7, 0.1, ["x"], pack_telemetry(TELEMETRY))
 LINE = {"step": 3, "total": 10, "loss": 0.5, "progress": 30, "eta_s": 7, "at": 1e9, "mfu": 0.1}
 REPORT = {"type": "ValueError", "message": "no label", "traceback": "x", "kind": "exception", "time": 1e9}
 
@@ -74,7 +74,7 @@ def use_entry(text: str) -> None:
     entry = ArchivedRecord.from_json(text)
     if entry:
         former_attempts(entry, "gpt-worker-0", entry.start)
-        telemetry_archive.unpack(entry.telemetry)
+        unpack_telemetry(entry.telemetry)
         entry.to_json()
 
 
@@ -89,13 +89,13 @@ def use_file(text: str) -> None:
 
 
 def use_telemetry(text: str) -> None:
-    telemetry_archive.unpack(text)
-    telemetry_archive.unpack(base64.b64encode(zlib.compress(text.encode(errors="surrogatepass"))).decode())
+    unpack_telemetry(text)
+    unpack_telemetry(base64.b64encode(zlib.compress(text.encode(errors="surrogatepass"))).decode())
 
 
 def use_line(text: str) -> None:
     for line in (text, text.encode(errors="surrogatepass")):
-        found = metrics_line.parse(line)
+        found = log_format.parse_metrics(line)
         if found:
             _ = found.measured, found.diverged(None), found.time(1e9)
 

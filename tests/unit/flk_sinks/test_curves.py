@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.sinks import SinkName
+from flk_runtime.contract.options import SinkName
 from flk_runtime.run.lines import Lines
 from flk_sinks.curves import Curves
 from flk_sinks.sink import Row, RunInfo

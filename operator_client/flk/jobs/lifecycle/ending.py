@@ -18,7 +18,7 @@ from flk.observe.reader import view_job
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk_runtime.contract import user_env
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 REPORT_EVERY: Final = 5.0  # seconds between two reports while flk waits
 

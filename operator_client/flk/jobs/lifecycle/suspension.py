@@ -29,7 +29,7 @@ from flk.observe.pods import phase_of
 from flk.observe.reader import view_job
 from flk.observe.view import JobView
 from flk.targets import target_of
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 
 
 def suspend(

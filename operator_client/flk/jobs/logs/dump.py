@@ -26,7 +26,7 @@ from flk.observe.view import JobView
 from flk.targets import DEFAULT, TARGETS
 from flk.units import timestamp
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.ranges import numbered, plural
+from flk_runtime.contract.quantities import numbered, plural
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
 FOLDED: Final = 100_000  # lines among which equal ones are folded

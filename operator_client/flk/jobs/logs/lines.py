@@ -19,7 +19,7 @@ from flk.observe.view import JobView
 from flk.targets import Target
 from flk.terminal import printable
 from flk_runtime.contract import log_format
-from flk_runtime.contract.ranges import format_ranges, plural
+from flk_runtime.contract.quantities import format_ranges, plural
 
 _RECORDS: Final = 10  # lines more that are read of the end of a log, where there may be so many records
 _TAG: Final = re.compile(r"\[(rank|pod) (\d{1,9})\] ")

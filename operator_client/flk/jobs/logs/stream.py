@@ -33,7 +33,7 @@ from flk.observe.reader import Reader
 from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
 from flk_runtime.contract.log_format import parse_record
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.record import JobRecord
 
 FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a connection; the logs of other pods are polled

@@ -17,9 +17,8 @@ from flk.observe.pods import CLOCK_SKEW
 from flk.observe.view import JobView
 from flk.targets import target_of
 from flk.units import created_at, timestamp
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Kind
-from flk_runtime.contract.ranges import parse_ranges
+from flk_runtime.contract.failure import ExitCode, Kind
+from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Attempt
 
 

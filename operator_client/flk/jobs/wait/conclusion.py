@@ -7,8 +7,8 @@ from flk.jobs.state import Phase, State
 from flk.jobs.wait.follow import Goal, Outcome
 from flk.observe.client import JobClient
 from flk.units import short_duration
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.failure import ExitCode
+from flk_runtime.contract.quantities import plural
 
 
 def describe(state: State) -> str:

@@ -26,7 +26,7 @@ from flk.observe.reader import Reader
 from flk.observe.source import KEPT, ListSource
 from flk.observe.view import JobView
 from flk.targets import TARGETS, Target, target_of
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
 _TAILS: Final = 10.0  # seconds at the end in which the last lines of the pods of one job must have been read

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.files.weights import Weights, file_error
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError
 

@@ -22,7 +22,7 @@ from flk_runtime.checkpoint.shard import HeldShard
 from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
-from flk_runtime.contract.failure_text import with_advice
+from flk_runtime.contract.failure import with_advice
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, StorageError
 from flk_runtime.shared.shard_file import ShardHeader

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.ranges import parse_ranges
+from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import Join

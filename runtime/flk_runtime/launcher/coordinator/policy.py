@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk_runtime.contract.failure import Budget, Failure, Kind, Meaning, Retry, root_cause
-from flk_runtime.contract.ranges import often
+from flk_runtime.contract.quantities import often
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import StorageError
 from flk_runtime.launcher.settings import Limits

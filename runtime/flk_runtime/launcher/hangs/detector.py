@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import SlowRank, Standstill
-from flk_runtime.contract.status import Ranks, RankStatus, of_all
+from flk_runtime.contract.status import Phase, Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs import phases
 from flk_runtime.launcher.hangs.diagnosis import diagnose, lines_of, stack_lines, to_dict, told_with_waiting

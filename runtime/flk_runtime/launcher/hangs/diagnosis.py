@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flk_runtime.contract.pod_layout import RUNTIME_PACKAGES
-from flk_runtime.contract.ranges import numbered
+from flk_runtime.contract.quantities import numbered
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
 from flk_runtime.shared.observer import Pending, is_default
 

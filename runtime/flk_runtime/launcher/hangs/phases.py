@@ -22,9 +22,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from flk_runtime.contract.hang_timeout import ALL
-from flk_runtime.contract.phase import Phase
-from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.options import ALL_PHASES
+from flk_runtime.contract.status import Phase, RankStatus
 
 CPU_PATIENCE: Final = 4  # with a limit of 8 minutes a little more than torch's 30 minutes for gloo
 _ENOUGH: Final = 100  # times that the job went on in a phase before the limit becomes less than the default
@@ -96,8 +95,8 @@ class PhaseLimits:
         row = LIMITS[phase]
         if phase in self.timeouts:
             return self.timeouts[phase] or math.inf, "from the hang timeout of the phase"
-        if ALL in self.timeouts:
-            return self.timeouts[ALL] * row.patience or math.inf, "from the hang timeout"
+        if ALL_PHASES in self.timeouts:
+            return self.timeouts[ALL_PHASES] * row.patience or math.inf, "from the hang timeout"
         longest, times = self._silences.get(phase, (0.0, 0))
         learned = max(row.least, row.factor * longest)
         if learned > row.default or times >= _ENOUGH:

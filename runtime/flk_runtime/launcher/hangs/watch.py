@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.phase import Phase
-from flk_runtime.contract.status import NEVER, RankStatus
+from flk_runtime.contract.status import NEVER, Phase, RankStatus
 from flk_runtime.contract.telemetry import PodStatus, PodUsage
 from flk_runtime.launcher.hangs import phases, snapshot
 from flk_runtime.launcher.hangs.snapshot import Snapshot

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flk_runtime.contract import platform
+from flk_runtime.contract import pod_layout
 from flk_runtime.contract.failure import Kind, signal_name
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.quantities import plural
 from flk_runtime.errors import RuntimeFailure
 from flk_runtime.launcher.processes import rank_process
 from flk_runtime.launcher.signals import HANDLED_SIGNALS
@@ -236,7 +236,7 @@ class _Server:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)
-            if self._fork or platform.LINUX:  # else the new interpreter does it
+            if self._fork or pod_layout.LINUX:  # else the new interpreter does it
                 host.die_with_parent(self._pid)
             self._opened.close()
             stdin = os.open(os.devnull, os.O_RDONLY)
@@ -348,6 +348,6 @@ def _count_threads(process: Path) -> int:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # -m puts the working folder there
-    if platform.LINUX:  # elsewhere it ends when the launcher's end of the socket is closed
+    if pod_layout.LINUX:  # elsewhere it ends when the launcher's end of the socket is closed
         host.die_with_parent(int(sys.argv[2]))
     _Server(socket.socket(fileno=int(sys.argv[1])), fork=False).run()

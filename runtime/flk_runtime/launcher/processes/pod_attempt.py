@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.processes.output import RankPipes

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flk_runtime.contract import foreign
-from flk_runtime.contract.failure import Failure, Kind, kind_of_end
-from flk_runtime.contract.failure_text import kind_of_text, with_advice
+from flk_runtime.contract.failure import Failure, Kind, kind_of_end, kind_of_text, with_advice
+from flk_runtime.contract.foreign import Time
 from flk_runtime.contract.secrets import hidden
-from flk_runtime.contract.typed import Time
 from flk_runtime.system.text import last_exception
 
 _STDERR_LINES = 20  # that are kept

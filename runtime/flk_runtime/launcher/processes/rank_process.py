@@ -24,9 +24,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 from zipimport import zipimporter
 
-from flk_runtime.contract import platform
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Kind
+from flk_runtime.contract import pod_layout
+from flk_runtime.contract.failure import ExitCode, Kind
 from flk_runtime.shared import failure_report, observer, optimizer_steps, progress
 from flk_runtime.system import host
 from flk_runtime.system.text import text_of
@@ -304,6 +303,6 @@ def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
 if __name__ == "__main__":
     # Start of a rank without a fork: python -m flk_runtime.launcher.processes.rank_process script.py args
     sys.path.pop(0)  # the working folder, from -m; _run inserts the folder that the script expects
-    if not platform.LINUX:
+    if not pod_layout.LINUX:
         host.die_with_parent(os.getppid())
     os._exit(run_exit_handlers(run(sys.argv[1:])))

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STOP_SIGNALS
 

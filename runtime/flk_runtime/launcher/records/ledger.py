@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import SOURCES, Goodput
+from flk_runtime.contract.status import Phase
 from flk_runtime.shared.progress import ProgressPage
 
 

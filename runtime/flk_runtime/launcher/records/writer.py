@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flk_runtime.contract import log_format, pod_layout, telemetry_archive, user_env
+from flk_runtime.contract import log_format, pod_layout, user_env
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.status import RankStatus
-from flk_runtime.contract.telemetry import PodUsage
+from flk_runtime.contract.telemetry import PodUsage, pack_telemetry, unpack_telemetry
 from flk_runtime.launcher.records.history import former_attempts, job_record, new_record
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
@@ -84,7 +84,7 @@ class RecordWriter:
         entry = self._kept.read() if self._kept else None
         if entry and entry.record.goodput and self.ledger:
             self.ledger.resume(entry.record.goodput)
-        former = telemetry_archive.unpack(entry.telemetry) if entry and self.telemetry else None
+        former = unpack_telemetry(entry.telemetry) if entry and self.telemetry else None
         if former and self.telemetry:
             self.telemetry.resume(former)
         again = bool(self._settings.restarted)
@@ -202,7 +202,7 @@ class RecordWriter:
         return MetricsPage(self._settings, self.log, self.telemetry.read if self.telemetry else None)
 
     def _packed_telemetry(self) -> str:
-        return telemetry_archive.pack(self.telemetry.read()) if self.telemetry else ""
+        return pack_telemetry(self.telemetry.read()) if self.telemetry else ""
 
     def _log_telemetry(self) -> None:
         """Write what was measured as a line of the log, which `flk report` reads when no launcher can be asked."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from flk_runtime.contract.ranges import numbered
+from flk_runtime.contract.quantities import numbered
 
 _MOST_RANKS = 1_000_000  # that are looked for: another launcher may say any number
 

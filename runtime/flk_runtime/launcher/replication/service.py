@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from flk_runtime.contract.ranges import numbered, size_text
+from flk_runtime.contract.quantities import numbered, size_text
 from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher, Partner

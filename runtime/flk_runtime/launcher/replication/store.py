@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from flk_runtime.contract.failure import Kind
-from flk_runtime.contract.ranges import size_text
+from flk_runtime.contract.quantities import size_text
 from flk_runtime.errors import RuntimeFailure, StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.shared import shard_file

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from flk_runtime.contract.platform import VISIBLE_GPUS, gpu_names
-from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.pod_layout import VISIBLE_GPUS, gpu_names
+from flk_runtime.contract.quantities import plural
 from flk_runtime.contract.telemetry import GpuUsage
 
 NVML: Final = "libnvidia-ml.so.1"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from flk_runtime.contract import metrics_line
+from flk_runtime.contract import log_format
 from flk_runtime.contract.record import SlowRank
 from flk_runtime.contract.status import Ranks, RankStatus, of_all
 from flk_runtime.contract.telemetry import (
@@ -26,8 +26,8 @@ from flk_runtime.contract.telemetry import (
     Save,
     Telemetry,
     overlaid,
+    thinned,
 )
-from flk_runtime.contract.telemetry_archive import thinned
 
 _LOOK: Final = 10.0  # seconds between two looks at the steps of all ranks
 BUSY: Final = 0.05  # share of the time in which a kernel ran, from which on a GPU does something
@@ -154,7 +154,7 @@ class Keeper:
 
     def add_line(self, line: bytes) -> None:
         """Add what a line of rank 0 says, if it is a line of metrics."""
-        found = metrics_line.parse(line)
+        found = log_format.parse_metrics(line)
         if found is None:
             return
         with self._lock:

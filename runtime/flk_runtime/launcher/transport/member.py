@@ -11,8 +11,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.records.history import job_record, new_record

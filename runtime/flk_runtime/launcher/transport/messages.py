@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flk_runtime.contract.failure import BEFORE_FIRST, Failure
-from flk_runtime.contract.ranges import parse_ranges
+from flk_runtime.contract.quantities import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs.snapshot import Snapshot

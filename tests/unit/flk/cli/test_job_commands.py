@@ -13,8 +13,7 @@ import yaml
 
 import flk
 from flk.errors import ForbiddenError
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from tests.support.api_server import BATCH, JOBS, FakeApiServer
 from tests.support.commands import Run
 from tests.support.jobs import NOW, JobBuilder, record

@@ -15,8 +15,7 @@ from flk.errors import ApiError, JobNotFoundError, UsageError
 from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
-from flk_runtime.contract.phase import Phase
-from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import Sample, Telemetry
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import NOW, JobBuilder

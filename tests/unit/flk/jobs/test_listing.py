@@ -16,8 +16,7 @@ from flk.jobs.state import derive
 from flk.observe import pods
 from flk.observe.client import JobClient
 from flk.observe.view import JobView
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import Standstill
 from flk_runtime.contract.user_env import TOPOLOGY, ZONE
 from tests.support import recorded

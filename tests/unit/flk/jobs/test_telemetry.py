@@ -13,9 +13,8 @@ from flk.kube import Object
 from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
 from flk.observe.progress import read_telemetry_of
-from flk_runtime.contract import telemetry_archive
 from flk_runtime.contract.log_format import TELEMETRY_MARKER
-from flk_runtime.contract.telemetry import Sample, Telemetry
+from flk_runtime.contract.telemetry import Sample, Telemetry, pack_telemetry
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
 
@@ -55,7 +54,7 @@ def test_the_launcher_of_a_running_job_answers(fake: FakeApiServer, monkeypatch:
 def test_the_log_of_a_job_that_has_ended_tells_what_its_launcher_has_measured(fake: FakeApiServer) -> None:
     builder = JobBuilder(1).condition("Succeeded").ended(0, 0)
     builder.add_to(fake)
-    packed = telemetry_archive.pack(KEPT)
+    packed = pack_telemetry(KEPT)
     lines = [
         "[rank 0] {}",
         f"[rank 0] [pod 0] {TELEMETRY_MARKER}{packed}",

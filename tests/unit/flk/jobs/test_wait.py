@@ -15,7 +15,7 @@ from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.client import JobClient
 from flk.targets import TARGETS
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import ExitCode
 from tests.support.api_server import EVENTS, JOBS, FakeApiServer
 from tests.support.commands import Run
 from tests.unit.flk.cli.outputs import jobs

@@ -11,7 +11,7 @@ from flk.local import gpus as of_machine
 from flk.local import run
 from flk.local.gpus import count_gpus, on_cpus, shares
 from flk.spec.job import Job, validated
-from flk_runtime.contract.platform import VISIBLE_GPUS
+from flk_runtime.contract.pod_layout import VISIBLE_GPUS
 
 
 def job(replicas: int, gpu: int = 0, processes: int | None = None) -> Job:

@@ -16,7 +16,7 @@ from flk.spec import names
 from flk.spec.fields import TORCH_STRATEGIES
 from flk.spec.job import SIZE_LIMIT, Job, validated
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.strategies import STRATEGIES
+from flk_runtime.contract.options import STRATEGIES
 
 
 def error_of(**fields: Any) -> UsageError:

@@ -28,8 +28,7 @@ from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.storage import folder, restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.checkpoint.storage.s3 import S3Destination
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Kind, Retry
+from flk_runtime.contract.failure import ExitCode, Kind, Retry
 from flk_runtime.errors import MismatchError, StorageError
 from flk_runtime.shared.failure_report import describe
 from flk_runtime.system import faults

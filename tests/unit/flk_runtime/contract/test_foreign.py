@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import pytest
 
 from flk_runtime.contract import foreign
-from flk_runtime.contract.ranges import check_pods
-from flk_runtime.contract.typed import AtMost, Count, Time
+from flk_runtime.contract.foreign import AtMost, Count, Time
+from flk_runtime.contract.quantities import check_pods
 
 
 @dataclass(frozen=True)

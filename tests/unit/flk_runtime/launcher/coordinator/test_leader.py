@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import BEFORE_FIRST, Failure, Kind
+from flk_runtime.contract.failure import BEFORE_FIRST, ExitCode, Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.agent import EXIT_TIMEOUT
 from flk_runtime.launcher.coordinator.leader import Leader

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import MEANINGS, Budget, Failure, Kind, Retry
+from flk_runtime.contract.failure import MEANINGS, Budget, ExitCode, Failure, Kind, Retry
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.coordinator.policy import QUICK, Decision, Failures, decide, made_progress
 from flk_runtime.launcher.records.history import shorten

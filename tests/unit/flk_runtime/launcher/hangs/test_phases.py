@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from flk_runtime.contract.hang_timeout import ALL, parse_hang_timeout
-from flk_runtime.contract.phase import Phase
+from flk_runtime.contract.options import ALL_PHASES, parse_hang_timeout
+from flk_runtime.contract.status import Phase
 from flk_runtime.launcher.hangs.phases import LIMITS, PhaseLimits
 from tests.unit.flk_runtime.launcher.hangs.test_hangs import QUIET, SLEEPS, WAITS, Leader, waiting
 
@@ -64,14 +64,14 @@ def test_a_silence_that_has_not_ended_teaches_nothing() -> None:
 
 
 def test_the_users_hang_timeout_wins_in_each_phase() -> None:
-    limits = PhaseLimits({ALL: 60.0})
+    limits = PhaseLimits({ALL_PHASES: 60.0})
     limits.note([replace(QUIET, idle=900.0, phase=Phase.EVALUATING)])
     limits.note([replace(QUIET, idle=0.0, phase=Phase.EVALUATING)])
     assert {phase: limits.limit(phase) for phase in Phase if phase != Phase.SAVING} == dict.fromkeys(
         set(Phase) - {Phase.SAVING}, 60.0
     )
     assert limits.limit(Phase.SAVING) == 240.0
-    assert PhaseLimits({ALL: 0}).off
+    assert PhaseLimits({ALL_PHASES: 0}).off
 
 
 def test_the_users_limit_of_a_phase_wins_over_that_of_all() -> None:
@@ -97,7 +97,12 @@ def test_every_phase_has_a_limit_and_can_be_named() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0.5", {ALL: 0.5}), ("90", {ALL: 90.0}), ("1d2h3m4s", {ALL: 93784.0}), ("step=1h30m", {"step": 5400.0})],
+    [
+        ("0.5", {ALL_PHASES: 0.5}),
+        ("90", {ALL_PHASES: 90.0}),
+        ("1d2h3m4s", {ALL_PHASES: 93784.0}),
+        ("step=1h30m", {"step": 5400.0}),
+    ],
 )
 def test_a_hang_timeout_is_read(text: str, seconds: dict[str, float]) -> None:
     assert parse_hang_timeout(text) == seconds

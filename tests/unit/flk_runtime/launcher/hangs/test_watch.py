@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.phase import Phase
-from flk_runtime.contract.status import NEVER
+from flk_runtime.contract.status import NEVER, Phase
 from flk_runtime.contract.telemetry import PodStatus
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.settings import Settings

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.processes.output import Prefixer, RankPipes
 from flk_runtime.launcher.processes.pod_attempt import PodAttempt

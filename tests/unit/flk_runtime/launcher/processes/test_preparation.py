@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.failure import ExitCode, Kind
 from flk_runtime.launcher.processes import preparation
 from flk_runtime.launcher.processes.preparation import Preparation, PreparationError
 from flk_runtime.launcher.settings import Settings

@@ -17,8 +17,7 @@ from flk.health import diagnose
 from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
 from flk.observe.reader import view_job
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from flk_runtime.contract.status import RankStatus
 from flk_runtime.launcher.coordinator.policy import decide

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract import telemetry_archive
-from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record, parse_telemetry
 from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, Standstill
 from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.telemetry import unpack_telemetry
 from flk_runtime.launcher.records import archive as record_archive
 from flk_runtime.launcher.records import writer as record_writer
 from flk_runtime.launcher.records.writer import RecordWriter
@@ -192,7 +191,7 @@ def test_the_last_lines_of_the_log_tell_the_measurements(archive: Archive, tmp_p
         records.finish_stopped(15, None, RUNNING)
     else:
         records.finish(JobRecord("succeeded", 0, attempts=RUNNING), leader=False)
-    told = [telemetry_archive.unpack(text) for line in lines if (text := parse_telemetry(line.rstrip()))]
+    told = [unpack_telemetry(text) for line in lines if (text := parse_telemetry(line.rstrip()))]
     assert [[(each.step, each.loss) for each in found.history] for found in told if found] == (
         [[(5, 2.5)]] if end != "followed" else []
     )

@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import SlowRank
-from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import (
     PODS_LIMIT,
     RANKS_LIMIT,

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import Attempt, Goodput, JobRecord, Standstill
-from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodUsage, Sample, Telemetry
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.telemetry import metrics_page

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.phase import Phase
 from flk_runtime.contract.record import Attempt, JobRecord, QuarantinedNode, SlowRank, Standstill
-from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import GpuUsage, PodStatus, PodUsage
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
 from flk_runtime.launcher.preemption import Boundary

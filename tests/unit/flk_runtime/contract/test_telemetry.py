@@ -8,9 +8,9 @@ import zlib
 
 import pytest
 
-from flk_runtime.contract.phase import Phase
-from flk_runtime.contract.status import RankStatus
+from flk_runtime.contract.status import Phase, RankStatus
 from flk_runtime.contract.telemetry import (
+    ARCHIVE_LIMIT,
     HISTORY_LIMIT,
     SAVES_LIMIT,
     GpuUsage,
@@ -18,8 +18,9 @@ from flk_runtime.contract.telemetry import (
     Sample,
     Save,
     Telemetry,
+    pack_telemetry,
+    unpack_telemetry,
 )
-from flk_runtime.contract.telemetry_archive import LIMIT, pack, unpack
 
 
 def large() -> Telemetry:
@@ -42,9 +43,9 @@ def large() -> Telemetry:
 
 def test_the_largest_fits_and_keeps_the_curve_and_the_worst() -> None:
     whole = large()
-    text = pack(whole)
-    assert 0 < len(text) <= LIMIT
-    found = unpack(text)
+    text = pack_telemetry(whole)
+    assert 0 < len(text) <= ARCHIVE_LIMIT
+    found = unpack_telemetry(text)
     assert found is not None
     assert (found.attempt, found.total_steps, found.settings) == (3, 5000, {"strategy": "fsdp2"})
     assert len(found.history) >= 30
@@ -59,15 +60,15 @@ def test_the_largest_fits_and_keeps_the_curve_and_the_worst() -> None:
 
 def test_the_smallest_is_as_it_was() -> None:
     empty = Telemetry(12.0)
-    assert unpack(pack(empty)) == empty
+    assert unpack_telemetry(pack_telemetry(empty)) == empty
 
 
 @pytest.mark.parametrize(
     "text", ["", "?", base64.b64encode(b"abc").decode(), base64.b64encode(zlib.compress(b"[]")).decode()]
 )
 def test_other_text_is_no_telemetry(text: str) -> None:
-    assert unpack(text) is None
+    assert unpack_telemetry(text) is None
 
 
 def test_a_text_that_inflates_without_end_is_not_read() -> None:
-    assert unpack(base64.b64encode(zlib.compress(b" " * 50_000_000 + b"{}")).decode()) is None
+    assert unpack_telemetry(base64.b64encode(zlib.compress(b" " * 50_000_000 + b"{}")).decode()) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract.metrics_line import MetricsLine, parse
+from flk_runtime.contract.log_format import MetricsLine, parse_metrics
 
 FULL = '{"step": 7, "max_steps": 90, "loss": 1, "samples_per_s": 2.5, "tokens_per_s": 3, "mfu": 0.4, "comm": 0.1, '
 FULL += '"data_wait": 0.2, "lr": 1e-4, "at": 1.7e9}'
@@ -12,7 +12,7 @@ FULL += '"data_wait": 0.2, "lr": 1e-4, "at": 1.7e9}'
 
 @pytest.mark.parametrize("line", [FULL, FULL.encode()])
 def test_all_keys_are_read(line: str | bytes) -> None:
-    assert parse(line) == MetricsLine(7, 90, 1.0, 2.5, 3.0, 0.4, 0.1, 0.2, 1.7e9)
+    assert parse_metrics(line) == MetricsLine(7, 90, 1.0, 2.5, 3.0, 0.4, 0.1, 0.2, 1.7e9)
 
 
 OTHERS = [
@@ -32,17 +32,17 @@ OTHERS = [
 
 @pytest.mark.parametrize("line", OTHERS, ids=lambda line: line[:20])
 def test_other_lines_are_no_metrics(line: str) -> None:
-    assert parse(line) is None
-    assert parse(line.encode()) is None
+    assert parse_metrics(line) is None
+    assert parse_metrics(line.encode()) is None
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
-    assert parse('{"step": 0, "loss": "low", "mfu": true, "total": false}') == MetricsLine(0)
+    assert parse_metrics('{"step": 0, "loss": "low", "mfu": true, "total": false}') == MetricsLine(0)
 
 
 @pytest.mark.parametrize("written", ['"nan"', '"-inf"', "NaN", '"Infinity"'])
 def test_a_loss_that_is_no_number_is_told_with_the_first_such_step(written: str) -> None:
-    found = parse(f'{{"step": 7, "loss": {written}, "mfu": 0.5}}')
+    found = parse_metrics(f'{{"step": 7, "loss": {written}, "mfu": 0.5}}')
     assert found
     assert (found.measured, found.diverged(None), found.diverged(3)) == ({"mfu": 0.5}, 7, 3)
     assert (MetricsLine(8).diverged(7), MetricsLine(8, loss=1.0).diverged(7)) == (7, None)

@@ -1,10 +1,36 @@
-"""The text that names the sinks of a job."""
+"""The steps between two checkpoints: what users may give."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from flk_runtime.contract.sinks import SinkName, implied_sinks, parse_sinks
+from flk_runtime.contract.options import (
+    MOST_STEPS,
+    SinkName,
+    check_interval,
+    implied_sinks,
+    parse_interval,
+    parse_sinks,
+)
+
+
+@pytest.mark.parametrize("value", [1, MOST_STEPS, "auto"])
+def test_a_number_of_steps_and_auto_are_taken(value: int | str) -> None:
+    assert check_interval(value, 1) == parse_interval(str(value)) == value
+
+
+@pytest.mark.parametrize("value", [0, MOST_STEPS + 1, True, 1.0, "1", "often", None])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^expected auto or a number of steps from 1 to {MOST_STEPS}$"):
+        check_interval(value, 1)
+
+
+@pytest.mark.parametrize("text", ["-1", "1e3", "often", str(MOST_STEPS + 1)])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^expected auto or a number of steps from 0 to {MOST_STEPS}$"):
+        parse_interval(text)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +52,7 @@ def test_sinks_are_read(text: str, expected: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "tensorboard", "tensorboard:", "tensorboard:logs", "neptune", "none,wandb", "wandb,", "mlflow:x", " "]
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_other_texts_name_no_sink(text: str) -> None:
     with pytest.raises(ValueError, match="expected tensorboard:/PATH, mlflow and wandb, separated by commas, or none"):
         parse_sinks(text)
 

@@ -1,7 +1,12 @@
-"""Numbers in text: counts, sizes, and sets with ranges, ``0-2,5`` for programs and ``ranks 0-2, 5`` for people."""
+"""Quantities in text: counts, sizes, durations, and sets of numbers with ranges.
+
+Durations are as users write them: ``75s``, ``1h30m``, ``2d``, or a number of seconds. Sets are ``0-2,5`` for
+programs and ``ranks 0-2, 5`` for people.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -74,3 +79,21 @@ def _ranges(numbers: Iterable[int]) -> list[range]:
 
 def _texts(ranges: Sequence[range]) -> list[str]:
     return [str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in ranges]
+
+
+DURATION_UNITS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # seconds, by their letter, the longest first
+LONGEST: Final = 2**31 - 1  # seconds, 68 years
+_N: Final = "[0-9]{1,9}"
+_AFTER_H: Final = f"h(?:{_N}m)?(?:{_N}s)?"
+DURATION: Final = f"[0-9]{{1,11}}|{_N}(?:d(?:{_N}h)?(?:{_N}m)?(?:{_N}s)?|{_AFTER_H}|m(?:{_N}s)?|s)"
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds in a duration. Raises ValueError."""
+    if not re.fullmatch(DURATION, text):
+        raise ValueError(f"must be a duration like 75s, 30m or 1h30m (is {text!r})")
+    parts = re.findall("([0-9]+)([dhms]?)", text)
+    seconds = sum(int(number) * DURATION_UNITS[unit or "s"] for number, unit in parts)
+    if seconds > LONGEST:
+        raise ValueError(f"is longer than 68 years (is {text!r})")
+    return seconds
