@@ -123,6 +123,7 @@ def test_a_node_that_does_not_answer(
     kubectl("delete", "pod", *pods, "--force", "--grace-period=0")
 
 
+@pytest.mark.promise("Causes: Preemption and deletion by others are named")
 def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     assert (
         flk("submit", "train.py", "--name", "gone", "--image", image, "--cpu", "10m", *WITHOUT_TORCH, cwd=folder).code

@@ -194,6 +194,7 @@ def test_a_worker_that_does_not_trust_the_hub_sends_it_nothing(tmp_path: Path, t
         hub.close()
 
 
+@pytest.mark.promise("Extensions: Sites over slow links train one model")
 @pytest.mark.parametrize("options", ["inner=full_shard,every=5,dtype=int8", "inner=shard_grad_op,every=5,dtype=fp16"])
 def test_workers_of_two_ranks_agree(workers: Workers, options: str) -> None:
     found = workers(2, 2, options, steps=10)

@@ -48,6 +48,7 @@ def chart() -> Rendered:
     return template({"job": {"enabled": True, "replicas": 2, "script": SCRIPT, "files": {"a/b.py": "x = 1\n"}}})
 
 
+@pytest.mark.promise("Clusters: A chart's release trains a script on an image that has only torch, and leaves nothing")
 def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
     assert mounted(chart)[pod_layout.RUNTIME_ARCHIVE] == runtime_archive()
     words = of_job(chart)["containers"][0]["command"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from flk.manifest import Bundle, render
 from flk.spec.job import validated
 from flk_runtime.contract import user_env
@@ -47,6 +49,7 @@ def labels_of_pods(name: str) -> dict[str, str]:
     return labels
 
 
+@pytest.mark.promise("Clusters: The pods of a job are reached by nobody else")
 def test_pods_of_the_job_reach_each_other_and_nobody_else_does() -> None:
     chart = template({"job": {"enabled": True, "replicas": 2}, "networkPolicy": {"enabled": True}})
     policy = chart.one("NetworkPolicy")
@@ -89,6 +92,7 @@ def test_more_may_be_let_in_and_nothing_is_rendered_by_default() -> None:
     assert template({}).of_kind("NetworkPolicy") == []
 
 
+@pytest.mark.promise("Causes: flk stacks, top, profile and metrics show a running job")
 def test_a_pod_monitor_finds_the_metrics_of_the_pods_and_the_policy_lets_it_in() -> None:
     values = {"podMonitor": {"enabled": True, "labels": {"release": "p"}}, "networkPolicy": {"enabled": True}}
     chart = template({"job": {"enabled": True, "env": {"A": "b"}}, **values})

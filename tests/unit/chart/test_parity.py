@@ -145,6 +145,7 @@ def charts() -> dict[str, list[dict[str, Any]]]:
     return templates({name: {"job": {"enabled": True, "command": COMMAND, **job}} for name, job in JOBS.items()})
 
 
+@pytest.mark.promise("Clusters: The chart renders what flk render prints")
 @pytest.mark.xdist_group("parity")  # the fixture is made once
 @pytest.mark.parametrize("name", JOBS)
 def test_chart_renders_what_flk_renders(name: str, charts: dict[str, list[dict[str, Any]]]) -> None:

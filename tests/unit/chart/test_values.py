@@ -146,6 +146,7 @@ def test_release_whose_name_is_no_jobs_name_is_refused() -> None:
     assert template({"job": {"enabled": True, "name": "gpt"}}, release="1gpt").code == 0
 
 
+@pytest.mark.promise("Clusters: The chart renders what flk render prints")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_generated_files_are_up_to_date(path: Path) -> None:
     assert path.read_text() == FILES[path](), "run python -m scripts.chart"

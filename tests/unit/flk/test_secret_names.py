@@ -111,6 +111,7 @@ def test_names_that_are_like_them(name: str) -> None:
     assert not warned_of(name)
 
 
+@pytest.mark.promise("Jobs: Files that look like secrets do not travel")
 def test_a_key_of_a_service_account_is_known_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "project-1a2b3c.json").write_text('{\n  "type": "service_account",\n  "private_key": "-----BEGIN"}')
@@ -139,6 +140,7 @@ def test_a_private_key_is_known_by_its_content(tmp_path: Path, kind: str) -> Non
     assert "deploy" in select_files(named, tmp_path).files
 
 
+@pytest.mark.promise("Jobs: Files that look like secrets do not travel")
 def test_files_with_names_of_secrets_are_not_shipped(tmp_path: Path) -> None:
     for name in ["train.py", *SECRET_FILES, *PLAIN_FILES]:
         (tmp_path / name).write_text("")
@@ -147,6 +149,7 @@ def test_files_with_names_of_secrets_are_not_shipped(tmp_path: Path) -> None:
     assert {name for name in SECRET_FILES if not file_names_secret(name)} == set()
 
 
+@pytest.mark.promise("Jobs: Files that look like secrets do not travel")
 @pytest.mark.parametrize("tracked", [True, False])
 def test_files_in_the_places_of_credentials_travel_only_when_listed_by_name(tmp_path: Path, tracked: bool) -> None:
     for name in ["train.py", "kube/config", "config/docker/config.json", *SECRET_PLACES]:

@@ -66,6 +66,7 @@ def test_where_nothing_fits_it_is_what_needs_least() -> None:
     assert "it needs least memory" in chosen["reason"]
 
 
+@pytest.mark.promise("Planning: Strategy auto chooses by the plan, and keeps its choice")
 def test_measured_steps_of_the_same_model_and_hardware_win() -> None:
     model, cluster = captured(), on(1, 8)
     assert identity(captured(), cluster) == identity(model, cluster)
@@ -128,6 +129,7 @@ def test_of_two_that_are_as_fast_it_is_what_communicates_less() -> None:
     assert choose(model, cluster, [result(model, cluster, ddp=0.2, full_shard=0.1999)])["strategy"] == "ddp"
 
 
+@pytest.mark.promise("Planning: Strategy auto chooses by the plan, and keeps its choice")
 def test_the_model_limits_the_choice() -> None:
     assert choose(captured(scalar=True), on(1, 8, memory=2 * GIB), [])["strategy"] == "ddp"
 

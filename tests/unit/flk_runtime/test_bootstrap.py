@@ -66,6 +66,7 @@ def test_two_processes_may_unpack_it_at_the_same_time(
     assert next(answers, "both looks") == "both looks"
 
 
+@pytest.mark.promise("Jobs: A script runs without an image build, since code and runtime travel with the job")
 def test_all_modules_can_be_imported_as_they_travel(archive: Path, tmp_path: Path) -> None:
     folder = unpacked(str(archive), str(tmp_path / "work"))
     environment = {"FLK_WORK": str(tmp_path / "work"), "PATH": os.environ["PATH"], "PYTHONPATH": folder}

@@ -28,6 +28,7 @@ def default_options() -> Iterator[None]:
     set_connection_options(ConnectionOptions())
 
 
+@pytest.mark.promise("Clusters: The client authenticates as kubectl does, and its credentials go nowhere else")
 @pytest.mark.parametrize(
     "words",
     [

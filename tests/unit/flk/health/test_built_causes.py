@@ -371,6 +371,7 @@ def test_a_cluster_shows_every_cause(code: str) -> None:
     assert f'"{code}' in (CLUSTER_TESTS / BUILT[code][2]).read_text()
 
 
+@pytest.mark.promise("Causes: A job is stuck only after the grace of its cause")
 @pytest.mark.parametrize(("limit", "phase"), [("5", Phase.STUCK), ("6", Phase.PENDING)])
 def test_a_quota_is_stuck_that_the_pods_of_the_job_itself_fill(limit: str, phase: Phase) -> None:
     job = refused(f"exceeded quota: q, requested: cpu=2, used: cpu=4, limited: cpu={limit}")

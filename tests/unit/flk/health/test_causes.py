@@ -28,6 +28,7 @@ from tests.support.jobs import NOW, JobBuilder
 from tests.unit.flk.health.test_built_causes import BUILT, failed
 
 
+@pytest.mark.promise("Causes: flk why names one cause with its evidence and a remedy")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_recorded(case: Case) -> None:
     expected, view = case.expected, recorded.load(recorded.FOLDER / f"{case.name}.json")
@@ -100,6 +101,7 @@ def test_codes_are_unique() -> None:
     assert cause_of("OfANewerRelease") is None
 
 
+@pytest.mark.promise("Causes: A job is stuck only after the grace of its cause")
 def test_grace_comes_before_stuck() -> None:
     view = recorded.load(recorded.FOLDER / "image-missing.json")
     cause = find(view)[0]
@@ -208,6 +210,7 @@ def test_nothing_is_wrong() -> None:
     assert answer.summary == "nothing is wrong: 3 pods of 3 run"
 
 
+@pytest.mark.promise("Causes: flk why names one cause with its evidence and a remedy")
 def test_unknown_says_what_was_examined() -> None:
     stuck = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}})
     answer = diagnose(stuck.view())

@@ -45,6 +45,7 @@ def with_device(job: JobBuilder, health: str, **more: str) -> JobBuilder:
     return job
 
 
+@pytest.mark.promise("Causes: A node, a device or an operator in trouble is named before the script is blamed")
 @pytest.mark.parametrize(
     ("kind", "status"),
     [

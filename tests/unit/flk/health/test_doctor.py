@@ -477,6 +477,7 @@ def granted(rules: list[dict[str, Any]]) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.promise("Clusters: The roles give what the commands need, and no more")
 @pytest.mark.parametrize("gang", [None, *GANGS])
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_role_of_the_chart_gives_the_rights_of_each_target_and_no_others(target: str, gang: str | None) -> None:
@@ -571,6 +572,7 @@ def test_doctor_checks_the_gang_scheduler_of_the_job_file(fake: Any, run: Run, t
     assert ["failed", "gang"] in [line.split()[:2] for line in stdout.splitlines()]
 
 
+@pytest.mark.promise("Causes: flk doctor says what keeps a job from running before it exists")
 @pytest.mark.parametrize(("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset")])
 def test_doctor_checks_the_target_of_the_job_file(fake: Any, run: Run, tmp_path: Path, target: str, used: str) -> None:
     fake.documents["/version"] = {"gitVersion": "v1.34.4"}

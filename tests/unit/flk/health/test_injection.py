@@ -42,6 +42,7 @@ def with_message(text: str) -> JobBuilder:
     return JobBuilder(2).all("pod", "Pending", {"waiting": {"reason": "ErrImagePull", "message": text}})
 
 
+@pytest.mark.promise("Clusters: Text of others harms no terminal")
 @pytest.mark.parametrize(
     "command", [["why", "gpt"], ["status", "gpt"], ["status", "gpt", "-o", "wide"], ["list", "-o", "wide"]]
 )

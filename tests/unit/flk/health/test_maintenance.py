@@ -164,6 +164,7 @@ def test_a_large_node_that_is_cordoned_may_come_back() -> None:
     assert not find(job.view(nodes={"small": node("small")}))[0].resolves_itself
 
 
+@pytest.mark.promise("Causes: A job is stuck only after the grace of its cause")
 @pytest.mark.parametrize("again", [False, True])
 def test_a_container_that_ran_for_hours_has_its_grace_when_it_ends(again: bool) -> None:
     """It was scheduled long ago. The kubelet starts it again, and it may run."""

@@ -198,6 +198,7 @@ def test_what_cannot_be_written(
     assert files(tmp_path) == before
 
 
+@pytest.mark.promise("Clusters: flk exec, cp and port-forward reach the pod of a rank")
 def test_a_cut_connection_leaves_nothing(
     container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

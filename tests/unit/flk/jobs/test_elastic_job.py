@@ -150,6 +150,7 @@ def test_only_elastic_jobs_that_run_outside_of_queues_are_scaled(fake: Any, run:
     assert fake.asked("PATCH") == []
 
 
+@pytest.mark.promise("Clusters: flk exec, cp and port-forward reach the pod of a rank")
 def test_commands_for_a_rank_find_its_pod_after_a_change_of_size(fake: Any, client: JobClient) -> None:
     builder = elastic().all("pod").add_to(fake)
     line = RECORD_MARKER + record(Attempt(1, NOW - 40, pods="0,2-3")).to_json()

@@ -88,6 +88,7 @@ def _phases(run: Run, *names: str) -> list[tuple[str, str]]:
     return [(listed[name]["phase"], listed[name]["reason"]) for name in names]
 
 
+@pytest.mark.promise("Causes: flk status, list and wait agree")
 def test_a_job_with_a_queue_is_stuck_without_kueue_and_queued_with_it(fake: FakeApiServer, run: Run) -> None:
     _queued("gpt").add_to(fake)
     assert _phases(run, "gpt") == [("Stuck", "QueueIgnoresJobs")]

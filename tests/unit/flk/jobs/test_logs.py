@@ -212,6 +212,7 @@ class SlowLog:
         return text
 
 
+@pytest.mark.promise("Causes: No line of a log is lost")
 def test_long_logs_of_a_failed_job_come_to_their_end(
     fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +443,7 @@ def test_error_of_any_kind_while_following_is_raised(
         list(follow(client, "gpt", LogOptions()))
 
 
+@pytest.mark.promise("Causes: No line of a log is lost")
 def test_pods_beyond_the_connections_are_polled_and_lose_nothing(
     fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -589,6 +591,7 @@ def test_a_log_is_followed_behind_the_lines_of_the_tail(fake: Any, client: JobCl
 # What is kept
 
 
+@pytest.mark.promise("Causes: A job that is gone is still known")
 def test_lines_of_pods_that_are_gone_come_from_this_machine(fake: Any, client: JobClient) -> None:
     add_job(fake, 3)
     for number in range(3):

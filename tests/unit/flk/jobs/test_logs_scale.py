@@ -40,6 +40,7 @@ def add_job(fake: FakeApiServer, pods: int, lines: int) -> None:
         fake.written[f"gpt-worker-{index}"] = text
 
 
+@pytest.mark.promise("Causes: No line of a log is lost")
 @pytest.mark.parametrize("options", [(), ("--fold",), ("--no-follow",)])
 def test_two_hundred_lines_from_each_of_a_hundred_pods(
     fake: FakeApiServer, kubeconfig: Path, options: tuple[str, ...]
@@ -117,6 +118,7 @@ INJECTION: list[Any] = [
 ]
 
 
+@pytest.mark.promise("Clusters: Text of others harms no terminal")
 @pytest.mark.parametrize("text", INJECTION)
 @pytest.mark.parametrize("options", [(), ("--fold",), ("-o", "json"), ("--first-error",), ("--output-folder", "out")])
 def test_lines_that_attack_the_terminal(

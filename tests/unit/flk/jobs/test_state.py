@@ -162,6 +162,7 @@ def test_attempts_of_a_running_job_are_in_its_record() -> None:
     assert state.failure is None
 
 
+@pytest.mark.promise("Causes: flk status, list and wait agree")
 def test_a_job_started_with_its_first_attempt_and_not_with_its_present_pods() -> None:
     job = JobBuilder().all("pod", state={"running": {"startedAt": "2026-01-01T00:00:55Z"}})
     job.record = record(None, LOST, None, outcome="running")
@@ -577,6 +578,7 @@ def test_sparse_objects_are_no_crash(empty: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.promise("Causes: A node, a device or an operator in trouble is named before the script is blamed")
 def test_a_pod_that_the_node_controller_has_marked_does_not_run() -> None:
     """As recorded from a node whose kubelet was stopped: phase and containers stay as they were seen last."""
     marked = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]

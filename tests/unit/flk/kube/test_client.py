@@ -361,6 +361,7 @@ def test_something_else_answers(fake: Any, client: ApiClient, body: bytes) -> No
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.promise("Clusters: The client authenticates as kubectl does, and its credentials go nowhere else")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_an_error_and_gets_no_credentials(fake: Any, client: ApiClient, status: int) -> None:
     other = FakeApiServer()

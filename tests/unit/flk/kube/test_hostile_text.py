@@ -59,6 +59,7 @@ def container(job: Any) -> Any:
     return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
 
 
+@pytest.mark.promise("Clusters: Text of others harms no terminal")
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_text_reaches_the_container_unchanged(run: Run, text: str) -> None:
     words = ["train.py", "--env", f"X={text}", "--annotation", f"a={text}", "--", "first", text, "last"]
@@ -119,6 +120,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.promise("Clusters: No secret is printed, logged or kept")
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("fault", [None, 401, 500, 0, 200])
 def test_credentials_are_never_printed(

@@ -51,6 +51,7 @@ def speak_tls(fake: FakeApiServer, folder: Path) -> str:
     return fake.url.replace("http:", "https:")
 
 
+@pytest.mark.promise("Clusters: The client authenticates as kubectl does, and its credentials go nowhere else")
 @pytest.mark.parametrize("kind", USERS)
 def test_both_clients_read_the_same(fake: Any, kubeconfig: Path, tmp_path: Path, kind: str) -> None:
     (tmp_path / "token").write_text("from-a-file")

@@ -43,6 +43,7 @@ def test_flk_run_installs_anew_where_something_differs(tmp_path: Path, monkeypat
     )
 
 
+@pytest.mark.promise("Checkpoints: Two writers of one place make one checkpoint, whole")
 def test_two_runs_of_one_machine_do_not_save_in_one_folder(tmp_path: Path) -> None:
     """Each would take it from the other, and both would fail for ever."""
     first = validated({"command": "t.py", "name": "gpt", "checkpoint": "claim:/c"})

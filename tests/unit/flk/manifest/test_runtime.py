@@ -49,6 +49,7 @@ def dump(source: str) -> list[tuple[str, int]]:
     return [(ast.dump(node), getattr(node, "lineno", 0)) for node in ast.walk(tree) if not isinstance(node, ast.Module)]
 
 
+@pytest.mark.promise("Jobs: A script runs without an image build, since code and runtime travel with the job")
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(FOLDER).as_posix())
 def test_each_module_does_the_same_on_the_same_lines(path: Path) -> None:
     source = path.read_text()

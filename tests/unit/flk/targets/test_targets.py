@@ -76,6 +76,7 @@ def ended(kind: str, code: int) -> dict[str, Any]:
     return {"phase": "Failed", "containerStatuses": [{"name": kind, "state": state}]}
 
 
+@pytest.mark.promise("Clusters: The same job trains as a PyTorchJob, a TrainJob, a JobSet and a Job")
 @pytest.mark.parametrize("target", OTHERS)
 def test_the_same_pods(target: str) -> None:
     """The containers of all targets are those of the PyTorchJob, but for their name and how they find each other."""
@@ -96,6 +97,7 @@ def test_the_same_pods(target: str) -> None:
     assert changed == {"FLK_POD_INDEX", "FLK_RDZV_ENDPOINT"}
 
 
+@pytest.mark.promise("Clusters: The same job trains as a PyTorchJob, a TrainJob, a JobSet and a Job")
 @pytest.mark.parametrize("target", OTHERS)
 def test_conditions_mean_the_same(target: str) -> None:
     success = {"trainjob": "Complete", "jobset": "Completed", "job": "Complete"}[target]
@@ -206,6 +208,7 @@ def test_a_pod_of_a_long_name_has_a_part_of_it() -> None:
     assert target_of(found).own([own], found) == [own]
 
 
+@pytest.mark.promise("Clusters: The API server accepts what flk accepts, for every target")
 def test_what_a_trainjob_cannot_set_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot set priorityClassName of its pods"):
         manifests("trainjob", pods={"priority_class": "high"})

@@ -475,6 +475,7 @@ class Ranks:
         return [[number for batch in step for number in batch] for step in every], found[0][1]
 
 
+@pytest.mark.promise("Training: Each sample comes once over ranks and workers")
 @pytest.mark.parametrize("sizes", [(7, 7, 7, 7, 7, 7), (20, 1, 0, 9, 2), (40, 3), (5,) * 12])
 @pytest.mark.parametrize("worlds", [(1, 2), (2, 3), (3, 4), (4, 1)])
 def test_each_element_of_a_stream_with_shards_comes_once_though_the_world_changes(
@@ -556,6 +557,7 @@ class Shuffled(IterableDataset[int]):
             yield from (1000 * random.randrange(1000) + 10 * file + number for number in range(7))
 
 
+@pytest.mark.promise("Training: Each sample comes once over ranks and workers")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("generator", ["python", "numpy", "torch"])
 def test_a_stream_that_shuffles_has_one_order_for_all_ranks_and_after_a_restart(generator: str, workers: int) -> None:

@@ -115,6 +115,7 @@ def test_step_sizes_by_hand() -> None:
     assert step_sizes(0, 4, 8, drop_last=False) == (0, 0)
 
 
+@pytest.mark.promise("Training: Each sample comes once over ranks and workers")
 def test_nine_billion_samples_are_shuffled_without_memory_for_all() -> None:
     class Huge:
         def __len__(self) -> int:

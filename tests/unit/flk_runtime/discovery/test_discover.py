@@ -256,6 +256,7 @@ def test_contradictions_of_slurm_are_named(changes: dict[str, str | None], words
     refused({**SLURM, **changes}, words)
 
 
+@pytest.mark.promise("Jobs: Variables of two launchers that contradict each other are named before any connection")
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967290"}, {"SLURM_STEP_ID": "4294967291"}])
 def test_a_shell_in_a_slurm_job_waits_for_nobody(step: dict[str, str]) -> None:
     refused({**BATCH, **step}, ["SLURM_NTASKS=4", "srun did not start", "`srun python script.py`", "WORLD_SIZE=1"])
@@ -295,6 +296,7 @@ def test_a_launcher_that_another_started_once_per_node() -> None:
     assert discover({**TRAINER, **MPICH}) == discover(MPICH)
 
 
+@pytest.mark.promise("Jobs: Variables of two launchers that contradict each other are named before any connection")
 @pytest.mark.parametrize(
     ("environ", "words"),
     [

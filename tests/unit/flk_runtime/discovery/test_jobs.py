@@ -199,6 +199,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.promise("Jobs: Variables of two launchers that contradict each other are named before any connection")
 @given(st.dictionaries(st.sampled_from(KNOWN), VALUES))
 @settings(max_examples=500, deadline=None)
 def test_any_environment_gives_a_rank_or_an_error_of_ours(environ: dict[str, str]) -> None:

@@ -21,6 +21,7 @@ def gradient_of(weights: Sequence[float], parameter: nn.Parameter) -> torch.Tens
     return parameter.grad
 
 
+@pytest.mark.promise("Training: Gradients are accumulated and weighted as in one process")
 @pytest.mark.parametrize(
     ("weights", "expected"), [([3], 1), ([1, 1], 1.5), ([0, 1], 2), ([4, 2, 0], 8 / 6), ([0], 0), ([0, 0], 0)]
 )

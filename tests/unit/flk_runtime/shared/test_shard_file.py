@@ -91,6 +91,7 @@ def damage(kind: str, content: bytes) -> bytes:
     }[kind]
 
 
+@pytest.mark.promise("Checkpoints: A damaged checkpoint is reported, and the one before it is used")
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

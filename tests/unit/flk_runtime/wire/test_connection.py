@@ -97,6 +97,7 @@ def test_another_job_and_another_secret_are_refused_by_both_ends(
     socks[1 - side].close()
 
 
+@pytest.mark.promise("Clusters: The pods of a job are reached by nobody else")
 @pytest.mark.parametrize("side", [0, 1])
 def test_another_secret_is_refused_by_both_ends(socks: tuple[socket.socket, socket.socket], side: int) -> None:
     with pytest.raises(StrangerError, match="it does not know the secret of this job"):

@@ -46,6 +46,7 @@ def test_several(terminal: Terminal, fake: FakeApiServer, three: None, snapshot:
     assert terminal(line) == snapshot
 
 
+@pytest.mark.promise("Causes: flk status, list and wait agree")
 def test_wait_ends_with_the_worst_code_after_all_jobs(terminal: Terminal, three: None) -> None:
     shown = terminal("flk wait -l team=nlp")
     assert "flk: job bert succeeded after 50s\n" in shown

@@ -15,6 +15,7 @@ from tests.support.api_server import FakeApiServer
 from tests.unit.flk.cli.outputs.conftest import Terminal
 
 
+@pytest.mark.promise("Clusters: flk suspend, resume, restart and delete lose no progress unasked")
 @pytest.mark.parametrize("fields", [{}, {"checkpoint": "data:/checkpoints"}, {"checkpoint": "s3://runs/gpt"}])
 def test_what_happens_to_checkpoints(
     terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, fields: dict[str, Any]

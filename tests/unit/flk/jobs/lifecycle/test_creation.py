@@ -154,6 +154,7 @@ def test_jobs_with_the_same_code_share_it(fake: Any, client: JobClient) -> None:
         assert fake.objects[MAPS][name]["metadata"]["ownerReferences"][1]["uid"] == job["metadata"]["uid"]
 
 
+@pytest.mark.promise("Clusters: Jobs share their code, and the last one takes it along")
 @pytest.mark.parametrize("when", ["before it is an owner", "before it is released"])
 def test_an_archive_that_is_deleted_with_another_job_is_created_again(fake: Any, client: JobClient, when: str) -> None:
     create_job(client, sharing("one"))

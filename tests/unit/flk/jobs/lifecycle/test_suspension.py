@@ -211,6 +211,7 @@ def test_a_job_that_is_created_again_has_a_secret_of_its_own_though_the_one_befo
     assert variable["valueFrom"]["secretKeyRef"] == OLD_SECRET | {"name": name, "optional": False}
 
 
+@pytest.mark.promise("Clusters: flk suspend, resume, restart and delete lose no progress unasked")
 def test_a_job_that_would_be_refused_is_not_deleted(fake: Any, run: Run, tmp_path: Path) -> None:
     add_ended(fake)
     do = fake._do

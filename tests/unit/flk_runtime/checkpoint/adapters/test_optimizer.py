@@ -107,6 +107,7 @@ def test_moments_have_the_layout_of_their_parameter() -> None:
     assert not after.is_contiguous()
 
 
+@pytest.mark.promise("Checkpoints: State of optimizers comes back to its parameter, or is refused")
 @pytest.mark.parametrize(
     ("before", "make", "words"),
     [

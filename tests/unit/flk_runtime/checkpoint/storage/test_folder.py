@@ -73,6 +73,7 @@ def test_a_second_write_that_fails_leaves_the_first(tmp_path: Path, monkeypatch:
     assert content_of(tmp_path, 7) == {b"first"}
 
 
+@pytest.mark.promise("Checkpoints: Two writers of one place make one checkpoint, whole")
 def test_a_kill_at_any_rename_leaves_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only one checkpoint is kept, which is the one that is replaced."""
     kills = 0

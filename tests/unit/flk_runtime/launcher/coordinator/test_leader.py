@@ -278,6 +278,7 @@ def test_a_launcher_that_has_said_why_it_ends_was_not_killed(job: Job) -> None:
     assert cause.kind is Kind.LOST
 
 
+@pytest.mark.promise("Recovery: A container that exceeds its memory limit says so")
 def test_a_job_whose_only_container_was_killed_goes_on_with_its_record() -> None:
     """No launcher is left that knows the history. The new one has read it in the cluster."""
     killed = Failure(Kind.CONTAINER_KILLED, 0, attempt=4)

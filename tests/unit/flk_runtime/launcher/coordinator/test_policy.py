@@ -87,6 +87,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.promise("Recovery: Failures use a budget, and the same one twice without progress is final")
 @pytest.mark.parametrize("name", FAILURES)
 def test_each_kind_of_failure_uses_its_budget_and_has_its_code(name: str) -> None:
     failure, budget, code = FAILURES[name]

@@ -117,6 +117,7 @@ def test_an_index_that_cannot_be_reached_is_asked_again(pod: Pod, capfd: pytest.
     assert "[pod 0] installing packages: pip cannot reach the index; trying again in 0 s" in capfd.readouterr().err
 
 
+@pytest.mark.promise("Jobs: Packages and a setup command are there before the ranks start")
 @pytest.mark.parametrize(
     ("said", "kind", "message"),
     [

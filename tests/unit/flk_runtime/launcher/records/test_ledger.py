@@ -215,6 +215,7 @@ def test_a_script_that_tells_no_steps_has_no_goodput(clock: Clock) -> None:
     assert job.goodput.share is None
 
 
+@pytest.mark.promise("Recovery: The causes of a job's time add up")
 @pytest.mark.parametrize("seed", range(40))
 def test_the_causes_add_up_to_the_time_since_the_start(clock: Clock, seed: int) -> None:
     """Whatever happens, in whatever order: also with several launchers, and a look at any moment."""

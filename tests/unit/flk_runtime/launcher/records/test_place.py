@@ -33,6 +33,7 @@ def writer(settings: Settings) -> tuple[RecordWriter, list[str]]:
     return RecordWriter(settings, lambda line: lines.append(line.decode()), lambda number: []), lines
 
 
+@pytest.mark.promise("Recovery: Launchers that all die go on with the attempts of the job")
 def test_new_launchers_go_on_with_the_attempts_of_those_that_were_killed_at_once(tmp_path: Path) -> None:
     """No launcher is left that knows the attempts, and the namespace keeps no records."""
     folder = tmp_path / "gpt"

@@ -149,6 +149,7 @@ def test_the_record_says_which_checkpoints_there_are(
     assert (end.saved, end.stored) == (saved, stored)
 
 
+@pytest.mark.promise("Recovery: The causes of a job's time add up")
 @pytest.mark.usefixtures("clock")
 def test_the_next_launcher_adds_the_time_until_it_began(archive: Archive, tmp_path: Path) -> None:
     """The job was suspended: its record says preempted, and the attempts of former launchers are no failures."""
