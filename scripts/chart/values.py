@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any, Final
 
 import yaml
 
+from flk import units
+from flk.spec import names
 from flk.spec.defaults import NamespaceDefaults
 from flk.spec.fields import StrictModel
 from flk.spec.job import Job
 from flk.spec.options import rows
 from flk.spec.parts import Nodes, Resources
 from flk.spec.schema import schema_of
+from flk_runtime.contract import user_env
 from scripts.chart.text import WIDTH, compact_json
 
 Schema = dict[str, Any]
@@ -40,6 +44,36 @@ _SET_ELSEWHERE: Final = {*NamespaceDefaults.model_fields, "replicas"}
 _NOTHING: Final[Schema] = {"enum": ["", None]}
 
 
+def _text(pattern: str) -> Schema:
+    """The schema of text that matches the whole pattern, which may have names for its groups."""
+    return {"type": "string", "pattern": "^(" + re.sub(r"\?(P<\w+>|:)", "", pattern) + ")$"}
+
+
+_CLAIM: Final = rf"({names.SUBDOMAIN.pattern}):/[^:/\"\\][^:\"\\]*"
+_RESERVED: Final = "|".join([*user_env.RESERVED_PREFIXES, *(f"{name}$" for name in sorted(user_env.RESERVED_NAMES))])
+_VARIABLE: Final = {
+    **_text(names.VARIABLE.pattern),
+    "anyOf": [{"enum": sorted(map(str, user_env.SETTABLE))}, {"not": {"pattern": f"^({_RESERVED})"}}],
+}
+# flk checks text by its model. The chart has only this schema: what is put into a manifest as text has to fit there.
+_TEXTS: Final[dict[str, Schema]] = {
+    "name": _text(names.DNS_1035.pattern),
+    "image": _text(names.IMAGE.pattern),
+    "queue": _text(names.SUBDOMAIN.pattern),
+    "checkpoint": _text(f"{_CLAIM}|{names.S3_ADDRESS.pattern}"),
+    "volumes": {"type": "array", "items": _text(f"{_CLAIM}(:ro)?")},
+    "env": {"type": "object", "propertyNames": _VARIABLE, "additionalProperties": {"type": "string"}},
+    "secrets": {
+        "type": "object",
+        "propertyNames": _VARIABLE,
+        "additionalProperties": _text(f"({names.SUBDOMAIN.pattern}):{names.DATA_KEY.pattern}"),
+    },
+}
+
+_QUANTITY: Final = _text(units.QUANTITY.pattern) | {"type": ["string", "number"], "exclusiveMinimum": 0}
+_QUANTITIES: Final = dict.fromkeys(("cpu", "memory", "shm"), _QUANTITY)
+
+
 def schema() -> Schema:
     """The JSON schema of the chart's values, with a default for each."""
     of_job, of_defaults = (schema_of(model, _DEFINITIONS) for model in (Job, NamespaceDefaults))
@@ -49,14 +83,15 @@ def schema() -> Schema:
     for name in JOB_FIELDS:
         found = of_job["properties"][name]
         if name not in _PARTS:
-            job[name] = _described((name,), found) | _value(found, defaults[name], name in _SET_ELSEWHERE)
+            value = _TEXTS.get(name, found)
+            job[name] = _described((name,), found) | _value(value, defaults[name], name in _SET_ELSEWHERE)
             continue
         part, fields = _PARTS[name]
         inner = parts[part.__name__]["properties"]
         job[name] = {
             "properties": {
                 field: _described((name, field), inner[field])
-                | _value(inner[field], inner[field].get("default"), False)
+                | _value(_QUANTITIES.get(field, inner[field]), inner[field].get("default"), False)
                 for field in fields
             }
         }

@@ -137,7 +137,7 @@ text, so other values are returned as JSON.
 {{- if not (hasPrefix "s3://" $place) }}{{ $place = (splitn ":" 2 $place)._1 | default "" }}{{ end }}
 {{- $values := merge (dict "checkpoint" $place "last" (sub (int64 $spec.replicas) 1)) $spec.resources $spec }}
 {{- $text := .Files.Get (printf "files/manifests/%s.json" $spec.target) }}
-{{- range $name, $mark := $known.marks }}{{ $text = replace (include "flk.text" $mark) (get $values $name | default "" | include "flk.text") $text }}{{ end }}
+{{- range $name, $mark := $known.marks }}{{ $text = replace (include "flk.text" $mark) (get $values $name | default "" | include "flk.text" | toJson | trimPrefix "\"" | trimSuffix "\"") $text }}{{ end }}
 {{- $manifest := fromJson $text }}
 {{- if gt (len $manifest.lastPod) 63 }}
 {{- fail (printf "job.name is too long: with %d replicas its last pod is named %q, and 63 characters is the limit" (int64 $spec.replicas) $manifest.lastPod) }}

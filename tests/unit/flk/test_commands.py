@@ -36,7 +36,7 @@ def default_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_commands_about_a_job_name_its_kind_where_its_name_means_another_one(
     kubeconfig: Any, given: str, word: str
 ) -> None:
-    commands = JobClient.connect().of(JobRef.parse(given)).commands
+    commands = JobClient.connect().for_job(JobRef.parse(given)).commands
     assert (commands.flk("why", "gpt"), commands.flk("why", "x")) == (f"flk why {word} -n team", "flk why x -n team")
 
 
@@ -56,14 +56,6 @@ def test_hints_about_the_kubeconfig_name_the_one_of_the_command_line(tmp_path: P
     broken.write_text("- 1")
     stderr = run("list", "--kubeconfig", str(broken))[2]
     assert f"hint: kubectl config view --kubeconfig {broken} shows what kubectl reads from it" in stderr
-
-
-def test_shown_requests_name_the_context(fake: Any, run: Run) -> None:
-    jobs.add(fake, "running")
-    stderr = run("--show-kubectl", "status", "gpt", "--context", "fake")[2]
-    shown = [line for line in stderr.splitlines() if line.startswith("kubectl ")]
-    assert shown
-    assert all(line.endswith(" --context fake") for line in shown)
 
 
 def test_status_names_the_context(fake: Any, run: Run) -> None:

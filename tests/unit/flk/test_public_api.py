@@ -63,14 +63,12 @@ def test_submit_get_list_and_delete(fake: Any, kubeconfig: Path, tmp_path: Path)
 
 
 def test_submit_does_with_the_files_what_the_command_does(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import accelerate, torch\ntorch.save({}, 'last.pt')\n")
+    (tmp_path / "train.py").write_text("import accelerate\n")
     (tmp_path / "fsdp.yaml").write_text("compute_environment: LOCAL_MACHINE\n")
-    with pytest.warns(UserWarning, match=r"what torch\.save in train\.py writes goes with its pod"):
-        handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
+    handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
     assert {"name": "FLK_ACCELERATE_CONFIG", "value": "fsdp.yaml"} in variables(handle.client.get_job("gpt"))
     rendered = flk.render(flk.Job(command=["train.py"]), tmp_path)
     assert {"name": "FLK_ACCELERATE_CONFIG", "value": "fsdp.yaml"} in variables(rendered[0])
-    flk.submit(flk.Job(command=["train.py"], name="kept", checkpoint="data:/data"), tmp_path)  # without a warning
     with pytest.raises(flk.UsageError, match=r"there is no file none\.yaml"):
         flk.submit(flk.Job(command=["train.py"], accelerate_config="none.yaml"), tmp_path)
     with pytest.raises(flk.UsageError, match=f"there is no folder {tmp_path}/absent with the files of the job"):
@@ -80,11 +78,11 @@ def test_submit_does_with_the_files_what_the_command_does(fake: Any, kubeconfig:
 def test_a_submission_that_is_interrupted_after_the_job_exists_says_so(
     fake: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*args: object) -> None:
+    def interrupt(*args: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr("flk.jobs.submission.remember", interrupt)
+    monkeypatch.setattr("flk.jobs.submission.keep", interrupt)
     with pytest.raises(KeyboardInterrupt, match="the job gpt exists and goes on: flk status gpt"):
         flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
     assert flk.get("gpt").name == "gpt"

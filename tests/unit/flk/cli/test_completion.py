@@ -55,7 +55,7 @@ def test_server_sends_only_the_metadata(fake: Any, complete: Any) -> None:
     headers: list[Any] = []
     fake.heard = headers.append
     complete(BASH, "flk status ")
-    assert "as=PartialObjectMetadataList" in headers[0]["Accept"]
+    assert "as=PartialObjectMetadataList" in headers[-1]["Accept"]  # discovery comes before
 
 
 def test_cluster_that_fails_completes_nothing(fake: Any, complete: Any) -> None:

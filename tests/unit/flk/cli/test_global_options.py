@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from flk.kube import ConnectionOptions, Document, RequestTarget, Resource, kubectl_command, set_connection_options
-from flk.observe.resources import CONFIG_MAPS, EVENTS, LOGS, PODS, RESOURCES
+from flk.kube import ConnectionOptions, Resource, set_connection_options
 from tests.support.api_server import TOKEN, write_kubeconfig
 from tests.support.commands import Run
 from tests.support.jobs import JobBuilder
@@ -154,61 +153,5 @@ def test_each_request_is_shown_by_one_write_since_threads_send_them(
 
     monkeypatch.setattr("sys.stderr", Stream())
     run("list", "-v")
-    assert len(written) > 4
+    assert len(written) >= 3
     assert all(text.endswith("\n") and text.strip() for text in written)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        (("get", RequestTarget(PODS, "team", "a"), {}, None), "get pods a -o json -n team"),
-        (("list", RequestTarget(PODS, None), {"labelSelector": "a=b c"}, None), "get pods -l 'a=b c' -o json -A"),
-        (
-            ("list", RequestTarget(EVENTS, "team"), {"fieldSelector": "involvedObject.name=a"}, None),
-            "get events --field-selector involvedObject.name=a -o json -n team",
-        ),
-        (
-            ("watch", RequestTarget(RESOURCES["pytorchjob"], "team"), {}, None),
-            "get pytorchjobs.kubeflow.org --watch -n team",
-        ),
-        (
-            (
-                "get",
-                RequestTarget(LOGS, "team", "a"),
-                {"container": "pytorch", "follow": "true", "tailLines": "5"},
-                None,
-            ),
-            "logs a -c pytorch --follow --tail=5 -n team",
-        ),
-        (
-            ("create", RequestTarget(CONFIG_MAPS, "team"), {"dryRun": "All"}, {}),
-            "create -f FILE --dry-run=server -n team",
-        ),
-        (
-            ("delete", RequestTarget(RESOURCES["pytorchjob"], "team", "a"), {}, {"propagationPolicy": "Foreground"}),
-            "delete pytorchjobs.kubeflow.org a --cascade=foreground --wait=false -n team",
-        ),
-        (("get", RequestTarget(RESOURCES["jobset"]), {}, None), "get jobsets.jobset.x-k8s.io -o json -A"),
-        (("get", Document(RESOURCES["pytorchjob"], document="/version"), {}, None), "get --raw /version"),
-        (
-            (
-                "create",
-                RequestTarget(REVIEWS),
-                {},
-                {
-                    "spec": {
-                        "resourceAttributes": {
-                            "verb": "get",
-                            "resource": "pods",
-                            "subresource": "log",
-                            "namespace": "t",
-                        }
-                    }
-                },
-            ),
-            "auth can-i get pods --subresource=log -n t",
-        ),
-    ],
-)
-def test_equivalent_kubectl_command(arguments: Any, command: str) -> None:
-    assert kubectl_command(*arguments, " --context c") == f"kubectl {command} --context c"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.flk.jobs.test_trace import ON_CPU, STEPS
 
 from flk.cli.profile import profile
 from flk.cli.profile_text import profile_text
@@ -23,6 +22,7 @@ from flk.kube.sockets import Executed
 from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import JobBuilder
+from tests.unit.flk.jobs.test_profiling import ON_CPU, STEPS
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
 

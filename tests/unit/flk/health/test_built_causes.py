@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from tests.support.causes import CASES
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
-CLUSTER_TESTS = Path(__file__).parents[3] / "cluster"
 POD = "gpt-worker-1"
 FAILURE = Failure(Kind.EXCEPTION, 1, 1, POD, "node-a", 0, NOW - 30, "RuntimeError", "bad shard", "Traceback\n…")
 
@@ -126,38 +124,31 @@ def restarted(count: int) -> JobBuilder:
     return job.event("ExitedWithCode", f"Pod: team.{POD} exited with code 139", count=2 * count)
 
 
-# By the code: what is found, a part of the sentence, and the test in which a cluster shows it. In test_fake_nodes.py
-# kwok plays the nodes, and the test writes what controllers and monitors write that kind cannot have.
-BUILT: dict[str, tuple[Callable[[], JobView], str, str]] = {
+# By the code: what is found, and a part of the sentence.
+BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
     "QueueIgnoresJobs": (
         ignored_by_kueue,
         "it is in queue gold, and Kueue has made no Workload for it in 1m: Kueue does not manage PyTorchJobs here",
-        "test_fake_nodes.py",
     ),
     "WorkloadDeactivated": (
         lambda: suspended().view(workloads=[deactivated("Deactivated", "The workload is deactivated")]),
         "the job's Workload is deactivated, and queue gold does not start it (Deactivated): The workload is",
-        "test_fake_nodes.py",
     ),
     "PreemptedByQueue": (
         lambda: suspended().view(workloads=[workload()]),
         "queue gold has taken the job's place back (Preempted): Preempted to accommodate",
-        "test_fake_nodes.py",
     ),
     "WaitingForGang": (
         lambda: unscheduled("3 Insufficient cpu").view(pod_groups=[pod_group()]),
         "starts 3 pods together or none, and there is no room for all: 0/3 nodes are available",
-        "test_gang.py",
     ),
     "NodesNotReady": (
         lambda: unscheduled("3 node(s) were unschedulable").view(),
         "not ready or take no pods (node(s) were unschedulable)",
-        "test_disruptions.py",
     ),
     "NodeLost": (
         lambda: JobBuilder().all("pod").pod(1, node="node-b").view(nodes={"node-b": node_that_is_silent()}),
         f"{POD}: node node-b does not answer",
-        "test_disruptions.py",
     ),
     "Preempted": (
         lambda: (
@@ -167,52 +158,44 @@ BUILT: dict[str, tuple[Callable[[], JobView], str, str]] = {
             .view()
         ),
         f"{POD} was preempted: the scheduler gave its place to a pod of higher priority",
-        "test_disruptions.py",
     ),
     "Preparing": (
         lambda: JobBuilder().all("pod").view(logs={POD: ["[pod 1] pip: Collecting a"]}),
         f"{POD} installs packages for ",
-        "test_preparation.py",
     ),
-    "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress", "test_hangs.py"),
+    "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress"),
     "OperatorNotRunning": (
         without_operator,
         "the training operator is scaled to 0 pods, so nothing creates gpt-worker-1",
-        "test_node_faults.py",
     ),
     "NodeBeingAdded": (
         lambda: in_need_of_a_node("TriggeredScaleUp", "pod triggered scale-up: [{pool 0->1 (max: 3)}]").view(),
         f"{POD}: no node can take it yet, and cluster-autoscaler adds one ([{{pool 0->1 (max: 3)}}])",
-        "test_fake_nodes.py",
     ),
     "NodeNotAddedNow": (
         lambda: in_need_of_a_node(
             "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached"
         ).view(),
         f"{POD}: no node can take it, and cluster-autoscaler can add none now (1 max node group size reached)",
-        "test_fake_nodes.py",
     ),
     "Deleted": (
         lambda: JobView(replace(JobBuilder().all("pod").seen(), gone=NOW)),
         "the job was deleted before it had ended",
-        "test_disruptions.py",
     ),
     "DeviceUnhealthy": (
         lambda: with_unhealthy_device().view(),
         f"{POD}: device GPU-8 (nvidia.com/gpu) is unhealthy",
-        "test_fake_nodes.py",
     ),
     "NodeFaulty": (
         lambda: failed("gpu", message="CUDA error").view(nodes={"node-a": node_with_a_fault()}),
         f"{POD}: node node-a reports XidCriticalError (Xid79: lost)",
-        "test_fake_nodes.py",
     ),
 }
 
 
 @pytest.mark.parametrize("code", BUILT)
 def test_cause(code: str) -> None:
-    view, sentence, _ = BUILT[code]
+    view, sentence = BUILT[code]
     found = find(view())[0]
     assert found.code == code, found
     assert sentence in found.sentence
@@ -363,12 +346,6 @@ def test_every_cause_has_a_test() -> None:
     recorded = {case.expected.code for case in CASES}
     assert {cause.code for cause in CAUSES} == recorded | BUILT.keys()
     assert not recorded & BUILT.keys()
-
-
-@pytest.mark.parametrize("code", BUILT)
-def test_a_cluster_shows_every_cause(code: str) -> None:
-    """The causes of the other table are recorded in a cluster."""
-    assert f'"{code}' in (CLUSTER_TESTS / BUILT[code][2]).read_text()
 
 
 @pytest.mark.promise("Causes: A job is stuck only after the grace of its cause")

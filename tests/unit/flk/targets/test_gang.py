@@ -103,8 +103,9 @@ def served(fake: FakeApiServer, *versions: str) -> None:
 
 @pytest.mark.promise("Clusters: Jobs that wait for each other's nodes are reported as deadlocked; gangs never are")
 def test_a_gang_in_versions_that_flk_does_not_know_is_refused_and_not_left_out(
-    fake: FakeApiServer, client: JobClient
+    fake: FakeApiServer, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("flk.kube.discovery.FRESH", -1.0)  # what is served changes at once
     served(fake, "scheduling.k8s.io/v2")
     with pytest.raises(MissingApiError, match=r"serves podgroups.scheduling.k8s.io in version v2 only, .* v1beta1"):
         chosen(client, job(gang="auto"))

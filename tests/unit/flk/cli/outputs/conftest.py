@@ -58,6 +58,7 @@ class Terminal:
         text = re.sub(r"\"?\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b\"?", "<uuid>", text)
         text = re.sub(r"-rendezvous-[0-9a-f]{8}\b", "-rendezvous-<random>", text)
         text = re.sub(r"\btrain-[a-z0-9]{5}\b", "train-<random>", text)
+        text = re.sub(r"(?m)^(flk: job train-<random> \w+ after) .*$", r"\1 <time>", text)
         text = re.sub(r"(tried \d+ times in )\d+ s\b", r"\1<seconds> s", text)
         return re.sub(r'"[A-Za-z0-9+/=]{100,}"', '"<base64>"', text)  # archives: their bytes depend on zlib's version
 
