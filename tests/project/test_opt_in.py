@@ -59,7 +59,7 @@ def run_pytest(calls: Path, **variables: str) -> str:
 
 def test_bare_pytest_installs_nothing_and_touches_no_cluster(calls: Path) -> None:
     summary = run_pytest(calls)
-    assert re.match(r"\d+ skipped, \d+ deselected in ", summary)  # none has passed
+    assert re.match(r"\d+ skipped(, \d+ deselected)? in ", summary)  # none has passed
     assert calls.read_text() == ""
 
 

@@ -20,20 +20,20 @@ from flk_plan.plan import make_plan
 from flk_plan.trace import MemoryCounter
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import mfu
-from flk_runtime.parallel import ParallelOptions, parallelize
+from flk_runtime.parallel import ParallelOptions
+from flk_runtime.run.process import current
 
-ALONE: dict[str, Any] = {"device": torch.device("cpu"), "world_size": 1, "local_world_size": 1}
 BEGIN = """
 import contextlib, torch
 from torch import nn
-from flk_runtime.parallel import ParallelOptions, parallelize
+from flk_runtime.parallel import ParallelOptions
+from flk_runtime.run.process import current
 
 def block():
     return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
 
-def shard(model, *optimizers, **options):
-    alone = {"device": torch.device("cpu"), "world_size": 1, "local_world_size": 1}
-    return parallelize(model, optimizers, "ddp", ParallelOptions(**options), **alone)
+def shard(model, *optimizers, **options):  # as Run.parallelize
+    return current.planner(model, optimizers, ParallelOptions(**options))
 """
 MODEL = """
 model = nn.Sequential(*(block() for _ in range(3)))
@@ -106,17 +106,18 @@ def test_rms_norm_keeps_its_input_as_the_kernel_of_a_gpu_does(captured: Any) -> 
     assert outputs + scales <= trace.peak <= outputs + scales + gradients + 1024 * 2
 
 
-def test_parallelize_applies_nothing_in_a_script_that_is_planned() -> None:
+def test_a_script_that_is_planned_parallelizes_one_model() -> None:
     session = _Session(GPUS["h100"])
     with session.patches():
+        assert current.planner is not None
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        assert parallelize(model, [optimizer], "full_shard", ParallelOptions(), **ALONE).module is model
+        assert current.planner(model, [optimizer], ParallelOptions()).module is model
         assert session.captured is not None
         assert session.captured.model is model
         with pytest.raises(SetupError, match="parallelizes several"):
-            parallelize(model, [optimizer], "full_shard", ParallelOptions(), **ALONE)
-    assert parallelize(nn.Linear(2, 2), [], "none", ParallelOptions(), **ALONE).module is not model
+            current.planner(model, [optimizer], ParallelOptions())
+    assert current.planner is None
 
 
 ADAMW = "optimizer = torch.optim.AdamW(model.parameters())\n"

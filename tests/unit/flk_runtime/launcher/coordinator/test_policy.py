@@ -129,6 +129,15 @@ def test_code_that_cannot_start_is_not_retried(type_: str) -> None:
     assert (len(history), decision.no_retry_reason) == (1, "not retried: the code fails in this way at each start")
     assert len(run([failure] * 3, Limits(restarts=3), steps=[5, 5], duration=2.0)[0]) == 2  # it has begun before
     assert len(run([failure] * 3, Limits(restarts=2, retry_same=True), duration=2.0)[0]) == 3
+    after_training = run([LOST, failure, failure], Limits(restarts=3), steps=[50_000, None, None], duration=2.0)
+    assert len(after_training[0]) > 2  # a replacement node may lack what the script imports
+
+
+def test_a_library_that_a_node_lacks_is_not_the_code() -> None:
+    lacks = replace(RAISED, type="ImportError", message="libcuda.so.1: cannot open shared object file")
+    assert len(run([lacks] * 2, Limits(restarts=1), duration=2.0)[0]) == 2
+    gone = replace(RAISED, type="ImportError", message="cannot import name 'Model' from 'models'")
+    assert len(run([gone] * 2, Limits(restarts=1), duration=2.0)[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 import pytest
 
 from flk import labels
-from flk.health import diagnose
-from flk.jobs.state import Phase, derive
+from flk.jobs.answer import look
+from flk.jobs.state import Phase
 from flk.observe.client import JobClient
-from flk.observe.reader import view_job
 from flk_runtime.contract.failure import ExitCode, Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from flk_runtime.contract.status import RankStatus
@@ -338,9 +337,9 @@ def keep(fake: FakeApiServer, record: JobRecord) -> None:
 def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kubeconfig: Path, run: Any) -> None:
     keep(fake, FAILED)
     notes: list[str] = []
-    view = view_job(JobClient.connect(), "gpt", notes.append)
-    assert notes[0].startswith("job gpt is gone; this is what flk kept of it in ConfigMap site-flk-records ")
-    answer, state = diagnose(view), derive(view)
+    last = look(JobClient.connect(), "gpt", notes.append)
+    assert notes[0].startswith("job gpt is gone; this is the last answer about it, as of ")
+    answer, state = last.report, last.state
     assert answer.cause is not None
     assert (answer.cause.code, answer.cause.exit_code) == ("ExceptionRaised", ExitCode.TRAINING)
     assert "raised ValueError: no label" in answer.summary
@@ -351,9 +350,9 @@ def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kub
 
 def test_a_job_that_was_deleted_while_it_ran_is_known_as_deleted(fake: FakeApiServer, kubeconfig: Path) -> None:
     keep(fake, RUNNING)
-    view = view_job(JobClient.connect(), "gpt")
-    assert derive(view).phase == Phase.DELETED
-    cause = diagnose(view).cause
+    last = look(JobClient.connect(), "gpt")
+    assert last.state.phase == Phase.DELETED
+    cause = last.report.cause
     assert cause is not None
     assert cause.code == "Deleted"
 
