@@ -60,8 +60,16 @@ _TEXTS: Final[dict[str, Schema]] = {
     "name": _text(names.DNS_1035.pattern),
     "image": _text(names.IMAGE.pattern),
     "queue": _text(names.SUBDOMAIN.pattern),
-    "checkpoint": _text(f"{_CLAIM}|{names.S3_ADDRESS.pattern}"),
-    "volumes": {"type": "array", "items": _text(f"{_CLAIM}(:ro)?")},
+    "checkpoint": _text(f"{_CLAIM}|{names.S3_ADDRESS.pattern}") | {"not": {"pattern": "^s3:/[^/]"}},
+    "volumes": {
+        "type": "array",
+        "items": _text(f"{_CLAIM}(:ro)?") | {"not": {"pattern": "^(nfs|secret|configmap|hostpath):"}},
+    },
+    "patch": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}},
+    },
     "env": {"type": "object", "propertyNames": _VARIABLE, "additionalProperties": {"type": "string"}},
     "secrets": {
         "type": "object",
@@ -71,7 +79,11 @@ _TEXTS: Final[dict[str, Schema]] = {
 }
 
 _QUANTITY: Final = _text(units.QUANTITY.pattern) | {"type": ["string", "number"], "exclusiveMinimum": 0}
-_QUANTITIES: Final = dict.fromkeys(("cpu", "memory", "shm"), _QUANTITY)
+_BYTES: Final = _QUANTITY | {
+    "minimum": 2**20,
+    "not": {"type": "string", "pattern": "^[0-9]{1,6}$"},
+}  # without a unit they are bytes
+_QUANTITIES: Final = {"cpu": _QUANTITY, "memory": _BYTES, "shm": _BYTES}
 
 
 def schema() -> Schema:

@@ -11,6 +11,9 @@ files. Both are mounted where `flk submit` mounts its archives.
 {{- $words := list }}
 {{- range $command }}{{ $words = append $words (include "flk.text" .) }}{{ end }}
 {{- $command = $words }}
+{{- if regexMatch "^(.*/)?(torchrun|python[0-9.]*)$" (first $command | default "") }}
+{{- fail (printf "job.command: begins with the script or with -m, not with %s: flk starts the ranks itself" (first $command)) }}
+{{- end }}
 {{- $files := dict }}
 {{- range $path, $text := $job.files | default dict }}{{ $_ := set $files $path $text }}{{ end }}
 {{- $script := $job.script }}

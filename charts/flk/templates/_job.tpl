@@ -11,7 +11,12 @@ text, so other values are returned as JSON.
 {{/* The objects of job.manifest, the job first as `flk render` prints it, as JSON. */}}
 {{- define "flk.manifest" -}}
 {{- $objects := list }}
-{{- range splitList "\n---\n" .Values.job.manifest }}{{ with fromYaml . }}{{ $objects = append $objects . }}{{ end }}{{ end }}
+{{- range regexSplit "(?m)^---\\s*$" .Values.job.manifest -1 }}
+{{- with fromYaml . }}
+{{- with .Error }}{{ fail (printf "job.manifest: %s" .) }}{{ end }}
+{{- $objects = append $objects . }}
+{{- end }}
+{{- end }}
 {{- $kinds := list }}
 {{- range (.Files.Get "files/options.json" | fromJson).targets }}{{ $kinds = append $kinds .kind }}{{ end }}
 {{- if not (has (dig "kind" "" (first $objects | default dict)) $kinds) }}{{ fail (printf "job.manifest: must begin with a %s, as flk render prints it" (join ", " $kinds)) }}{{ end }}

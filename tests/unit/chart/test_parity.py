@@ -163,7 +163,8 @@ def test_any_other_job_comes_as_its_manifest(target: str) -> None:
     elastic = {"elastic": "1:4"} if target in ("pytorchjob", "job") else {"topology": "rack"}
     job = validated({"name": "other", "command": COMMAND, "target": target, "deadline": "2h", "replicas": 2, **elastic})
     manifests = render(job, Bundle())
-    values = {"job": {"enabled": True, "manifest": to_yaml(manifests)}, "networkPolicy": {"enabled": True}}
+    text = to_yaml(manifests).replace("\n", "\r\n")
+    values = {"job": {"enabled": True, "manifest": text}, "networkPolicy": {"enabled": True}}
     chart = template(values)
     found = [document for document in chart.documents if document["metadata"]["name"] == "other"]
     assert sorted(found, key=str) == sorted(manifests, key=str)

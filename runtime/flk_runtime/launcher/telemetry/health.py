@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -65,11 +66,19 @@ def find_fault(gpus: int, folder: str, gpu_faults: Callable[[int], Iterable[str]
     return "; ".join(found)
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether ``path`` is a folder. Raises OSError where a disk fails, for which Path.is_dir may return False."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def _disk_fault(name: str, folder: str) -> Iterator[str]:
     """Write a page to a folder, or to the nearest one above it that exists."""
     path = Path(folder)
     try:
-        while not path.is_dir() and path != path.parent:
+        while not _is_folder(path) and path != path.parent:
             path = path.parent
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(bytes(_PAGE))
