@@ -97,18 +97,18 @@ def train(example: Any, text: Text, seed: int, first: int, steps: int, options: 
 def diloco(text: Text, start: Worker, batches: Iterator[torch.Tensor], steps: int, options: DiLoCo) -> Worker:
     """Train ``steps`` further steps as DiLoCo's workers. Returns one that has the agreed parameters."""
     workers = [copy.deepcopy(start) for _ in range(WORKERS)]
-    outer = [OuterOptimizer([worker.vector()], options) for worker in workers]
+    outer = [OuterOptimizer(worker.vector(), options) for worker in workers]
     for step in range(1, steps + 1):
         pieces = torch.split(next(batches), BATCH)
         for worker, own in zip(workers, pieces, strict=True):
             worker.step(*text.batch(own))
         if step % options.every == 0:
-            sent = [mine.outer_gradient(0, worker.vector()) for mine, worker in zip(outer, workers, strict=True)]
-            count = len(outer[0].parameters[0])
+            sent = [mine.outer_gradient(worker.vector()) for mine, worker in zip(outer, workers, strict=True)]
+            count = len(outer[0].parameters)
             mean = torch.stack([decode(data, options.dtype, count) for data in sent]).mean(0)
             for mine, worker in zip(outer, workers, strict=True):
-                mine.apply(0, encode(mean, options.dtype))
-                vector_to_parameters(mine.parameters[0].clone(), worker.model.parameters())
+                mine.apply(encode(mean, options.dtype))
+                vector_to_parameters(mine.parameters.clone(), worker.model.parameters())
     return workers[0]
 
 

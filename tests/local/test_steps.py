@@ -84,7 +84,7 @@ LOOKS = """
     if looks:
         next(kept)
         next(iter(train))
-    for epoch in EPOCHS:
+    for epoch in range(4):
         if looks:
             next(iter(train))
         run.mean(epoch)
@@ -103,11 +103,8 @@ LOOKS = """
 """
 
 
-@pytest.mark.parametrize(("epochs", "saved"), [("range(4)", (3, 4)), ("train.epochs(4)", (1, 2, 3, 4))])
-def test_a_rank_that_looks_at_batches_alone_waits_for_no_other(
-    ranks: Ranks, tmp_path: Path, epochs: str, saved: tuple[int, ...]
-) -> None:
+def test_a_rank_that_looks_at_batches_alone_waits_for_no_other(ranks: Ranks, tmp_path: Path) -> None:
     place = tmp_path / "place"
-    ended = ranks(LOOKS.replace("EPOCHS", epochs), 2, {"FLK_CHECKPOINT": str(place), "FLK_KEEP": "9"})
+    ended = ranks(LOOKS, 2, {"FLK_CHECKPOINT": str(place), "FLK_KEEP": "9"})
     assert [rank.lines[-1] for rank in ended] == ["end 4"] * 2
-    assert sorted(path.name for path in place.glob("step-*")) == [f"step-{step:09}" for step in saved]
+    assert sorted(path.name for path in place.glob("step-*")) == [f"step-{step:09}" for step in (1, 2, 3, 4)]

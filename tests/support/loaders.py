@@ -30,14 +30,16 @@ class Counted(LoaderEvents):
     def __init__(self) -> None:
         self.done = 0
         self.ended: list[int] = []  # the steps at each end of a loop
-        self.drawn: list[int] = []  # the steps before each batch that the loop which trains draws
+        self.drawn: list[int] = []  # the steps before each batch
+        self.went_on: list[bool] = []  # whether each is the next one of the training
         self.gone_on: list[str] = []
 
     def steps_done(self) -> int:
         return self.done
 
-    def draw(self, loader: EpochLoader) -> None:
+    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
         self.drawn.append(self.done)
+        self.went_on.append(goes_on)
 
     def go_on(self, loader: EpochLoader) -> None:
         self.gone_on.append(loader.name)

@@ -306,9 +306,9 @@ def read_metadata(data: bytes) -> Metadata:
             raise TypeError(f"it is a {type(metadata).__name__}")
         # torch looks places up by its own class.
         places = {MetadataIndex(each.fqn, each.offset, each.index): place for each, place in _places(metadata)}
+        return replace(metadata, storage_data=places)
     except Exception as error:
         raise MismatchError(f"{METADATA} is not the metadata of a checkpoint: {error}") from error
-    return replace(metadata, storage_data=places)
 
 
 def _places(metadata: Metadata) -> Iterator[tuple[Any, Any]]:

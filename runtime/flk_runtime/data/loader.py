@@ -7,6 +7,7 @@ number of ranks.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -85,11 +86,14 @@ class LoaderEvents:
     def begin(self, loader: EpochLoader) -> None:
         """An iteration over the loader is about to give its first batch."""
 
-    def draw(self, loader: EpochLoader) -> None:
-        """The loop that has given the batch of the latest step, on all ranks, is about to draw the next one."""
+    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
+        """A batch is about to be drawn; ``goes_on``: by the loop that trains, and so by all ranks.
+
+        Any other may be a look of one rank.
+        """
 
     def end_step(self) -> None:
-        """A loop of all ranks over epochs or steps goes on, which ends the step before."""
+        """A loop of all ranks over epochs goes on, which ends the step before."""
 
     def give(self, loader: EpochLoader, share: StepShare) -> None:
         """The loader gives a batch, which is this rank's share of a step."""
@@ -143,8 +147,8 @@ class Position(NamedTuple):
 @dataclass(eq=False)
 class Iteration:
     at: Position  # after its latest batch, or where it begins
-    is_rest: bool = False  # of an epoch that a later iteration may go on with
     begun: bool = False
+    place: tuple[Any, ...] = ()  # where the script drew its first batch
 
 
 class EpochLoader:
@@ -172,6 +176,7 @@ class EpochLoader:
         self._latest: Iteration | None = None
         self._givers: list[Iteration] = []  # of the batches since the latest step
         self._trainer: Iteration | None = None  # gave the batch of the latest step
+        self._places: set[tuple[Any, ...]] = set()  # where the script drew first batches of iterations that train
         self._others: set[Iteration] = set()  # gave one too
 
     @property
@@ -198,7 +203,7 @@ class EpochLoader:
         is_second = latest is not None and not latest.begun  # as in zip(loader, loader)
         if at.consumed and not rest and (is_second or not self._is_resumed):
             at = Position(at.epoch + 1)
-        self._latest = Iteration(self._first(at), rest)
+        self._latest = Iteration(self._first(at))
         self._settle()
         return self._latest
 
@@ -210,12 +215,6 @@ class EpochLoader:
         """Leave the position of an iteration that is over for that of the one after it."""
         if not self._open and self._latest and not self._latest.begun:
             self._at = self._trained = self._latest.at
-
-    def leave_epoch(self) -> None:
-        """Go to the next epoch, as the next iteration will, if the latest one that trained was left before its end."""
-        is_left = self._latest is not None and not self._latest.is_rest and not self._open
-        if is_left and self._trained.consumed and not self._is_resumed:
-            self._at = self._trained = Position(self._trained.epoch + 1)
 
     def _iterate(self, iteration: Iteration) -> Iterator[Any]:
         iteration.begun = True
@@ -243,12 +242,17 @@ class EpochLoader:
         raise NotImplementedError
 
     def _draw(self, iteration: Iteration) -> None:
-        """Tell the run that a batch is about to be drawn from the iteration that trains.
+        """Tell the run that a batch is about to be drawn.
 
-        The first batch of any other may be a look of one rank, for which the others would wait in vain.
+        An iteration that begins goes on with the training where the script draws from it where it has drawn from one
+        that trains: the loop of the next epoch does. A look of one rank has another place in the script, and the other
+        ranks would wait for it in vain.
         """
-        if iteration is self._trainer:
-            self._context.events.draw(self)
+        goes_on = iteration is self._trainer
+        if not iteration.place:
+            iteration.place = tuple((frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_stack(None))
+            goes_on = iteration.place in self._places and self._trainer not in self._open
+        self._context.events.draw(self, goes_on=goes_on)
 
     @property
     def is_in_loop(self) -> bool:
@@ -272,6 +276,7 @@ class EpochLoader:
         # a loop goes on: so the trainer of the step before is preferred, then the latest one that is still open.
         opened = [giver for giver in givers if giver in self._open] or givers
         self._trainer = self._trainer if self._trainer in givers else opened[-1]
+        self._places.add(self._trainer.place)
         self._trained, self._is_resumed = self._trainer.at, False
         others, self._others = self._others, {giver for giver in opened if giver is not self._trainer}
         return not others.isdisjoint(self._others)
@@ -326,7 +331,6 @@ class EpochLoader:
             yield epoch
             self._at = self._trained = Position(epoch + 1)
             self._latest = None
-            self._context.events.end_step()
         self._context.events.end()
 
     def steps(self, count: int) -> Iterator[Any]:

@@ -100,6 +100,12 @@ def _compare(call: str, nodes: list[Node]) -> list[str]:
             tensors = list(_tensors(path, value))
         elif isinstance(value, torch.Tensor):
             tensors = [(path, value)]
+        elif isinstance(value, complex) or hasattr(value, "__array__"):
+            lines.append((path, f"a {type(value).__name__}"))
+            problems.append(
+                f"{path} is a {type(value).__name__}: pass a tensor, such as torch.as_tensor(…), or a float"
+            )
+            tensors = []
         else:
             lines.append((path, container or ("a value" if collectives.is_number(value) else "not sent")))
             tensors = []

@@ -188,6 +188,8 @@ def _reduced_numbers(numbers: list[Any], op: str) -> list[Any]:
         for place, result in zip(positions, flat.tolist(), strict=True):
             # Divided after the sum, which is exact for integers.
             results[place] = result / dist.get_world_size() if op == "mean" else result
+            if isinstance(numbers[place], bool) and op in ("min", "max"):
+                results[place] = bool(result)
     return results
 
 

@@ -73,11 +73,13 @@ def check_recomputed(modules: Iterable[nn.Module], given: bool | str | Mapping[s
     """
     if given and _options(given).get("backend") != "eager":
         return
-    for each in (child for module in modules for child in module.modules()):
-        is_batch_norm = any(kind.__name__ == _BATCH_NORM for kind in type(each).__mro__)
-        if is_batch_norm and each.training and getattr(each, "track_running_stats", False):
+    for layer in (child for module in modules for child in module.modules()):
+        is_batch_norm = any(kind.__name__ == _BATCH_NORM for kind in type(layer).__mro__)
+        # A model may be in evaluation mode yet, as those of Transformers are at first. A layer that is frozen stays so.
+        may_train = layer.training or any(parameter.requires_grad for parameter in layer.parameters())
+        if is_batch_norm and may_train and getattr(layer, "track_running_stats", False):
             raise SetupError(
-                f"recompute= would update the statistics of a {type(each).__name__} twice in each step: use "
+                f"recompute= would update the statistics of a {type(layer).__name__} twice in each step: use "
                 "compile=True or compile='aot_eager', or do not recompute this block"
             )
 

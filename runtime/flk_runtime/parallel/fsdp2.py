@@ -149,7 +149,7 @@ class FSDP2Model(ParallelModel):
             self._reshard()
             return
         for leaf in pytree.leaves(output):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf:
                 leaf.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
 
     def _note_backward(self, _: torch.Tensor) -> None:

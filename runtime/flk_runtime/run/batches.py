@@ -240,14 +240,12 @@ class Batches(LoaderEvents):
         if torch.is_grad_enabled():  # without gradients it is for an evaluation
             self._begun.add(loader)
 
-    def draw(self, loader: EpochLoader) -> None:
-        if self._steps.is_open and loader in self._ending and self._is_in_training():
-            self._steps.end_step()
+    def draw(self, loader: EpochLoader, *, goes_on: bool) -> None:
+        if self._steps.is_open and goes_on and loader in self._ending:
+            self.end_step()
 
     def end_step(self) -> None:
         if self._is_in_training():
-            for loader in self._ending:  # such as the longer one of a zip, whose position the checkpoint has
-                loader.leave_epoch()
             self._steps.end_step()
 
     def _is_in_training(self) -> bool:

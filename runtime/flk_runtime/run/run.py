@@ -244,7 +244,7 @@ class Run(Training):
     def export(self, file: str | os.PathLike[str]) -> None:
         """Save now, and write the model in that checkpoint to one safetensors file on rank 0. Collective.
 
-        Under strategy diloco the trained parameters are those on which the workers agreed in the latest round. Raises
+        Under strategy diloco these are the worker's own parameters, which after a round are the agreed ones. Raises
         CheckpointError if there is no place for checkpoints, or the file cannot be written.
         """
         self._saves.export(self.steps, file)

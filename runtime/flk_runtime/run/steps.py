@@ -1,15 +1,14 @@
 """Steps: counts optimizer steps; after a step it may print metrics, write a checkpoint, or stop early.
 
-A step with a batch of a loader ends where its loop draws the next batch, or where a loop over epochs or steps goes on:
-what the script does after `Run.step`, such as a scheduler's step or the end of an epoch, belongs to it. Others end at
-once. If the loop is over, and the script begins another one itself, the step ends with the first one of that: the first
-batch of a loop may be a look of one rank. Where each loop makes one step, every third one ends at once.
+A step with a batch of a loader ends where its loop draws the next batch, or at the end of the loop or the run: what the
+script does after `Run.step`, such as a scheduler's step or the end of an epoch, belongs to it. Others end at once. If
+the loop is over, and the script begins another, the step ends with the first one of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, SupportsFloat
+from typing import Any, NoReturn, SupportsFloat
 
 import torch
 
@@ -21,8 +20,6 @@ from flk_runtime.run.extensions import OuterLoop
 from flk_runtime.run.lines import Metrics
 from flk_runtime.run.process import current
 from flk_runtime.run.saves import Saves
-
-_MOST_UNENDED: Final = 2  # steps: the last one of an epoch, and the first one of the next
 
 
 class Steps:
@@ -36,7 +33,6 @@ class Steps:
         self.is_open = False
         """Whether the latest step has not ended: it is counted, and what it makes due is not done."""
         self._before = 0  # the steps when it began
-        self._unended = 0  # the steps since, with those that began before it had ended
         self._lines, self._next_line = FixedInterval(context.options.log_every), 0
         self.outer: OuterLoop | None = None
         if context.options.begin_recording:
@@ -98,9 +94,8 @@ class Steps:
             if report or self._lines.is_due(before, done):
                 self._print_line(loss, values, epoch())
         if not self.is_open:
-            self.is_open, self._before, self._unended = True, before, 0
-        self._unended += 1
-        if not draws or self._unended > _MOST_UNENDED:
+            self.is_open, self._before = True, before
+        if not draws:
             self.end_step()
         if current.tick:
             current.tick()

@@ -255,17 +255,27 @@ def test_a_position_before_the_first_step_is_not_that_of_a_look() -> None:
     assert numbers(itertools.islice(one.steps(1), 1)) == numbers(itertools.islice(resumed(one, 20), 1))
 
 
-def test_only_the_next_batch_of_the_loop_that_trains_ends_a_step() -> None:
+def test_only_the_next_batch_of_the_loop_that_trains_goes_on() -> None:
     run = Counted()
     one = loader(12, events=run)
     for _ in one:
         train(run, one)
-        next(iter(one))  # a look, which one rank may take alone
-    assert run.drawn == [1, 2]
-    next(iter(one))
-    for _ in one:  # its first batch might be a look, too
+        next(iter(one))
+    assert run.went_on == [False, False, True, False, True, False]
+    next(iter(one))  # between two epochs
+    for _ in range(2):  # each a loop of one step
+        next(iter(one))
         train(run, one)
-    assert run.drawn == [1, 2, 4, 5]
+    assert run.went_on[6:] == [False, False, True]
+    one = loader(8, events=(run := Counted()))
+    for _ in range(2):  # the same loop, between which one rank looks
+        for _ in one:
+            train(run, one)
+        next(iter(one))
+    assert run.went_on == [False, True, False, True, True, False]
+    for _ in one:  # another loop: one rank may be in it alone
+        train(run, one)
+    assert run.went_on[6:] == [False, True]
 
 
 def test_a_position_comes_after_the_batches_that_were_trained() -> None:
